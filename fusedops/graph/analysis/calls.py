@@ -104,21 +104,21 @@ def _is_cast(node: Node) -> bool:
 
 def _attribute_call(node: Node) -> Call | None:
     """x.max(-1).values or x.data, which symbolic_trace records as calls of getattr."""
-    given, name = node.args[:2]
+    input, name = node.args[:2]
     if name == "data":
-        return Call("detach", "detach", node, {"input": given})
+        return Call("detach", "detach", node, {"input": input})
     index = {"values": 0, "indices": 1}.get(str(name))
     return (
-        Call("item", "item", node, {"input": given, "index": index}) if index is not None else None
+        Call("item", "item", node, {"input": input, "index": index}) if index is not None else None
     )
 
 
 def _cast_call(node: Node) -> Call | None:
     """A cast to the dtype that capture recorded; None where the device or memory format changes."""
-    given, result = value(node.args[0]), value(node)
-    if not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
+    source, result = value(node.args[0]), value(node)
+    if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
-    if given.device != result.device or "memory_format" in node.kwargs:
+    if source.device != result.device or "memory_format" in node.kwargs:
         return None
     return Call("cast", "cast", node, {"input": node.args[0], "dtype": result.dtype})
 
@@ -128,19 +128,19 @@ def _leaf(node: Node, name: str, reason: str) -> Call:
 
 
 def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
-    given = dict(zip(parameters, node.args, strict=False)) | node.kwargs
-    given = {aliases.SYNONYMS.get(name, name): argument for name, argument in given.items()}
+    arguments = dict(zip(parameters, node.args, strict=False)) | node.kwargs
+    arguments = {aliases.SYNONYMS.get(name, name): argument for name, argument in arguments.items()}
     if kind == "reshape" and node.op == "call_method" and len(node.args) > 1:
-        given["shape"] = node.args[1:]  # x.view(2, 3) as x.view((2, 3))
+        arguments["shape"] = node.args[1:]  # x.view(2, 3) as x.view((2, 3))
     if kind == "permute" and node.op == "call_method" and len(node.args) > 2:
-        given["dims"] = node.args[1:]
+        arguments["dims"] = node.args[1:]
     name = kind.removeprefix("native_").removeprefix("fused_")
-    return Call(kind, name, node, _normal(name, given), _refusal(node, kind))
+    return Call(kind, name, node, _normal(name, arguments), _refusal(node, kind))
 
 
 def _refusal(node: Node, kind: str) -> str | None:
-    given = (out for name, out in node.kwargs.items() if name.rstrip("0123456789") == "out")
-    if any(out is not None for out in given):
+    outs = (out for name, out in node.kwargs.items() if name.rstrip("0123456789") == "out")
+    if any(out is not None for out in outs):
         return "writes into an out= tensor"
     if node.kwargs.get("rounding_mode") is not None:
         return "rounds its quotient"
@@ -163,8 +163,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("norm", "linalg_norm"), _VECTOR_NORM),
 }
 #: The arguments that are read as Python numbers, by a part of the kind's name.
-_NUMBERS = {"softmax": ["dim"], "dropout": ["p", "train"], "group_norm": ["num_groups", "eps"]}
-_NUMBERS |= {
+_NUMERIC_ARGUMENTS = {
+    "softmax": ["dim"],
+    "dropout": ["p", "train"],
+    "group_norm": ["num_groups", "eps"],
+}
+_NUMERIC_ARGUMENTS |= {
     "layer_norm": ["eps"],
     "rms_norm": ["eps"],
     "var": ["correction"],
@@ -172,27 +176,28 @@ _NUMBERS |= {
 }
 
 
-def _normal(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call, with defaults filled in and constants as Python numbers."""
     if kind == "arange":
-        end = {} if "end" in given else {"end": given["start"], "start": 0}  # torch.arange(end)
-        return {"start": 0, "step": 1} | given | end
+        # torch.arange(end)
+        end = {} if "end" in arguments else {"end": arguments["start"], "start": 0}
+        return {"start": 0, "step": 1} | arguments | end
     if kind not in _DEFAULTS:
-        return given
-    correction = given.get("correction", given.get("unbiased"))
-    given = given | {"correction": 1 if correction is None else correction}
-    normal = {name: given.get(name, default) for name, default in _DEFAULTS[kind].items()}
-    names = next((names for word, names in _NUMBERS.items() if word in kind), [])
+        return arguments
+    correction = arguments.get("correction", arguments.get("unbiased"))
+    arguments = arguments | {"correction": 1 if correction is None else correction}
+    normal = {name: arguments.get(name, default) for name, default in _DEFAULTS[kind].items()}
+    names = next((names for word, names in _NUMERIC_ARGUMENTS.items() if word in kind), [])
     normal |= {name: constant(normal[name]) for name in names}
-    input = value(given.get("input"))
-    if given.get("half_to_float"):
+    input = value(arguments.get("input"))
+    if arguments.get("half_to_float"):
         normal["dtype"] = torch.float32
     if "softmax" in kind and normal["dim"] is None and isinstance(input, torch.Tensor):
         # softmax(x, dim=None) takes this dim: _get_softmax_dim in torch/nn/functional.py.
         normal["dim"] = 0 if input.dim() in (0, 1, 3) else 1
-    if kind == "rms_norm" and given.get("eps") is None and isinstance(input, torch.Tensor):
+    if kind == "rms_norm" and arguments.get("eps") is None and isinstance(input, torch.Tensor):
         normal["eps"] = default_rms_eps(input.dtype)
-    return {"input": given["input"]} | normal
+    return {"input": arguments["input"]} | normal
 
 
 def _module_call(node: Node) -> Call | None:
@@ -202,7 +207,7 @@ def _module_call(node: Node) -> Call | None:
     kind = aliases.MODULES.get(type(module))
     if kind is None:
         return None
-    given = {"input": node.args[0] if node.args else node.kwargs["input"]}
+    arguments = {"input": node.args[0] if node.args else node.kwargs["input"]}
     settings: dict[str, Any]
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
         settings = _norm_settings(module, str(node.target))
@@ -210,7 +215,7 @@ def _module_call(node: Node) -> Call | None:
         settings = {"p": module.p, "train": None}  # train() or eval() may change it later
     else:
         settings = {"dim": -3 if type(module) is nn.Softmax2d else module.dim}
-    return Call(kind, kind, node, _normal(kind, given | settings), _module_refusal(module))
+    return Call(kind, kind, node, _normal(kind, arguments | settings), _module_refusal(module))
 
 
 def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) -> dict[str, Any]:
@@ -219,8 +224,8 @@ def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) 
         name: None if tensor is None else ModuleAttribute(f"{path}.{name}", tensor)
         for name, tensor in parameters.items()
     }
-    own = "num_groups" if isinstance(module, nn.GroupNorm) else "normalized_shape"
-    return {own: getattr(module, own), "eps": module.eps, **attributes}
+    setting = "num_groups" if isinstance(module, nn.GroupNorm) else "normalized_shape"
+    return {setting: getattr(module, setting), "eps": module.eps, **attributes}
 
 
 def _module_refusal(module: nn.Module) -> str | None:
@@ -243,6 +248,6 @@ def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable
 
 def named_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments of an op call by name, with defaults filled in."""
-    given = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
-    assert given is not None  # an op has a schema
-    return given.kwargs
+    normalized = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
+    assert normalized is not None  # an op has a schema
+    return normalized.kwargs

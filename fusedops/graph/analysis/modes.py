@@ -73,17 +73,17 @@ def _has_mode_switches(graph: Graph) -> bool:
 def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     current = before[node]
     # The new mode, a bool; an exit has the node that entered the mode, enter_autocast a device.
-    given: Any = node.args[0]
+    argument: Any = node.args[0]
     if switch == "set_grad":
-        return replace(current, grad=given)
+        return replace(current, grad=argument)
     if switch == "enter_inference":  # sets the grad mode too; inference_mode(False) enables it
-        return replace(current, grad=not given, inference=given)
+        return replace(current, grad=not argument, inference=argument)
     if switch == "exit_inference":
-        entered = before[given]
+        entered = before[argument]
         return replace(current, grad=entered.grad, inference=entered.inference)
     if switch == "exit_autocast":
-        return replace(current, autocast=before[given].autocast)
-    others = (entered for entered in current.autocast if entered[0] != given)
+        return replace(current, autocast=before[argument].autocast)
+    others = (entered for entered in current.autocast if entered[0] != argument)
     return replace(current, autocast=tuple(sorted((*others, node.args), key=lambda a: a[0])))
 
 
@@ -146,13 +146,17 @@ def is_barrier(node: Node) -> bool:
 
 
 def _insert_barriers(graph: Graph) -> list[Node]:
-    of_call = {node: _own(node, found) for node, found in modes(graph) if _runs_in_modes(node)}
+    modes_by_call = {
+        node: _with_inferred_grad(node, graph_modes)
+        for node, graph_modes in modes(graph)
+        if _runs_in_modes(node)
+    }
     inserted = []
-    for node, own in of_call.items():
-        others = dict.fromkeys(of_call[user] for user in node.users if user in of_call)
+    for node, call_modes in modes_by_call.items():
+        others = dict.fromkeys(modes_by_call[user] for user in node.users if user in modes_by_call)
         for other in others if _carries_gradients(node) else ():
-            if other != own:
-                users = {user for user in node.users if of_call.get(user) == other}
+            if other != call_modes:
+                users = {user for user in node.users if modes_by_call.get(user) == other}
                 inserted.append(_insert_barrier(node, users))
     return inserted
 
@@ -161,21 +165,21 @@ def _runs_in_modes(node: Node) -> bool:
     return node.op.startswith("call") and _mode_switch(node) is None
 
 
-def _own(node: Node, found: Modes) -> Modes:
+def _with_inferred_grad(node: Node, graph_modes: Modes) -> Modes:
     """The modes of a call. If the graph has not set the grad mode, a result that capture recorded
     with requires_grad shows that it was on."""
-    known = value(node)
-    saw_gradient = isinstance(known, torch.Tensor) and known.requires_grad
-    recorded = found.grad is None and saw_gradient and not written(node)
-    return replace(found, grad=True) if recorded else found
+    tensor = value(node)
+    saw_gradient = isinstance(tensor, torch.Tensor) and tensor.requires_grad
+    was_on = graph_modes.grad is None and saw_gradient and not written(node)
+    return replace(graph_modes, grad=True) if was_on else graph_modes
 
 
 def _carries_gradients(node: Node) -> bool:
     """Whether modes matter for a result. They do not for numbers and masks."""
-    known = value(node)
-    if isinstance(known, torch.Tensor):
-        return known.is_floating_point() or known.is_complex()
-    return not isinstance(known, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+    recorded = value(node)
+    if isinstance(recorded, torch.Tensor):
+        return recorded.is_floating_point() or recorded.is_complex()
+    return not isinstance(recorded, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _insert_barrier(node: Node, users: set[Node]) -> Node:

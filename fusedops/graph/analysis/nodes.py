@@ -47,9 +47,9 @@ def outputs(node: Node) -> dict[Node, int] | None:
     is sliced, which symbolic_trace records."""
     if any(user.target is not operator.getitem for user in node.users):
         return None
-    given = {user: user.args[1] for user in node.users}
-    indices = {user: i for user, i in given.items() if type(i) is int and i >= 0}
-    return indices if len(indices) == len(given) else None
+    index_of = {user: user.args[1] for user in node.users}
+    indices = {user: i for user, i in index_of.items() if type(i) is int and i >= 0}
+    return indices if len(indices) == len(index_of) else None
 
 
 def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:

@@ -17,7 +17,7 @@ _FIRST_IS_LARGER = {"gt": True, "ge": True, "lt": False, "le": False}
 #: Test -> whether it holds for finite numbers. For -inf it gives the opposite.
 _HOLDS_IF_FINITE = {"isfinite": True, "isinf": False, "isneginf": False}
 #: Comparison `x ? -inf` -> whether it holds for finite x. For x = -inf it is the opposite.
-_FINITE_BESIDE_INFINITY = {"gt": True, "ne": True, "eq": False, "le": False}
+_HOLDS_IF_FINITE_VS_NEG_INF = {"gt": True, "ne": True, "eq": False, "le": False}
 _FILLS = {"zeros": 0.0, "ones": 1.0}
 
 
@@ -31,7 +31,7 @@ def filled_number(argument: Any) -> float | None:
     return known_number(_FILLS.get(call.kind, call.arguments.get("fill_value")))
 
 
-def larger_of(call: Call) -> tuple[Any, float] | None:
+def maximum_with_number(call: Call) -> tuple[Any, float] | None:
     """x and eps, if the call is their maximum in any form: max(x, eps), where(x > eps, x, eps) or
     x.masked_fill(x < eps, eps)."""
     if call.kind == "max":
@@ -47,9 +47,9 @@ def larger_of(call: Call) -> tuple[Any, float] | None:
     # The call has to take the larger operand where the comparison holds, else the other one.
     pairs = tuple(zip(options, ordered, strict=True))
     for (tensor, compared_tensor), (limit, compared_limit) in (pairs, pairs[::-1]):
-        known = filled_number(limit)
-        if known is not None and tensor is compared_tensor:
-            return (tensor, known) if filled_number(compared_limit) == known else None
+        eps = filled_number(limit)
+        if eps is not None and tensor is compared_tensor:
+            return (tensor, eps) if filled_number(compared_limit) == eps else None
     return None
 
 
@@ -68,8 +68,8 @@ def without_guard(node: Any) -> Any:
         return call.arguments["input"] if is_guard else node
     condition, *options = selection(call) or (None,)
     for (x, fill), holds in ((options, True), (options[::-1], False)) if options else ():
-        known = filled_number(fill)
-        is_finite = known is not None and math.isfinite(known)
+        fill_value = filled_number(fill)
+        is_finite = fill_value is not None and math.isfinite(fill_value)
         if is_finite and _is_finiteness(condition, x) is holds:
             return x
     return node
@@ -85,17 +85,17 @@ def _is_finiteness(condition: Any, x: Any) -> bool | None:
         return None if inner is None else not inner
     if call.arguments.get("input") is not x:
         return None
-    if call.kind in _FINITE_BESIDE_INFINITY:
+    if call.kind in _HOLDS_IF_FINITE_VS_NEG_INF:
         is_infinity = filled_number(call.arguments["other"]) == -math.inf
-        return _FINITE_BESIDE_INFINITY[call.kind] if is_infinity else None
+        return _HOLDS_IF_FINITE_VS_NEG_INF[call.kind] if is_infinity else None
     return _HOLDS_IF_FINITE.get(call.kind)
 
 
 def selection(call: Call) -> tuple[Any, Any, Any] | None:
     """A condition, the operand that is taken where it holds, and the one taken elsewhere."""
-    given = call.arguments
+    arguments = call.arguments
     if call.kind == "where":
-        return given.get("condition"), given.get("input"), given.get("other")
+        return arguments.get("condition"), arguments.get("input"), arguments.get("other")
     if call.kind == "masked_fill":
-        return given.get("mask"), given.get("value"), given.get("input")
+        return arguments.get("mask"), arguments.get("value"), arguments.get("input")
     return None

@@ -14,7 +14,7 @@ from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.values import constant, is_readable, number, value
 from fusedops.graph.analysis.writes import written
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def call_of(node: Any, kind: str | None = None) -> Call | None:
@@ -29,12 +29,12 @@ def call_used_once(node: Any, kind: str | None = None) -> Call | None:
     return call_of(node, kind) if isinstance(node, Node) and len(users(node)) == 1 else None
 
 
-def read_once(call: Call, name: str, read: Callable[[Call], Found]) -> Found:
+def read_once(call: Call, name: str, read: Callable[[Call], Result]) -> Result:
     """The result of read(call), which is computed once for all rules and cached under `name`."""
     if name not in call.cache:
         call.cache[name] = read(call)
-    found: Found = call.cache[name]
-    return found
+    result: Result = call.cache[name]
+    return result
 
 
 def only_user(node: Node, kind: str | None = None) -> Call | None:
@@ -50,15 +50,15 @@ def tensor_and_number(call: Call) -> tuple[Any, Any]:
 
 def known_number(argument: Any) -> float | None:
     """The number that an operand is, or None. Reading a symbol makes it a constant of the graph."""
-    known = number(argument) if is_number(argument) else None
-    return None if known is None else float(known)
+    python_number = number(argument) if is_number(argument) else None
+    return None if python_number is None else float(python_number)
 
 
 def is_number(argument: Any) -> bool:
-    known = value(argument)
-    if isinstance(known, torch.Tensor):
+    recorded = value(argument)
+    if isinstance(recorded, torch.Tensor):
         return number(argument) is not None
-    return is_readable(known)
+    return is_readable(recorded)
 
 
 def other_operand(call: Call, operand: Node) -> Any:
@@ -86,15 +86,17 @@ def difference(node: Any) -> tuple[Any, Any] | None:
 def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
     """The dimensions of a reduction, kept or not, in ascending order; None if it also changes the
     dtype."""
-    given = reduction.arguments.get("dim")
-    dims = [constant(dim) for dim in (given if isinstance(given, (list, tuple)) else (given,))]
+    argument = reduction.arguments.get("dim")
+    dims = [
+        constant(dim) for dim in (argument if isinstance(argument, (list, tuple)) else (argument,))
+    ]
     rank = reduced.dim()
     if rank == 0 or reduction.arguments.get("dtype") not in (None, reduced.dtype):
         return None
-    if rank == 1 and given in (None, [], ()):
+    if rank == 1 and argument in (None, [], ()):
         return (0,)
-    known = sorted(dim % rank for dim in dims if isinstance(dim, int))
-    return tuple(known) if known and len(set(known)) == len(dims) else None
+    wrapped = sorted(dim % rank for dim in dims if isinstance(dim, int))
+    return tuple(wrapped) if wrapped and len(set(wrapped)) == len(dims) else None
 
 
 def inserts_dims(index: Any) -> bool:
@@ -103,7 +105,7 @@ def inserts_dims(index: Any) -> bool:
     return None in indices and all(i in (None, ..., slice(None)) for i in indices)
 
 
-def has_kept_shape(node: Any, input: Any, dims: Sequence[int]) -> bool:
+def has_keepdim_shape(node: Any, input: Any, dims: Sequence[int]) -> bool:
     """Whether a node has the shape of `input` with size 1 in the dimensions `dims`; if `input` is a
     vector, a node without dimensions counts too."""
     sizes = enumerate(value(input).shape)
@@ -125,9 +127,9 @@ def permutation(node: Any) -> tuple[int, ...] | None:
     if call is None or call.kind not in _DIMS:
         return None
     rank = value(node).dim()
-    given = [_known_dims(call.arguments.get(name), rank) for name in _DIMS[call.kind]]
-    dims = [each for each in given if each is not None]
-    if len(dims) < len(given):
+    argument_dims = [_known_dims(call.arguments.get(name), rank) for name in _DIMS[call.kind]]
+    dims = [each for each in argument_dims if each is not None]
+    if len(dims) < len(argument_dims):
         return None
     if call.kind == "permute":
         return dims[0]
@@ -139,13 +141,15 @@ def permutation(node: Any) -> tuple[int, ...] | None:
     return tuple(places[dim] if dim in places else next(remaining) for dim in range(rank))
 
 
-def _known_dims(given: Any, rank: int) -> tuple[int, ...] | None:
-    dims = [constant(dim) for dim in (given if isinstance(given, (list, tuple)) else (given,))]
-    known = [dim % rank for dim in dims if isinstance(dim, int)]
-    return tuple(known) if len(known) == len(dims) else None
+def _known_dims(argument: Any, rank: int) -> tuple[int, ...] | None:
+    dims = [
+        constant(dim) for dim in (argument if isinstance(argument, (list, tuple)) else (argument,))
+    ]
+    wrapped = [dim % rank for dim in dims if isinstance(dim, int)]
+    return tuple(wrapped) if len(wrapped) == len(dims) else None
 
 
-def viewed(node: Any) -> tuple[tuple[Node, ...], Any]:
+def view_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
     """The chain of views that ends in `node`, the last first, and the chain's input. Each view
     keeps the order of the elements, such as one that adds dimensions of size 1."""
     views: tuple[Node, ...] = ()
@@ -159,12 +163,12 @@ def viewed(node: Any) -> tuple[tuple[Node, ...], Any]:
     return views, node
 
 
-def without_views(node: Any) -> Any:
+def before_view_chain(node: Any) -> Any:
     """The tensor before the order-keeping views that end in `node`."""
-    return viewed(node)[1]
+    return view_chain(node)[1]
 
 
-def widened(node: Any) -> tuple[tuple[Node, ...], Any]:
+def cast_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
     """The chain of lossless casts that ends in `node`, the last first, and the chain's input."""
     casts: tuple[Node, ...] = ()
     while (call := call_of(node, "cast")) is not None and is_widening(call):
@@ -175,16 +179,16 @@ def widened(node: Any) -> tuple[tuple[Node, ...], Any]:
 def upstream(node: Node, until: set[Node]) -> set[Node]:
     """`node` and all calls that its elements depend on, up to but without `until`, and reads of
     attributes that only these calls use, such as a dtype."""
-    found: set[Node] = set()
+    calls: set[Node] = set()
     waiting = [node]
     while waiting:
         current = waiting.pop()
-        if current.op.startswith("call") and current not in until and current not in found:
-            found.add(current)
+        if current.op.startswith("call") and current not in until and current not in calls:
+            calls.add(current)
             cast = call_of(current, "cast")  # x.type_as(y) has no elements of y
             waiting += [cast.arguments["input"]] if cast else current.all_input_nodes
-    reads = (user for call in found for user in call.users if user.target is getattr)
-    return found | {read for read in reads if found.issuperset(read.users)}
+    reads = (user for call in calls for user in call.users if user.target is getattr)
+    return calls | {read for read in reads if calls.issuperset(read.users)}
 
 
 def same_value(a: Any, b: Any, depth: int = 4) -> bool:
@@ -203,11 +207,11 @@ def same_value(a: Any, b: Any, depth: int = 4) -> bool:
 def is_widening(cast: Call) -> bool:
     """Whether an op may read a cast's input instead of its result. Not for casts to float64, since
     the op would compute in float32."""
-    given: torch.dtype = value(cast.arguments["input"]).dtype
+    input_dtype: torch.dtype = value(cast.arguments["input"]).dtype
     dtype: torch.dtype = cast.arguments["dtype"]
     if dtype == torch.float64:
-        return given == dtype
-    return given.is_floating_point and torch.promote_types(given, dtype) == dtype
+        return input_dtype == dtype
+    return input_dtype.is_floating_point and torch.promote_types(input_dtype, dtype) == dtype
 
 
 def same_shape(node: Any, other: Any) -> bool:

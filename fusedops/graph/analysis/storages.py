@@ -88,10 +88,10 @@ def _facts(graph: Graph) -> _Facts:
 def storage(node: Node) -> Memory:
     """The identity of a tensor's memory, the same for all its views and inside `torch.func`
     transforms; None if the value is not a strided tensor."""
-    facts, found = _FACTS.get(node.graph), _recorded(node)
-    while facts is not None and found in facts.eager_storage:
-        found = facts.eager_storage[found]
-    return found
+    facts, memory = _FACTS.get(node.graph), _recorded(node)
+    while facts is not None and memory in facts.eager_storage:
+        memory = facts.eager_storage[memory]
+    return memory
 
 
 def _recorded(node: Node) -> int | None:
@@ -123,8 +123,8 @@ def written_between(fused_nodes: Sequence[Node]) -> str | None:
 
 def _writers_between(first: Node, last: Node) -> list[Node]:
     writers = _facts(first.graph).writers
-    found = writers[bisect_left(writers, first) : bisect_right(writers, last)]
-    return [node for node in found if not node._erased]
+    between = writers[bisect_left(writers, first) : bisect_right(writers, last)]
+    return [node for node in between if not node._erased]
 
 
 def is_written_after(node: Node, place: Node, ours: set[Node]) -> bool:
@@ -136,14 +136,14 @@ def is_written_after(node: Node, place: Node, ours: set[Node]) -> bool:
 
 def writers_of(node: Node) -> list[Node]:
     """The calls that write into the memory of a node, in program order."""
-    found = _facts(node.graph).writers_of.get(storage(node), [])
-    return [writer for writer in found if not writer._erased]
+    writers = _facts(node.graph).writers_of.get(storage(node), [])
+    return [writer for writer in writers if not writer._erased]
 
 
 def holders_of(node: Node) -> list[Node]:
     """The nodes that hold the same memory as a node, itself included."""
-    found = _facts(node.graph).holders.get(storage(node), [])
-    return [holder for holder in found if not holder._erased]
+    holders = _facts(node.graph).holders.get(storage(node), [])
+    return [holder for holder in holders if not holder._erased]
 
 
 def is_returned(node: Node) -> bool:

@@ -76,11 +76,11 @@ def constant(argument: Any) -> int | float | None:
 def is_readable(recorded: Any) -> bool:
     """Whether a value is a Python number, or a symbol for one that does not depend on a size."""
     if isinstance(recorded, (torch.SymInt, torch.SymFloat)):
-        return all(symbol_is_type(symbol, _NUMBERS) for symbol in free_symbols(recorded))
+        return all(symbol_is_type(symbol, _NUMBER_SYMBOLS) for symbol in free_symbols(recorded))
     return isinstance(recorded, (int, float))
 
 
-_NUMBERS = (SymT.FLOAT, SymT.UNBACKED_FLOAT)
+_NUMBER_SYMBOLS = (SymT.FLOAT, SymT.UNBACKED_FLOAT)
 
 
 def rounded(number: float, dtype: torch.dtype) -> int | float:
@@ -113,7 +113,7 @@ def _tensor_number(node: Node) -> int | float | None:
     if target in _UNCHANGED:
         return _tensor_number(node.all_input_nodes[0])
     if target in _TENSOR_OF_NUMBER or target in _FULL:
-        given = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
-        return rounded(given, tensor.dtype) if isinstance(given, (int, float)) else None
+        fill = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
+        return rounded(fill, tensor.dtype) if isinstance(fill, (int, float)) else None
     recorded = getattr(tensor, "constant", None)  # a constant that export lifted
     return None if recorded is None else recorded.item()

@@ -14,42 +14,42 @@ from fusedops.graph.analysis.values import value
 
 #: Maps each dimension of a view, counted from the end (-1 is the last), to the dimension of the
 #: viewed tensor and the first index along it. Dimensions that the view adds are absent.
-Axes = dict[int, tuple[int, Any]]
+DimMap = dict[int, tuple[int, Any]]
 
 
-def axes_of(call: Call) -> Axes | None:
-    """The axes of a view; None if the call is no view, or may skip or reorder elements."""
-    find = _AXES.get(call.kind)
-    given = value(call.arguments.get("input"))
-    return find(call, given) if find and isinstance(given, torch.Tensor) else None
+def dim_map_of(call: Call) -> DimMap | None:
+    """The dimension map of a view; None if the call is no view, or may skip or reorder elements."""
+    find = _DIM_MAPS.get(call.kind)
+    source = value(call.arguments.get("input"))
+    return find(call, source) if find and isinstance(source, torch.Tensor) else None
 
 
-def _unchanged(call: Call, given: torch.Tensor) -> Axes:
-    return {dim: (dim, 0) for dim in range(-given.dim(), 0)}
+def _unchanged(call: Call, source: torch.Tensor) -> DimMap:
+    return {dim: (dim, 0) for dim in range(-source.dim(), 0)}
 
 
-def _unsqueezed(call: Call, given: torch.Tensor) -> Axes | None:
+def _unsqueezed(call: Call, source: torch.Tensor) -> DimMap | None:
     dim = call.arguments["dim"]
-    rank = given.dim() + 1
+    rank = source.dim() + 1
     return _in_order([d for d in range(rank) if d != dim % rank], rank)
 
 
-def _in_order(places: Sequence[int], rank: int) -> Axes:
-    """The axes of a view of `rank` dimensions that has a tensor's, in order, at `places`."""
+def _in_order(places: Sequence[int], rank: int) -> DimMap:
+    """The map of a view of `rank` dimensions that has a tensor's, in order, at `places`."""
     count = len(places)
     return {place - rank: (old - count, 0) for old, place in enumerate(places)}
 
 
-def _reshaped(call: Call, given: torch.Tensor) -> Axes | None:
-    """The axes of a view that only adds or removes dimensions of size 1."""
+def _reshaped(call: Call, source: torch.Tensor) -> DimMap | None:
+    """The dimension map of a view that only adds or removes dimensions of size 1."""
     result = value(call.node)
-    old, new = _long_dims(given), _long_dims(result)
+    old, new = _long_dims(source), _long_dims(result)
     if len(old) != len(new):
         return None
     pairs = list(zip(new, old, strict=True))
-    if not all(statically_known_true(result.shape[m] == given.shape[n]) for m, n in pairs):
+    if not all(statically_known_true(result.shape[m] == source.shape[n]) for m, n in pairs):
         return None
-    both_have = range(-min(given.dim(), result.dim()), 0)
+    both_have = range(-min(source.dim(), result.dim()), 0)
     short = {d: (d, 0) for d in both_have if d not in new and d not in old}
     return short | {m: (n, 0) for m, n in pairs}
 
@@ -60,30 +60,30 @@ def _long_dims(tensor: torch.Tensor) -> list[int]:
     return [dim for dim in dims if not statically_known_true(tensor.shape[dim] == 1)]
 
 
-def _sliced(call: Call, given: torch.Tensor) -> Axes | None:
+def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
     arguments = call.arguments
-    rank, start = given.dim(), _start(slice(arguments.get("start"), None, arguments.get("step")))
+    rank, start = source.dim(), _start(slice(arguments.get("start"), None, arguments.get("step")))
     if start is None:
         return None
     dim = arguments.get("dim", 0) % rank - rank
-    return _unchanged(call, given) | {dim: (dim, start)}
+    return _unchanged(call, source) | {dim: (dim, start)}
 
 
-def _indexed(call: Call, given: torch.Tensor) -> Axes | None:
-    """The axes of tensor[index], if the index consists of slices, None and an ellipsis."""
+def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
+    """The dimension map of tensor[index], if the index consists of slices, None and an ellipsis."""
     index = call.arguments["index"]
     items = list(index) if isinstance(index, (tuple, list)) else [index]
     if not all(item is None or item is ... or isinstance(item, slice) for item in items):
         return None
-    missing = given.dim() - sum(isinstance(item, slice) for item in items)
+    missing = source.dim() - sum(isinstance(item, slice) for item in items)
     place = items.index(...) if ... in items else len(items)
     items[place : place + 1] = [slice(None)] * missing
     starts = [_start(item) for item in items if item is not None]
     if None in starts:
         return None
     places = [at for at, item in enumerate(items) if item is not None]
-    axes = _in_order(places, len(items))
-    return {dim: (old, starts[old]) for dim, (old, _) in axes.items()}
+    dim_map = _in_order(places, len(items))
+    return {dim: (old, starts[old]) for dim, (old, _) in dim_map.items()}
 
 
 def _start(part: slice) -> Any:
@@ -91,12 +91,12 @@ def _start(part: slice) -> Any:
     if part.step not in (None, 1):
         return None
     start = 0 if part.start is None else part.start
-    known = value(start)
-    counted = isinstance(known, (int, torch.SymInt)) and statically_known_true(known >= 0)
+    recorded = value(start)
+    counted = isinstance(recorded, (int, torch.SymInt)) and statically_known_true(recorded >= 0)
     return start if counted and isinstance(start, (int, Node)) else None
 
 
-_AXES = {
+_DIM_MAPS = {
     **dict.fromkeys(("same", "detach", "expand"), _unchanged),
     "unsqueeze": _unsqueezed,
     "reshape": _reshaped,

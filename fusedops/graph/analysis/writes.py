@@ -22,11 +22,11 @@ def written(node: Node) -> list[Node]:
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return node.all_input_nodes if _writes_inside(node) else []
     if isinstance(node.target, OPS):
-        given = _written_by_schema(node, node.target)
+        targets = _written_by_schema(node, node.target)
     else:
         first = node.args[:1] if _is_in_place(node) else ()
-        given = [*first, node.kwargs.get("out")]
-    lists = (g if isinstance(g, (list, tuple)) else (g,) for g in given)
+        targets = [*first, node.kwargs.get("out")]
+    lists = (g if isinstance(g, (list, tuple)) else (g,) for g in targets)
     nodes = (argument for arguments in lists for argument in arguments)
     return list(dict.fromkeys(node for node in nodes if isinstance(node, Node)))
 
@@ -50,13 +50,13 @@ def _written_by_schema(
         overloads = [getattr(op, name) for name in op.overloads()]
     else:
         overloads = [op]
-    found = []
+    targets = []
     for overload in overloads:
         arguments = overload._schema.arguments
-        given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+        by_name = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
         writes = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-        found += [given[name] for name in writes if name in given]
-    return found
+        targets += [by_name[name] for name in writes if name in by_name]
+    return targets
 
 
 def _is_in_place(node: Node) -> bool:

@@ -19,16 +19,16 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.selections import filled_number, selection, without_guard
 from fusedops.graph.analysis.steps import (
+    before_view_chain,
     broadcasts,
     call_of,
     difference,
-    has_kept_shape,
+    has_keepdim_shape,
     is_number,
     known_number,
     reduced_dims,
     same_value,
     tensor_and_number,
-    without_views,
 )
 from fusedops.graph.analysis.values import constant, value
 from fusedops.graph.readers.softmax_chain import Hidden, SoftmaxChain, decomposed
@@ -51,7 +51,7 @@ def read_quotient(call: Call) -> SoftmaxChain | None:
         total = _read_total(divisor)
         if total is None or not same_value(numerator, total.summed):
             continue
-        if has_kept_shape(divisor, numerator, total.dims):
+        if has_keepdim_shape(divisor, numerator, total.dims):
             return _softmax(call, total)
     return None
 
@@ -116,7 +116,7 @@ class _Total:
 
 
 def _read_total(node: Any, steps: int = 4) -> _Total | None:
-    call = call_of(without_views(node))
+    call = call_of(before_view_chain(node))
     if call is None or steps == 0:
         return None
     if call.kind in ("sum", "norm"):
@@ -151,7 +151,7 @@ def _with_addend(call: Call, steps: int) -> _Total | None:
         rounding = torch.finfo(value(call.node).dtype).eps / 4
         return _with_limit(total, eps, 0 <= eps <= rounding)
     for summed, term in ((first, other), (other, first)):
-        exp = call_of(without_views(term), "exp")
+        exp = call_of(before_view_chain(term), "exp")
         total = _read_total(summed, steps) if exp else None
         if exp is not None and total is not None and total.further is None:
             return replace(total, further=exp.arguments["input"])
@@ -261,7 +261,7 @@ def read_shift(
     is_masked = hidden is not None and _is_masked(maximised, x, hidden)
     if maximum is None or not (is_masked or same_value(maximised, x)):
         return Shift(x, OTHER_MAXIMUM)
-    kept = has_kept_shape(subtracted, x, (dim,))
+    kept = has_keepdim_shape(subtracted, x, (dim,))
     is_of_rows = reduced_dims(maximum, value(x)) == (dim,) and kept
     is_selected = is_masked and call_of(hidden.node, "mul") is None  # type: ignore[union-attr]
     refusal = None if is_of_rows else OTHER_MAXIMUM
@@ -280,10 +280,10 @@ def _is_masked(node: Any, x: Node, hidden: Hidden) -> bool:
 
 def _sink(further: Node, subtracted: Node, x: Node) -> Node | float | None:
     """t if `further` is t - m, and 0 if it is -m, where m is `subtracted`."""
-    negation = call_of(without_views(further), "neg")
+    negation = call_of(before_view_chain(further), "neg")
     if negation is not None and _is_same(negation.arguments["input"], subtracted):
         return 0.0
-    logit, m = difference(without_views(further)) or (None, None)
+    logit, m = difference(before_view_chain(further)) or (None, None)
     if not _is_same(m, subtracted):
         return None
     if not isinstance(logit, Node):
@@ -294,7 +294,7 @@ def _sink(further: Node, subtracted: Node, x: Node) -> Node | float | None:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    return same_value(without_views(a), without_views(b))
+    return same_value(before_view_chain(a), before_view_chain(b))
 
 
 def _without_sink(node: Node, sink: Node | float) -> Any:
@@ -327,7 +327,7 @@ def _maximum(node: Any) -> tuple[Call | None, bool]:
     is_guarded, before = False, None
     while node is not before:
         before = node
-        node = _undetached(without_views(node))
+        node = _undetached(before_view_chain(node))
         is_guarded |= without_guard(node) is not node
         node = without_guard(node)
     item = call_of(node, "item")

@@ -27,7 +27,7 @@ def _rows_and_columns(scores: Node) -> tuple[Any, Any]:
 
 def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
     """Whether each row is known to see a column."""
-    known = [bound.leaves for bound in bounds if bound.leaves is not None]
+    known = [bound.known_column for bound in bounds if bound.known_column is not None]
     if any(_every_row_has(column, bounds, scores) for column in known):
         return True
     rows, columns = _rows_and_columns(scores)
@@ -53,8 +53,8 @@ def _every_row_has(column: Affine, bounds: Sequence[Bound], scores: Node) -> boo
 
 def _leaves(bound: Bound, column: Affine, rows: Any) -> bool:
     """Whether a bound is known to leave each row a column."""
-    if bound.leaves == column or not bound.limit.is_index:
-        return bound.leaves == column
+    if bound.known_column == column or not bound.limit.is_index:
+        return bound.known_column == column
     first, last = (bound.limit, column) if bound.is_start else (column + 1, bound.limit)
     return _is_below(first, last + 1, rows)
 

@@ -20,6 +20,7 @@ from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import (
     call_of,
     call_used_once,
+    cast_chain,
     has_shape,
     is_number,
     known_number,
@@ -29,7 +30,6 @@ from fusedops.graph.analysis.steps import (
     same_value,
     tensor_and_number,
     upstream,
-    widened,
 )
 from fusedops.graph.analysis.values import constant, value
 from fusedops.graph.analysis.writes import written
@@ -107,7 +107,7 @@ class Norm:
         """Whether something else uses an intermediate result, other than a cast of the input."""
         own = set(self.own)
         results = [node for node in own - {self.last} if isinstance(value(node), _RESULTS)]
-        inner = (node for node in results if widened(node)[1] is not self.input)
+        inner = (node for node in results if cast_chain(node)[1] is not self.input)
         return any(not own.issuperset(users(node)) for node in inner)
 
     @property
@@ -166,7 +166,7 @@ def _normalize(call: Call) -> Norm | None:
     over, known = norm_dims((dim % rank,), value(input).shape), known_number(eps)
     if over is None or known is None:
         return None
-    norm = Norm("l2_norm", over, widened(input)[1], input, known, call.node)
+    norm = Norm("l2_norm", over, cast_chain(input)[1], input, known, call.node)
     is_euclidean = constant(given.get("p", 2.0)) == 2
     return replace(norm, refusal=None if is_euclidean else OTHER_NORM)
 
@@ -230,7 +230,7 @@ def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
     if scale.centred:
         found = centred(operand)
         return found is not None and found[1] == scale.dims and same_value(found[0], scale.input)
-    return same_value(widened(operand)[1], widened(scale.input)[1])
+    return same_value(cast_chain(operand)[1], cast_chain(scale.input)[1])
 
 
 def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
@@ -243,7 +243,7 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
         source, scale = scale.input, _of_residue(scale, tensor)
     read = _centred_kind if scale.centred else _plain
     kind, eps, factor, refusal = read(scale, over)
-    input, refusal = widened(scale.input)[1], scale.refusal or refusal
+    input, refusal = cast_chain(scale.input)[1], scale.refusal or refusal
     norm = Norm(kind, over, input, scale.input, eps, last, source, factor)
     return replace(norm, refusal=refusal)
 
@@ -392,14 +392,14 @@ def _with_weight(norm: Norm, weight: Node) -> Norm:
         base, other = tensor_and_number(call)
         if isinstance(base, Node) and (added := constant(other)) is not None:
             absorbed, weight, offset = (weight,), base, float(added)
-    casts, weight = widened(weight) if norm.kind == "rms_norm" else ((), weight)
-    views, weight = norm.over.without_views(weight)
+    casts, weight = cast_chain(weight) if norm.kind == "rms_norm" else ((), weight)
+    views, weight = norm.over.view_chain_of(weight)
     absorbed = (*norm.absorbed, *absorbed, *casts, *views)
     return replace(norm, weight=weight, weight_offset=offset, absorbed=absorbed)
 
 
 def _with_bias(norm: Norm, bias: Node) -> Norm:
-    views, bias = norm.over.without_views(bias)
+    views, bias = norm.over.view_chain_of(bias)
     return replace(norm, bias=bias, absorbed=(*norm.absorbed, *views))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.steps import has_shape, known_size, viewed
+from fusedops.graph.analysis.steps import has_shape, known_size, view_chain
 from fusedops.graph.analysis.values import value
 from fusedops.graph.rule import OpCall
 
@@ -58,7 +58,7 @@ class LastDims:
         row = [1 if one else size for one, size in zip(is_one, own, strict=True)]
         return not all(is_one) and has_shape(operand, [1] * extra + row)
 
-    def without_views(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
+    def view_chain_of(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
         """The views of a parameter that the op does not need, and the tensor that they view."""
         return (), operand
 
@@ -107,8 +107,8 @@ class SpatialDim(LastDims):
         shape[at] = self.sizes[dim]
         return has_shape(operand, shape)
 
-    def without_views(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
-        return viewed(operand)
+    def view_chain_of(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
+        return view_chain(operand)
 
     def parameter(self, operand: Node) -> Node | OpCall:
         if value(operand).dim() == 1:

@@ -16,10 +16,10 @@ import torch
 from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.selections import larger_of
+from fusedops.graph.analysis.selections import maximum_with_number
 from fusedops.graph.analysis.steps import (
     call_of,
-    has_kept_shape,
+    has_keepdim_shape,
     inserts_dims,
     is_number,
     is_widening,
@@ -125,7 +125,7 @@ def as_one_per_row(scale: RowScale, node: Node) -> RowScale | None:
     """The scale, if `node` has one element for each row of the scale's input and broadcasts to it,
     or is expanded to its shape; the same with the tensor that the input views. Else None."""
     for input, dims in ((scale.input, scale.dims), before_views(scale.input, scale.dims)):
-        if has_kept_shape(node, input, dims) or same_shape(node, input):
+        if has_keepdim_shape(node, input, dims) or same_shape(node, input):
             return replace(scale, input=input, dims=dims)
     return None
 
@@ -300,7 +300,7 @@ def _through_clamp(call: Call, steps: int) -> RowScale | None:
 
 def _through_larger(call: Call, steps: int) -> RowScale | None:
     """max(norm, eps), where(norm > eps, norm, eps) or norm.masked_fill(norm < eps, eps)"""
-    larger = larger_of(call)
+    larger = maximum_with_number(call)
     scale = read_row_scale(larger[0], steps) if larger else None
     return scale.with_eps("max", larger[1]) if larger and scale else None
 

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import users
-from fusedops.graph.analysis.steps import only_user, upstream, widened
+from fusedops.graph.analysis.steps import cast_chain, only_user, upstream
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 
@@ -111,7 +111,7 @@ def decomposed(
 
 def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
     """The chain with the casts that widen its input, and the cast back to the input's dtype."""
-    casts, input = widened(chain.input)
+    casts, input = cast_chain(chain.input)
     result = value(chain.last).dtype
     if casts and value(input).dtype in KERNEL_DTYPES:
         chain = replace(chain, input=input, dtype=result, nodes=(*reversed(casts), *chain.nodes))

@@ -10,14 +10,14 @@ from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import (
+    before_view_chain,
     call_of,
     difference,
-    has_kept_shape,
+    has_keepdim_shape,
     only_user,
     read_once,
     reduced_dims,
     same_value,
-    without_views,
 )
 from fusedops.graph.analysis.values import value
 from fusedops.graph.readers.exponentials import SEVERAL_DIMS, read_quotient, read_shift
@@ -46,10 +46,10 @@ def _read(call: Call) -> SoftmaxChain | None:
 def _read_logarithm(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | None:
     if not isinstance(x, Node) or not isinstance(subtracted, Node):
         return None
-    total = call_of(without_views(subtracted), "logsumexp")
+    total = call_of(before_view_chain(subtracted), "logsumexp")
     if total is not None:
         dims = reduced_dims(total, value(x)) if same_value(total.arguments["input"], x) else None
-        if dims is None or not has_kept_shape(subtracted, x, dims):
+        if dims is None or not has_keepdim_shape(subtracted, x, dims):
             return None
         refusal = SEVERAL_DIMS if len(dims) > 1 else None
         return decomposed("log_softmax", x, dims[0], call.node, refusal)
@@ -58,8 +58,8 @@ def _read_logarithm(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | None:
 
 def _log_of_sum(node: Any) -> tuple[Node, int] | None:
     """s and dim, if `node` is log(sum(exp(s), dim))."""
-    log = call_of(without_views(node), "log")
-    total = call_of(without_views(log.arguments["input"]), "sum") if log else None
+    log = call_of(before_view_chain(node), "log")
+    total = call_of(before_view_chain(log.arguments["input"]), "sum") if log else None
     exp = call_of(total.arguments["input"], "exp") if total else None
     dims = reduced_dims(total, value(exp.node)) if exp and total else None
     return (exp.arguments["input"], dims[0]) if exp and dims and len(dims) == 1 else None
@@ -89,4 +89,4 @@ def _log_softmax(call: Call, shifted: Node, dim: int, subtracted: Node) -> Softm
     """The log_softmax of x, if `shifted` is x - max(x) and `subtracted` one number a row."""
     shift = read_shift(shifted, dim)
     chain = decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
-    return chain if has_kept_shape(subtracted, shifted, (dim,)) else None
+    return chain if has_keepdim_shape(subtracted, shifted, (dim,)) else None

@@ -10,16 +10,16 @@ from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import (
+    before_view_chain,
     call_of,
     difference,
-    has_kept_shape,
+    has_keepdim_shape,
     known_count,
     known_number,
     reduced_dims,
     same_shape,
     same_value,
     tensor_and_number,
-    without_views,
 )
 from fusedops.graph.analysis.values import value
 
@@ -45,9 +45,9 @@ def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
     expanded to its shape."""
     expansion = call_of(node, "expand")
     kept = expansion.arguments["input"] if expansion else node
-    for found in means(without_views(kept)):
+    for found in means(before_view_chain(kept)):
         for input, dims in (found, before_views(*found)):
-            if has_kept_shape(kept, input, dims) and (kept is node or same_shape(node, input)):
+            if has_keepdim_shape(kept, input, dims) and (kept is node or same_shape(node, input)):
                 yield input, dims
 
 
@@ -70,7 +70,7 @@ def before_views(input: Node, dims: tuple[int, ...]) -> tuple[Node, tuple[int, .
     """The tensor that `input` views in the same order, and its dimensions that `dims` cover: for
     x.view(n, -1) and dimension 1, all of x but the first. `input` and `dims` if these are not the
     last dimensions, or a size is not known."""
-    source = without_views(input)
+    source = before_view_chain(input)
     shape, sizes = value(input).shape, value(source).shape
     row = known_count(value(input), dims)
     if source is input or row is None or dims != tuple(range(len(shape) - len(dims), len(shape))):
@@ -100,7 +100,7 @@ def _sum_over_size(node: Any) -> Call | None:
     if call is None or call.kind not in ("div", "mul"):
         return None
     summed, factor = tensor_and_number(call)
-    total = call_of(without_views(summed), "sum")
+    total = call_of(before_view_chain(summed), "sum")
     dims = reduced_dims(total, value(total.arguments["input"])) if total else None
     if total is None or dims is None:
         return None

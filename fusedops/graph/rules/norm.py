@@ -20,7 +20,7 @@ import torch
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import outputs
-from fusedops.graph.analysis.steps import only_user, widened
+from fusedops.graph.analysis.steps import cast_chain, only_user
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.norm_chain import UNKNOWN_ROW
@@ -78,7 +78,7 @@ def _with_casts(call: Call) -> Match | None:
     """norm(x.float()).to(x.dtype), which the op computes from x, with the result rounded once; None
     without both casts."""
     cast = None if call.refusal else only_user(call.node, "cast")
-    casts, input = widened(call.arguments["input"])
+    casts, input = cast_chain(call.arguments["input"])
     if cast is None or not casts or value(input).dtype not in KERNEL_DTYPES:
         return None
     if cast.arguments["dtype"] != value(input).dtype:

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks import choices
-from fusedops.graph.analysis.masks.choices import Choice
+from fusedops.graph.analysis.masks.choices import TwoValued
 from fusedops.graph.analysis.masks.interpreter import (
     INTEGERS,
     Ascending,
@@ -21,7 +21,7 @@ from fusedops.graph.analysis.masks.interpreter import (
     Step,
     as_affine,
 )
-from fusedops.graph.analysis.masks.positions import COLUMNS, Affine, Bound, Truth
+from fusedops.graph.analysis.masks.positions import COLUMNS, Affine, BoolTensor, Bound
 from fusedops.graph.analysis.steps import call_of, reduced_dims, same_shape
 from fusedops.graph.analysis.values import number, value
 
@@ -49,10 +49,10 @@ def _ones(reader: Interpreter, call: Call) -> Known | None:
 def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
-        if isinstance(a, (int, float, Truth, Choice)) and isinstance(
-            b, (int, float, Truth, Choice)
+        if isinstance(a, (int, float, BoolTensor, TwoValued)) and isinstance(
+            b, (int, float, BoolTensor, TwoValued)
         ):
-            return choices.combined(compute, a, b)
+            return choices.elementwise(compute, a, b)
         if value(call.node).dtype not in INTEGERS:
             return None
         if compute is operator.mul:
@@ -88,8 +88,8 @@ def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
     dim = dim % tensor.dim() - tensor.dim()
     if isinstance(added, int):
         return Affine(int(added), {dim: int(added)}) if added else 0
-    least = min(added.yes, added.no) if isinstance(added, Choice) else 0
-    if not isinstance(added, (Truth, Choice)) or least < 0:
+    least = min(added.yes, added.no) if isinstance(added, TwoValued) else 0
+    if not isinstance(added, (BoolTensor, TwoValued)) or least < 0:
         return None
     return Ascending(call.node, dim, _without_jumps(call) if dim == COLUMNS else None)
 
@@ -102,24 +102,24 @@ def _without_jumps(count: Call) -> Node | None:
     if jumps is None or differences is None or _differenced_dim(differences) != COLUMNS:
         return None
     x: Node = differences.arguments["input"]
-    known = number(jumps.arguments["other"]) == 1 and same_shape(x, count.node)
-    return x if known and differences.arguments.get("append") is None else None
+    rises_by_one = number(jumps.arguments["other"]) == 1 and same_shape(x, count.node)
+    return x if rises_by_one and differences.arguments.get("append") is None else None
 
 
 def _differenced_dim(call: Call) -> int | None:
     """The dimension along which a call subtracts from each element the one before it."""
-    given, dim = value(call.arguments["input"]), call.arguments.get("dim", -1)
-    once = call.arguments.get("n", 1) == 1 and type(dim) is int and given.dim() > 0
-    return dim % given.dim() - given.dim() if once else None
+    tensor, dim = value(call.arguments["input"]), call.arguments.get("dim", -1)
+    once = call.arguments.get("n", 1) == 1 and type(dim) is int and tensor.dim() > 0
+    return dim % tensor.dim() - tensor.dim() if once else None
 
 
 def _differences(reader: Interpreter, call: Call) -> Known | None:
     """Numbers that rise evenly have equal differences."""
-    dim, given = _differenced_dim(call), reader.affine(call.arguments["input"])
-    if dim is None or given is None or given.tensors or call.arguments.get("append") is not None:
+    dim, input = _differenced_dim(call), reader.affine(call.arguments["input"])
+    if dim is None or input is None or input.tensors or call.arguments.get("append") is not None:
         return None
-    step = given.steps.get(dim, 0)
-    before = given + Affine(-step, {dim: -step})
+    step = input.steps.get(dim, 0)
+    before = input + Affine(-step, {dim: -step})
     prepended = call.arguments.get("prepend")
     one_more = same_shape(call.arguments["input"], call.node)
     is_even = prepended is None or (one_more and reader.affine(prepended) == before)
@@ -138,7 +138,7 @@ def _count_reached(reader: Interpreter, call: Call) -> Known | None:
     """(columns >= limits[:, None]).sum(0) counts the limits that each column has reached, which
     ascends."""
     reached = reader.read(call.arguments["input"])
-    parts = reached.when_true if isinstance(reached, Truth) else None
+    parts = reached.when_true if isinstance(reached, BoolTensor) else None
     dims = reduced_dims(call, value(call.arguments["input"]))
     rank = value(call.arguments["input"]).dim()
     if not parts or not dims or rank - 1 in dims or value(call.node).dtype not in INTEGERS:
@@ -149,19 +149,20 @@ def _count_reached(reader: Interpreter, call: Call) -> Known | None:
 
 def _repeated(reader: Interpreter, call: Call) -> Known | None:
     """Repeats ascending numbers or, if only `repeats` is given, its indices: the result ascends."""
-    given, repeats = call.arguments.get("input"), call.arguments.get("repeats")
-    if given is None or repeats is None:
+    input, repeats = call.arguments.get("input"), call.arguments.get("repeats")
+    if input is None or repeats is None:
         return Ascending(call.node, COLUMNS)
-    return _ascending_as(reader, given, call.node) if value(given).dim() == 1 else None
+    return _ascending_as(reader, input, call.node) if value(input).dim() == 1 else None
 
 
-def _ascending_as(reader: Interpreter, given: Any, node: Node) -> Ascending | None:
-    """`node` as a tensor that ascends along the one dimension along which `given` does; or None."""
-    known = reader.affine(given)
-    if known is None or known.tensors or value(node).dtype not in INTEGERS:
+def _ascending_as(reader: Interpreter, argument: Any, node: Node) -> Ascending | None:
+    """`node` as a tensor that ascends along the one dimension along which `argument` does, or
+    None."""
+    numbers = reader.affine(argument)
+    if numbers is None or numbers.tensors or value(node).dtype not in INTEGERS:
         return None
-    dims = [dim for dim, step in known.steps.items() if step > 0]
-    return Ascending(node, dims[0]) if len(dims) == len(known.steps) == 1 else None
+    dims = [dim for dim, step in numbers.steps.items() if step > 0]
+    return Ascending(node, dims[0]) if len(dims) == len(numbers.steps) == 1 else None
 
 
 STEPS: dict[str, Step] = {

@@ -19,20 +19,20 @@ from fusedops.graph.analysis.masks.interpreter import (
     Magnitude,
     Quotient,
     Step,
-    is_chosen,
+    is_selectable,
 )
 from fusedops.graph.analysis.masks.picks import Pick
 from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
     ROWS,
     Affine,
+    BoolTensor,
     Bound,
     Condition,
     Document,
     Leaf,
     Logical,
     Search,
-    Truth,
     Within,
     at_most_zero,
     both,
@@ -58,19 +58,19 @@ _MIRRORED = {"gt": "lt", "ge": "le"}
 
 def _comparison(reader: Interpreter, call: Call) -> Known | None:
     a, b = reader.operands(call)
-    if is_chosen(a) and is_chosen(b):
-        return choices.combined(_RELATIONS[call.kind], a, b)
+    if is_selectable(a) and is_selectable(b):
+        return choices.elementwise(_RELATIONS[call.kind], a, b)
     names = ("other", "input") if call.kind in _MIRRORED else ("input", "other")
     x, y = (reader.position(call.arguments.get(name)) for name in names)
     kind = _MIRRORED.get(call.kind, call.kind)
     if kind in ("eq", "ne"):
         equal = _equal(reader, x, y)
-        if isinstance(equal, Truth):
+        if isinstance(equal, BoolTensor):
             equal = _with_known_column(equal, *reader.operands(call))
         return inverse(equal) if equal is not None and kind == "ne" else equal
-    known = _ordered(kind, x, y)
-    if known is not None:
-        return known
+    ordered = _ordered(kind, x, y)
+    if ordered is not None:
+        return ordered
     x, y = (reader.affine(call.arguments.get(name)) for name in names)
     return _ordered_in_document(reader, kind, x - y, call.node) if x and y else None
 
@@ -81,7 +81,7 @@ def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
 
 def _ordered_in_document(
     reader: Interpreter, kind: str, difference: Affine, node: Node
-) -> Truth | None:
+) -> BoolTensor | None:
     """Compares a row's number with a column's, as in position_ids[:, None, :] <=
     position_ids[:, :, None]. Within one document their order is that of the indices."""
     tensors = [term for term in difference.tensors if isinstance(term, Node)]
@@ -94,8 +94,8 @@ def _ordered_in_document(
     if document is None or difference.terms[rows[0]] != -step:
         return None
     numbers = Affine(terms={columns[0]: step, rows[0]: -step})
-    known = _ordered(kind, difference - numbers + document.difference * step, Affine())
-    return _within(document, known, node) if isinstance(known, Truth) else None
+    ordered = _ordered(kind, difference - numbers + document.difference * step, Affine())
+    return _within(document, ordered, node) if isinstance(ordered, BoolTensor) else None
 
 
 def _document(rows: Pick, columns: Pick) -> Document | None:
@@ -104,24 +104,24 @@ def _document(rows: Pick, columns: Pick) -> Document | None:
     return Document(rows.source, rows.places, columns.places) if same and rows.places else None
 
 
-def _within(document: Document, known: Truth, node: Node) -> Truth:
-    """Limits what `known` says of `node` to one document."""
+def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
+    """Limits what `ordered` says of `node` to one document."""
 
-    def limited(condition: Condition | None, otherwise: Leaf) -> Condition | None:
+    def limited(condition: Condition | None, fallback: Leaf) -> Condition | None:
         bounds = [part for part in condition or () if isinstance(part, Bound)]
-        return tuple(Within(document, bound, otherwise) for bound in bounds) or None
+        return tuple(Within(document, bound, fallback) for bound in bounds) or None
 
     leaves = Leaf(node), Leaf(node, negated=True)
-    return Truth(limited(known.when_true, leaves[0]), limited(known.when_false, leaves[1]))
+    return BoolTensor(limited(ordered.when_true, leaves[0]), limited(ordered.when_false, leaves[1]))
 
 
-def _with_known_column(equal: Truth, x: Known | None, y: Known | None) -> Truth:
+def _with_known_column(equal: BoolTensor, x: Known | None, y: Known | None) -> BoolTensor:
     """`equal` with the column in which the dividends are equal, if x and y are quotients."""
     if not isinstance(x, Quotient) or not isinstance(y, Quotient) or x.divisor != y.divisor:
         return equal
-    leaves = column_of_zero(x.dividend - y.dividend)
+    column = column_of_zero(x.dividend - y.dividend)
     bounds = [part for part in equal.when_true or () if isinstance(part, Bound)]
-    return replace(equal, when_true=tuple(replace(bound, leaves=leaves) for bound in bounds))
+    return replace(equal, when_true=tuple(replace(bound, known_column=column) for bound in bounds))
 
 
 def _less(x: Any, y: Any) -> Logical | None:
@@ -149,13 +149,13 @@ def _at_most(x: Any, y: Any) -> Logical | None:
 def _equal(reader: Interpreter, x: Any, y: Any) -> Logical | None:
     for keys, rows in ((x, y), (y, x)):
         if isinstance(keys, Ascending) and keys.dim == COLUMNS and isinstance(rows, Affine):
-            return _found(reader, keys, rows)
+            return _searched_bounds(reader, keys, rows)
     if isinstance(x, Magnitude) or isinstance(y, Magnitude):
         return None
     return _all_of(_at_most(x, y), _at_most(y, x))
 
 
-def _found(reader: Interpreter, keys: Ascending, rows: Affine) -> Truth | None:
+def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> BoolTensor | None:
     """Where ascending keys equal the row's number: between two bounds that are searched."""
     row = next(iter(rows.terms), None)
     if not isinstance(row, Node) or rows != Affine(terms={row: 1}):
@@ -163,12 +163,12 @@ def _found(reader: Interpreter, keys: Ascending, rows: Affine) -> Truth | None:
     if not _can_search(keys.node, row) or not _is_unwritten(keys.node, row):
         return None
     document = _document(reader.pick(row), reader.pick(keys.node))
-    leaves = column_of_zero(document.difference) if document else None
+    column = column_of_zero(document.difference) if document else None
     start, end = (Affine(terms={Search(keys.node, row, right): 1}) for right in (False, True))
-    bounds = (Bound(start, True, leaves), Bound(end, False, leaves))
+    bounds = (Bound(start, True, column), Bound(end, False, column))
     if document is None or keys.numbers is None:
-        return Truth(bounds, None)
-    return Truth((*bounds, replace(document, numbers=keys.numbers)), None)
+        return BoolTensor(bounds, None)
+    return BoolTensor((*bounds, replace(document, numbers=keys.numbers)), None)
 
 
 def _can_search(keys: Node, rows: Node) -> bool:

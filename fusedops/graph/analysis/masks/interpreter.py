@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks import choices
-from fusedops.graph.analysis.masks.choices import Choice, Chosen, Number
+from fusedops.graph.analysis.masks.choices import Number, Selectable, TwoValued
 from fusedops.graph.analysis.masks.picks import Pick, pick_of
-from fusedops.graph.analysis.masks.positions import Affine, Truth, without_short_dims
+from fusedops.graph.analysis.masks.positions import Affine, BoolTensor, without_short_dims
 from fusedops.graph.analysis.modes import is_barrier
 from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import number, rounded, value
@@ -52,7 +52,7 @@ class Ascending:
     numbers: Node | None = None
 
 
-Known = Number | Truth | Choice | Affine | Quotient | Magnitude | Ascending
+Known = Number | BoolTensor | TwoValued | Affine | Quotient | Magnitude | Ascending
 
 
 class Interpreter:
@@ -89,8 +89,8 @@ class Interpreter:
             return single
         call = call_of(node)
         step = self._steps.get(call.kind) if call else None
-        known = step(self, call) if step and call else None
-        return _unknown(node) if known is None else _fitted(known, node)
+        result = step(self, call) if step and call else None
+        return _unknown(node) if result is None else _fitted(result, node)
 
     def operands(self, call: Call) -> tuple[Known | None, Known | None]:
         first, other = (self.read(call.arguments.get(name)) for name in ("input", "other"))
@@ -99,30 +99,30 @@ class Interpreter:
     def position(self, argument: Any) -> Known | None:
         """Like `read`, but a tensor with one number for each row becomes a term, unless it is the
         row's index plus a number."""
-        known = as_affine(self.read(argument))
-        if not isinstance(argument, Node) or isinstance(known, (Truth, Choice, float)):
-            return known
+        operand = as_affine(self.read(argument))
+        if not isinstance(argument, Node) or isinstance(operand, (BoolTensor, TwoValued, float)):
+            return operand
         tensor, term = value(argument), Affine(terms={argument: 1})
         if not isinstance(tensor, torch.Tensor) or tensor.dtype not in INTEGERS:
-            return known
-        if term.varies_over_columns or (isinstance(known, Affine) and known.is_index):
-            return known
+            return operand
+        if term.varies_over_columns or (isinstance(operand, Affine) and operand.is_index):
+            return operand
         return term
 
     def affine(self, argument: Any) -> Affine | None:
-        known = as_affine(self.read(argument))
-        return known if isinstance(known, Affine) else None
+        operand = as_affine(self.read(argument))
+        return operand if isinstance(operand, Affine) else None
 
     def pick(self, node: Node) -> Pick:
         return pick_of(self.affine, node)
 
 
-def as_affine(known: Known | None) -> Known | None:
-    return Affine(known) if type(known) is int else known
+def as_affine(operand: Known | None) -> Known | None:
+    return Affine(operand) if type(operand) is int else operand
 
 
-def is_chosen(known: Known | None) -> TypeGuard[Chosen]:
-    return isinstance(known, (int, float, Truth, Choice))
+def is_selectable(operand: Known | None) -> TypeGuard[Selectable]:
+    return isinstance(operand, (int, float, BoolTensor, TwoValued))
 
 
 def _unknown(node: Node) -> Known | None:
@@ -130,40 +130,40 @@ def _unknown(node: Node) -> Known | None:
     if not isinstance(tensor, torch.Tensor):
         return None
     if tensor.dtype == torch.bool:
-        return Truth(None, None).completed(node)
+        return BoolTensor(None, None).with_leaf(node)
     return Affine(terms={node: 1}) if tensor.dtype in INTEGERS else None
 
 
-def _fitted(known: Known, node: Node) -> Known:
+def _fitted(result: Known, node: Node) -> Known:
     """Fits a result to the dtype and shape of its node: indices of dimensions of size 1 are 0."""
     tensor = value(node)
-    if isinstance(known, (Affine, Quotient, Magnitude)):
-        long = changed(known, lambda affine: without_short_dims(affine, tensor.shape))
-        return known if long is None else long
-    if isinstance(known, (int, float)):
-        return rounded(known, tensor.dtype)
-    if isinstance(known, Truth):
+    if isinstance(result, (Affine, Quotient, Magnitude)):
+        long = changed(result, lambda affine: without_short_dims(affine, tensor.shape))
+        return result if long is None else long
+    if isinstance(result, (int, float)):
+        return rounded(result, tensor.dtype)
+    if isinstance(result, BoolTensor):
         is_bool = tensor.dtype == torch.bool
-        return known.completed(node) if is_bool else Choice(known, 1, 0)
-    if not isinstance(known, Choice):
-        return known
-    yes, no = (rounded(one, tensor.dtype) for one in (known.yes, known.no))
-    fitted = choices.chosen(known.truth, yes, no)
-    if tensor.dtype != torch.bool or not isinstance(fitted, Choice):
+        return result.with_leaf(node) if is_bool else TwoValued(result, 1, 0)
+    if not isinstance(result, TwoValued):
+        return result
+    yes, no = (rounded(one, tensor.dtype) for one in (result.yes, result.no))
+    fitted = choices.two_valued(result.truth, yes, no)
+    if tensor.dtype != torch.bool or not isinstance(fitted, TwoValued):
         return fitted
-    return (fitted.truth if fitted.yes else fitted.truth.inverted).completed(node)
+    return (fitted.truth if fitted.yes else fitted.truth.inverted).with_leaf(node)
 
 
 def changed(
-    known: Affine | Quotient | Magnitude, change: Callable[[Affine], Affine | None]
+    operand: Affine | Quotient | Magnitude, change: Callable[[Affine], Affine | None]
 ) -> Affine | Quotient | Magnitude | None:
     """A number with its affine part changed; None if `change` gives None."""
-    if isinstance(known, Affine):
-        return change(known)
-    inner = change(known.dividend if isinstance(known, Quotient) else known.signed)
+    if isinstance(operand, Affine):
+        return change(operand)
+    inner = change(operand.dividend if isinstance(operand, Quotient) else operand.signed)
     if inner is None:
         return None
-    return Quotient(inner, known.divisor) if isinstance(known, Quotient) else Magnitude(inner)
+    return Quotient(inner, operand.divisor) if isinstance(operand, Quotient) else Magnitude(inner)
 
 
 Step = Callable[[Interpreter, Call], Known | None]

@@ -17,14 +17,14 @@ from fusedops.graph.analysis.masks.interpreter import (
     Known,
     Step,
     as_affine,
-    is_chosen,
+    is_selectable,
 )
 from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
     ROWS,
     Affine,
+    BoolTensor,
     Logical,
-    Truth,
     at_most_zero,
     both,
     either,
@@ -36,7 +36,7 @@ from fusedops.graph.analysis.values import value
 def _logic(connect: Callable[[Logical, Logical], Logical]) -> Step:
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
-        if not isinstance(a, (Truth, bool)) or not isinstance(b, (Truth, bool)):
+        if not isinstance(a, (BoolTensor, bool)) or not isinstance(b, (BoolTensor, bool)):
             return None
         return connect(a, b)
 
@@ -44,12 +44,12 @@ def _logic(connect: Callable[[Logical, Logical], Logical]) -> Step:
 
 
 def _negation(reader: Interpreter, call: Call) -> Known | None:
-    known = reader.read(call.arguments["input"])
-    if isinstance(known, (Truth, bool)):
-        return inverse(known)
-    if not is_chosen(known) or value(call.node).dtype != torch.bool:
+    operand = reader.read(call.arguments["input"])
+    if isinstance(operand, (BoolTensor, bool)):
+        return inverse(operand)
+    if not is_selectable(operand) or value(call.node).dtype != torch.bool:
         return None
-    return choices.combined(operator.eq, known, 0)
+    return choices.elementwise(operator.eq, operand, 0)
 
 
 def _where(reader: Interpreter, call: Call) -> Known | None:
@@ -63,7 +63,9 @@ def _masked_fill(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _selected(condition: Any, yes: Any, no: Any) -> Known | None:
-    if not isinstance(condition, (Truth, bool)) or not (is_chosen(yes) and is_chosen(no)):
+    if not isinstance(condition, (BoolTensor, bool)) or not (
+        is_selectable(yes) and is_selectable(no)
+    ):
         return None
     return choices.selected(condition, yes, no)
 
@@ -72,24 +74,24 @@ def _triangle(sign: int) -> Step:
     """tril (1) or triu (-1)."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
-        known = reader.read(call.arguments["input"])
+        input = reader.read(call.arguments["input"])
         diagonal = as_affine(reader.read(call.arguments.get("diagonal", 0)))
         if not isinstance(diagonal, Affine) or value(call.node).dim() < 2:
             return None
         distance = Affine(steps={COLUMNS: 1, ROWS: -1}) - diagonal
-        return _selected(at_most_zero(distance * sign), known, 0)
+        return _selected(at_most_zero(distance * sign), input, 0)
 
     return step
 
 
 def _cast(reader: Interpreter, call: Call) -> Known | None:
-    known = reader.read(call.arguments["input"])
-    if is_chosen(known):
-        if value(call.node).dtype == torch.bool and not isinstance(known, Truth):
-            return choices.combined(operator.ne, known, 0)
-        return known
+    operand = reader.read(call.arguments["input"])
+    if is_selectable(operand):
+        if value(call.node).dtype == torch.bool and not isinstance(operand, BoolTensor):
+            return choices.elementwise(operator.ne, operand, 0)
+        return operand
     kept = {value(node).dtype for node in (call.arguments["input"], call.node)} <= {*INTEGERS}
-    return known if kept and not isinstance(known, Ascending) else None
+    return operand if kept and not isinstance(operand, Ascending) else None
 
 
 STEPS: dict[str, Step] = {

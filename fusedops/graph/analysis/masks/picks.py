@@ -13,7 +13,7 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks.positions import Affine, Places, without_short_dims
 from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import value
-from fusedops.graph.analysis.views import Axes, axes_of
+from fusedops.graph.analysis.views import DimMap, dim_map_of
 
 #: Reads an argument as an affine number, or as None where it is not known to be one.
 Reader = Callable[[Any], Affine | None]
@@ -43,9 +43,9 @@ def pick_of(read: Reader, node: Node) -> Pick:
 def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
     """Returns a function that turns a number in terms of the indices of a call's input into one in
     terms of those of its result; None if the result may have elements that the input has not."""
-    axes = axes_of(call)
-    if axes is not None:
-        return lambda number: viewed(read, number, axes)
+    dim_map = dim_map_of(call)
+    if dim_map is not None:
+        return lambda number: through_view(read, number, dim_map)
     indices = indices_of(read, call)
     return None if indices is None else lambda number: at(number, indices)
 
@@ -55,15 +55,15 @@ def indices_of(read: Reader, call: Call) -> Places | None:
     negative, since such an index counts from the end."""
     if call.kind not in ("item", "index"):
         return None
-    index, given = call.arguments.get("index"), value(call.arguments["input"])
+    index, source = call.arguments.get("index"), value(call.arguments["input"])
     items = index if isinstance(index, (tuple, list)) else [index]
-    if not isinstance(given, torch.Tensor) or len(items) != given.dim():
+    if not isinstance(source, torch.Tensor) or len(items) != source.dim():
         return None
     places = [place for item in items if (place := read(item)) is not None]
     if len(places) != len(items):
         return None
-    known = all(not place.tensors and (place + 1).sign == 1 for place in places)
-    return tuple(places) if known else None
+    are_nonnegative = all(not place.tensors and (place + 1).sign == 1 for place in places)
+    return tuple(places) if are_nonnegative else None
 
 
 def at(number: Affine, indices: Sequence[Affine]) -> Affine:
@@ -74,10 +74,10 @@ def at(number: Affine, indices: Sequence[Affine]) -> Affine:
     return total
 
 
-def viewed(read: Reader, number: Affine, axes: Axes) -> Affine | None:
+def through_view(read: Reader, number: Affine, dim_map: DimMap) -> Affine | None:
     """`number`, which depends on a tensor's indices, in terms of those of a view; None if it
     depends on tensors, or on a dimension that the view lacks or whose first index is not known."""
-    places = {old: (dim, start) for dim, (old, start) in axes.items()}
+    places = {old: (dim, start) for dim, (old, start) in dim_map.items()}
     if number.tensors or not places.keys() >= number.steps.keys():
         return None
     moved = replace(number, steps={places[old][0]: step for old, step in number.steps.items()})

@@ -3,8 +3,8 @@ conditions that follow from comparing them.
 
 A mask over the positions of queries and keys is a comparison of such integers: `keys <= queries`
 of two broadcast aranges is `j - i <= 0`, which says that row i sees the columns before i + 1. A
-`Bound` has this form, and a `Truth` is a bool tensor as a conjunction of bounds and of bool tensors
-of which nothing is known. Nothing is computed, so that sizes may be symbols.
+`Bound` has this form, and a `BoolTensor` is a bool tensor as a conjunction of bounds and of bool
+tensors of which nothing is known. Nothing is computed, so that sizes may be symbols.
 """
 
 from __future__ import annotations
@@ -133,13 +133,13 @@ Places = tuple[Affine, ...]
 class Bound:
     """Row i sees the columns from `limit` on (`is_start`), or those before `limit`.
 
-    leaves: a column that each row sees whatever values the tensors in `limit` have, if a column
-        with that index exists; None if none is known.
+    known_column: a column that each row sees whatever values the tensors in `limit` have, if a
+        column with that index exists; None if none is known.
     """
 
     limit: Affine
     is_start: bool
-    leaves: Affine | None = None
+    known_column: Affine | None = None
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,11 @@ class Document:
 
 @dataclass(frozen=True)
 class Within:
-    """A bound that holds within a document; `otherwise` stands for it in other masks."""
+    """A bound that holds within a document; `fallback` stands for it in other masks."""
 
     document: Document
     bound: Bound
-    otherwise: Leaf
+    fallback: Leaf
 
 
 Part = Bound | Leaf | Document | Within
@@ -179,7 +179,7 @@ Condition = tuple[Part, ...]
 
 
 @dataclass(frozen=True)
-class Truth:
+class BoolTensor:
     """A bool tensor: True where every part of `when_true` holds, and False where every part of
     `when_false` holds; None where that is not known."""
 
@@ -187,19 +187,19 @@ class Truth:
     when_false: Condition | None
 
     @property
-    def inverted(self) -> Truth:
-        return Truth(self.when_false, self.when_true)
+    def inverted(self) -> BoolTensor:
+        return BoolTensor(self.when_false, self.when_true)
 
-    def completed(self, node: Node) -> Truth:
+    def with_leaf(self, node: Node) -> BoolTensor:
         """Lets `node`, whose value this is, stand for the conditions that are not known."""
         seen, hidden = self.when_true, self.when_false
-        return Truth(
+        return BoolTensor(
             (Leaf(node),) if seen is None else seen,
             (Leaf(node, negated=True),) if hidden is None else hidden,
         )
 
 
-Logical = Truth | bool
+Logical = BoolTensor | bool
 
 
 def inverse(truth: Logical) -> Logical:
@@ -213,9 +213,9 @@ def both(a: Logical, b: Logical) -> Logical:
     if isinstance(b, bool):
         return a if b else False
     if a.when_true is None or b.when_true is None:
-        return Truth(None, None)
+        return BoolTensor(None, None)
     new = (part for part in b.when_true if part not in (a.when_true or ()))
-    return Truth((*a.when_true, *new), None)
+    return BoolTensor((*a.when_true, *new), None)
 
 
 def either(a: Logical, b: Logical) -> Logical:
@@ -237,7 +237,7 @@ def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
     parts: list[Bound | Leaf] = []
     for part in condition:
         if isinstance(part, Within):
-            part = part.bound if part.document in documents else part.otherwise
+            part = part.bound if part.document in documents else part.fallback
         if not isinstance(part, Document) and part not in parts:
             parts.append(part)
     return tuple(parts)
@@ -254,7 +254,7 @@ def at_most_zero(affine: Affine) -> Logical | None:
     one_per_row = limit.is_index or not (limit.steps or limit.varies_over_columns)
     if abs(step) != 1 or not one_per_row:
         return None
-    return Truth((Bound(limit, is_start=step < 0),), (Bound(limit, is_start=step > 0),))
+    return BoolTensor((Bound(limit, is_start=step < 0),), (Bound(limit, is_start=step > 0),))
 
 
 def operands(parts: Iterable[Bound | Leaf]) -> Iterator[Node]:

@@ -16,14 +16,14 @@ from torch.fx import Node
 
 from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.masks import arithmetic, comparisons, logic, views
-from fusedops.graph.analysis.masks.choices import Choice, Number
+from fusedops.graph.analysis.masks.choices import Number, TwoValued
 from fusedops.graph.analysis.masks.interpreter import Interpreter
 from fusedops.graph.analysis.masks.positions import (
+    BoolTensor,
     Bound,
     Condition,
     Leaf,
     Logical,
-    Truth,
     inverse,
     operands,
     resolved,
@@ -60,18 +60,18 @@ class Mask:
 def read_bool(mask: Node, hides: bool, reader: Node) -> Mask | None:
     """A bool mask, True for hidden columns if `hides` and else for visible ones, as `reader` sees
     it; None if nothing is known of it."""
-    known = Interpreter(_STEPS).read(mask)
-    if not isinstance(known, (Truth, bool)):
+    result = Interpreter(_STEPS).read(mask)
+    if not isinstance(result, (BoolTensor, bool)):
         return None
-    return _mask(mask, inverse(known) if hides else known, None, reader)
+    return _mask(mask, inverse(result) if hides else result, None, reader)
 
 
 def read_added(addend: Node, reader: Node) -> Mask | None:
     """A mask that is added to scores: 0 for visible columns, and another number for hidden ones."""
-    known = Interpreter(_STEPS).read(addend)
-    if not isinstance(known, Choice) or 0 not in (known.yes, known.no):
+    result = Interpreter(_STEPS).read(addend)
+    if not isinstance(result, TwoValued) or 0 not in (result.yes, result.no):
         return None
-    visible = known if known.yes == 0 else known.swapped
+    visible = result if result.yes == 0 else result.swapped
     return _mask(addend, visible.truth, visible.no, reader)
 
 
@@ -79,8 +79,8 @@ def why_unknown(mask: Node) -> str:
     """Why a mask is not known as bounds of rows."""
     calls = upstream(mask, until=set()) or {mask}
     read = {node for call in calls for node in (call, *call.all_input_nodes)}
-    given = [node for node in sorted(read) if node.op in ("placeholder", "get_attr")]
-    tensors = [node.name for node in given if isinstance(value(node), torch.Tensor)]
+    inputs = [node for node in sorted(read) if node.op in ("placeholder", "get_attr")]
+    tensors = [node.name for node in inputs if isinstance(value(node), torch.Tensor)]
     if tensors:
         return f"the mask depends on the elements of {', '.join(tensors[:3])}"
     return "the mask is not known to leave each row one interval of columns"
@@ -93,12 +93,12 @@ def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> M
         condition = visible.when_true
     if condition is None:
         return None
-    known = resolved(condition)
-    read = set(operands(known))
+    parts = resolved(condition)
+    read = set(operands(parts))
     if node in read:
         return None
     calls = upstream(node, until=read)
     if storages.written_before_read(calls, read, reader):
         return None
     tensors = (call for call in calls if isinstance(value(call), torch.Tensor))
-    return Mask(known, added, frozenset(call for call in tensors if not written(call)))
+    return Mask(parts, added, frozenset(call for call in tensors if not written(call)))
