@@ -57,7 +57,7 @@ EQUIVALENT = {
         "// the factor is 1 without a weight": "kernels read the offset beside a weight only",
     },
     "fusedops/graph/readers/exponentials.py": {
-        'return decomposed("softmax", given, total.dims[(1)], call.node, SEVERAL_DIMS)': (
+        'return decomposed("softmax", scores, total.dims[(1)], call.node, SEVERAL_DIMS)': (
             "such a site is only reported"
         ),
     },

@@ -12,10 +12,10 @@ from fusedops.graph.rule import OpCall
 
 def draws_own_numbers(dropout: Call) -> bool:
     """Whether a dropout is active, and may use other random numbers than eager mode."""
-    given = dropout.arguments
-    if given["train"] is not True or not given["p"] or inductor_config.fallback_random:
+    arguments = dropout.arguments
+    if arguments["train"] is not True or not arguments["p"] or inductor_config.fallback_random:
         return False
-    is_in_place = storages.storage(dropout.node) == storages.storage(given["input"])
+    is_in_place = storages.storage(dropout.node) == storages.storage(arguments["input"])
     return not is_in_place
 
 

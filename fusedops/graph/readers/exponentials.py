@@ -58,12 +58,17 @@ def read_quotient(call: Call) -> SoftmaxChain | None:
 
 def _read_normalize(call: Call) -> SoftmaxChain | None:
     """F.normalize(exp(x - max), p=1, dim), whose eps is less than any sum."""
-    given = call.arguments
-    dim, eps = constant(given.get("dim", 1)), known_number(given.get("eps", 1e-12))
-    rank = value(given["input"]).dim()
-    if constant(given.get("p", 2.0)) != 1 or not isinstance(dim, int) or not rank or eps is None:
+    arguments = call.arguments
+    dim, eps = constant(arguments.get("dim", 1)), known_number(arguments.get("eps", 1e-12))
+    rank = value(arguments["input"]).dim()
+    if (
+        constant(arguments.get("p", 2.0)) != 1
+        or not isinstance(dim, int)
+        or not rank
+        or eps is None
+    ):
         return None
-    return _softmax(call, _with_limit(_Total(given["input"], (dim % rank,)), eps, eps <= 1))
+    return _softmax(call, _with_limit(_Total(arguments["input"], (dim % rank,)), eps, eps <= 1))
 
 
 def _quotients(call: Call) -> Iterator[tuple[Any, Any]]:
@@ -103,15 +108,15 @@ def _inverted(node: Any) -> Any:
 class _Total:
     """A sum of exponentials, and what is added to it.
 
-    further: the exponent of one more term.
-    least: a positive number that is added to the sum, or its lower limit; 0 if there is none. The
+    sink_exponent: the exponent of one more term.
+    floor: a positive number that is added to the sum, or its lower limit; 0 if there is none. The
         sum is at least 1 without it: the exponential of the maximum.
     """
 
     summed: Node
     dims: tuple[int, ...]
-    further: Node | None = None
-    least: float = 0.0
+    sink_exponent: Node | None = None
+    floor: float = 0.0
     refusal: str | None = None
 
 
@@ -126,11 +131,11 @@ def _read_total(node: Any, steps: int = 4) -> _Total | None:
     if call.kind not in ("clamp", "maximum"):
         return None
     tensor, limit = tensor_and_number(call)
-    least = known_number(call.arguments.get("min", limit))
-    if least is None or call.arguments.get("max") is not None:
+    floor = known_number(call.arguments.get("min", limit))
+    if floor is None or call.arguments.get("max") is not None:
         return None
     total = _read_total(tensor, steps - 1)
-    return _with_limit(total, least, least <= 1) if total else None
+    return _with_limit(total, floor, floor <= 1) if total else None
 
 
 def _summed(call: Call) -> _Total | None:
@@ -153,14 +158,14 @@ def _with_addend(call: Call, steps: int) -> _Total | None:
     for summed, term in ((first, other), (other, first)):
         exp = call_of(before_view_chain(term), "exp")
         total = _read_total(summed, steps) if exp else None
-        if exp is not None and total is not None and total.further is None:
-            return replace(total, further=exp.arguments["input"])
+        if exp is not None and total is not None and total.sink_exponent is None:
+            return replace(total, sink_exponent=exp.arguments["input"])
     return None
 
 
-def _with_limit(total: _Total, least: float, is_lost: bool) -> _Total:
-    refusal = total.refusal or (None if is_lost else ADDED_TO_SUM)
-    return replace(total, least=max(total.least, least), refusal=refusal)
+def _with_limit(total: _Total, floor: float, has_no_effect: bool) -> _Total:
+    refusal = total.refusal or (None if has_no_effect else ADDED_TO_SUM)
+    return replace(total, floor=max(total.floor, floor), refusal=refusal)
 
 
 # --- the exponentials -----------------------------------------------------------------------------
@@ -171,12 +176,12 @@ def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
     exponential = _exponential(total.summed)
     if exponential is None:
         return None
-    given, hidden, refusal = exponential
+    scores, hidden, refusal = exponential
     if len(total.dims) > 1:
-        return decomposed("softmax", given, total.dims[0], call.node, SEVERAL_DIMS)
+        return decomposed("softmax", scores, total.dims[0], call.node, SEVERAL_DIMS)
     (dim,) = total.dims
-    shift = read_shift(given, dim, total.further, hidden)
-    if hidden is not None and not shift.is_masked and total.least > 0:
+    shift = read_shift(scores, dim, total.sink_exponent, hidden)
+    if hidden is not None and not shift.is_masked and total.floor > 0:
         refusal = ADDED_TO_SUM  # the largest exponential may be a hidden one
     if shift.sink is not None and value(call.node).dtype == torch.float16:
         refusal = OVERFLOWS
@@ -188,7 +193,7 @@ def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
         shift.refusal or total.refusal or refusal,
         shift.sink,
         hidden,
-        total.least > 0 and shift.sink is None and shift.gives_zeros,
+        total.floor > 0 and shift.sink is None and shift.gives_zeros,
     )
 
 
@@ -213,14 +218,14 @@ def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
 
 def _masked(exp: Call, factor: Any, node: Node) -> tuple[Node, Hidden | None, str | None] | None:
     """exp(s) * mask"""
-    given = exp.arguments["input"]
+    scores = exp.arguments["input"]
     if not isinstance(value(factor), torch.Tensor) or is_number(factor):
         return None
     cast = call_of(factor, "cast")
     mask = cast.arguments["input"] if cast else factor
     if value(mask).dtype != torch.bool:
-        return given, None, NOT_A_MASK
-    return given, Hidden(mask, False, node), None
+        return scores, None, NOT_A_MASK
+    return scores, Hidden(mask, False, node), None
 
 
 # --- the maximum ----------------------------------------------------------------------------------
@@ -242,9 +247,9 @@ class Shift:
 
 
 def read_shift(
-    node: Node, dim: int, further: Node | None = None, hidden: Hidden | None = None
+    node: Node, dim: int, sink_exponent: Node | None = None, hidden: Hidden | None = None
 ) -> Shift:
-    """Reads `node` as x minus its maximum over `dim`, and `further` as a sink minus the same
+    """Reads `node` as x minus its maximum over `dim`, and `sink_exponent` as a sink minus the same
     maximum."""
     operands = difference(node)
     if operands is None:
@@ -252,11 +257,11 @@ def read_shift(
     x, subtracted = operands
     if not isinstance(x, Node) or not isinstance(subtracted, Node):
         return Shift(node, OTHER_MAXIMUM)
-    sink = _sink(further, subtracted, x) if further is not None else None
-    if further is not None and sink is None:
+    sink = _sink(sink_exponent, subtracted, x) if sink_exponent is not None else None
+    if sink_exponent is not None and sink is None:
         return Shift(x, ADDED_TO_SUM)
-    own = subtracted if sink is None else _without_sink(subtracted, sink)
-    maximum, is_guarded = _maximum(own)
+    row_maximum = subtracted if sink is None else _without_sink(subtracted, sink)
+    maximum, is_guarded = _maximum(row_maximum)
     maximised = _undetached(maximum.arguments["input"]) if maximum else None
     is_masked = hidden is not None and _is_masked(maximised, x, hidden)
     if maximum is None or not (is_masked or same_value(maximised, x)):
@@ -278,12 +283,12 @@ def _is_masked(node: Any, x: Node, hidden: Hidden) -> bool:
     return same_value(taken, x) and filled_number(fill) == -math.inf
 
 
-def _sink(further: Node, subtracted: Node, x: Node) -> Node | float | None:
-    """t if `further` is t - m, and 0 if it is -m, where m is `subtracted`."""
-    negation = call_of(before_view_chain(further), "neg")
+def _sink(sink_exponent: Node, subtracted: Node, x: Node) -> Node | float | None:
+    """t if `sink_exponent` is t - m, and 0 if it is -m, where m is `subtracted`."""
+    negation = call_of(before_view_chain(sink_exponent), "neg")
     if negation is not None and _is_same(negation.arguments["input"], subtracted):
         return 0.0
-    logit, m = difference(before_view_chain(further)) or (None, None)
+    logit, m = difference(before_view_chain(sink_exponent)) or (None, None)
     if not _is_same(m, subtracted):
         return None
     if not isinstance(logit, Node):
@@ -302,13 +307,13 @@ def _without_sink(node: Node, sink: Node | float) -> Any:
     call = call_of(_undetached(node))
     if call is None:
         return node
-    given = call.arguments
+    arguments = call.arguments
     if call.kind == "relu":
-        return given["input"] if sink == 0 else node
+        return arguments["input"] if sink == 0 else node
     if call.kind == "clamp":
-        is_limit = known_number(given.get("min")) == sink and given.get("max") is None
-        return given["input"] if is_limit else node
-    operands = (given["input"], given["other"]) if call.kind == "maximum" else ()
+        is_limit = known_number(arguments.get("min")) == sink and arguments.get("max") is None
+        return arguments["input"] if is_limit else node
+    operands = (arguments["input"], arguments["other"]) if call.kind == "maximum" else ()
     for m, limit in (operands, operands[::-1]) if operands else ():
         if filled_number(limit) == sink or same_value(limit, sink):
             return m

@@ -27,8 +27,8 @@ def _rows_and_columns(scores: Node) -> tuple[Any, Any]:
 
 def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
     """Whether each row is known to see a column."""
-    known = [bound.known_column for bound in bounds if bound.known_column is not None]
-    if any(_every_row_has(column, bounds, scores) for column in known):
+    known_columns = [bound.known_column for bound in bounds if bound.known_column is not None]
+    if any(_every_row_has(column, bounds, scores) for column in known_columns):
         return True
     rows, columns = _rows_and_columns(scores)
     starts = [bound.limit for bound in bounds if bound.is_start]
@@ -157,5 +157,5 @@ def _searched(search: Search) -> OpCall:
     rows = OpCall(aten.transpose.int, (search.rows, -1, -2))
     # searchsorted would copy operands that are not contiguous too, but with a warning.
     operands = (OpCall(aten.contiguous.default, (one,)) for one in (search.keys, rows))
-    found = OpCall(aten.searchsorted.Tensor, tuple(operands), {"right": search.right})
-    return OpCall(aten.squeeze.dim, (found, -2))
+    positions = OpCall(aten.searchsorted.Tensor, tuple(operands), {"right": search.right})
+    return OpCall(aten.squeeze.dim, (positions, -2))

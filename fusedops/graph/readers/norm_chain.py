@@ -34,7 +34,7 @@ from fusedops.graph.analysis.steps import (
 from fusedops.graph.analysis.values import constant, value
 from fusedops.graph.analysis.writes import written
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.readers.norm_dims import LastDims, norm_dims
+from fusedops.graph.readers.norm_dims import NormDims, norm_dims
 from fusedops.graph.readers.row_scale import OTHER_NORM, RowScale, as_one_per_row, read_row_scale
 from fusedops.graph.readers.statistics import centred
 from fusedops.graph.rule import OpCall
@@ -42,10 +42,10 @@ from fusedops.graph.rule import OpCall
 aten = torch.ops.aten
 #: Values of these types are intermediate results. Numbers, such as eps, may have other users.
 _RESULTS = (torch.Tensor, tuple)
-NARROW = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 #: The kinds of norms that subtract the mean, and those that do not.
 _CENTRED = ("layer_norm", "std_norm")
-_PLAIN = ("rms_norm", "l2_norm")
+_UNCENTRED = ("rms_norm", "l2_norm")
 #: Factors that differ from 1 only by the rounding of Python's arithmetic count as 1.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
@@ -70,7 +70,7 @@ class Norm:
     """
 
     kind: str
-    over: LastDims
+    over: NormDims
     input: Node
     computed_in: Node
     eps: float
@@ -91,28 +91,28 @@ class Norm:
         return self.over.ops.get(self.kind, self.kind)
 
     @property
-    def own(self) -> tuple[Node, ...]:
+    def matched_calls(self) -> tuple[Node, ...]:
         """The matched calls, in program order."""
-        given = (self.input, self.source, self.weight, self.bias, *self.absorbed, *self.scalars)
-        found = upstream(self.last, until={node for node in given if node is not None})
+        inputs = (self.input, self.source, self.weight, self.bias, *self.absorbed, *self.scalars)
+        calls = upstream(self.last, until={node for node in inputs if node is not None})
         # Capture records no value for a read of a tensor's dtype, which is left out.
-        return tuple(sorted(node for node in found if value(node) is not None))
+        return tuple(sorted(node for node in calls if value(node) is not None))
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return tuple(sorted({*self.own, *self.absorbed}))
+        return tuple(sorted({*self.matched_calls, *self.absorbed}))
 
     @property
     def is_shared(self) -> bool:
         """Whether something else uses an intermediate result, other than a cast of the input."""
-        own = set(self.own)
-        results = [node for node in own - {self.last} if isinstance(value(node), _RESULTS)]
+        matched = set(self.matched_calls)
+        results = [node for node in matched - {self.last} if isinstance(value(node), _RESULTS)]
         inner = (node for node in results if cast_chain(node)[1] is not self.input)
-        return any(not own.issuperset(users(node)) for node in inner)
+        return any(not matched.issuperset(users(node)) for node in inner)
 
     @property
-    def is_narrow(self) -> bool:
-        return value(self.last).dtype in NARROW
+    def is_half(self) -> bool:
+        return value(self.last).dtype in HALF_DTYPES
 
     @property
     def has_factors(self) -> bool:
@@ -157,17 +157,17 @@ def _read_norm(call: Call) -> Norm | None:
 
 def _normalize(call: Call) -> Norm | None:
     """F.normalize(x, dim=-1), or over another dimension"""
-    given = call.arguments
-    input, dim = given["input"], constant(given.get("dim", 1))
+    arguments = call.arguments
+    input, dim = arguments["input"], constant(arguments.get("dim", 1))
     rank = value(input).dim()
-    eps = given.get("eps", 1e-12)
+    eps = arguments.get("eps", 1e-12)
     if not isinstance(dim, int) or rank == 0:
         return None
-    over, known = norm_dims((dim % rank,), value(input).shape), known_number(eps)
-    if over is None or known is None:
+    over, eps_value = norm_dims((dim % rank,), value(input).shape), known_number(eps)
+    if over is None or eps_value is None:
         return None
-    norm = Norm("l2_norm", over, cast_chain(input)[1], input, known, call.node)
-    is_euclidean = constant(given.get("p", 2.0)) == 2
+    norm = Norm("l2_norm", over, cast_chain(input)[1], input, eps_value, call.node)
+    is_euclidean = constant(arguments.get("p", 2.0)) == 2
     return replace(norm, refusal=None if is_euclidean else OTHER_NORM)
 
 
@@ -192,7 +192,7 @@ def _product(
     by = as_one_per_row(scale.scale, scale.operand) if scale.scale else None
     if by is None:
         return None
-    by = by.to_the(-1.0) if scale.inverted else by
+    by = by.raised_to(-1.0) if scale.inverted else by
     if not by.is_inverse_root:
         return None
     tensor = next((f for f in factors if not f.inverted and _is_scaled_by(f.operand, by)), None)
@@ -203,7 +203,7 @@ def _product(
     for factor in others:
         norm = _multiplied(norm, factor.operand, factor.inverted) if norm else None
     is_plain = by.by_norm and not others
-    if norm and norm.kind in _PLAIN and not is_plain and _is_computed_narrow(norm):
+    if norm and norm.kind in _UNCENTRED and not is_plain and _is_computed_in_half(norm):
         dtype = value(norm.computed_in).dtype
         reason = f"it is computed in {dtype}, which rounds at every step"
         return replace(norm, refusal=norm.refusal or reason)
@@ -219,8 +219,8 @@ def _not_centred(factors: list[_Factor], by: RowScale, node: Node) -> Norm | Non
     return replace(norm, refusal=NOT_CENTRED) if norm else None
 
 
-def _is_computed_narrow(norm: Norm) -> bool:
-    return value(norm.computed_in).dtype in NARROW
+def _is_computed_in_half(norm: Norm) -> bool:
+    return value(norm.computed_in).dtype in HALF_DTYPES
 
 
 def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
@@ -228,8 +228,12 @@ def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
     if not isinstance(operand, Node):
         return False
     if scale.centred:
-        found = centred(operand)
-        return found is not None and found[1] == scale.dims and same_value(found[0], scale.input)
+        deviation = centred(operand)
+        return (
+            deviation is not None
+            and deviation[1] == scale.dims
+            and same_value(deviation[0], scale.input)
+        )
     return same_value(cast_chain(operand)[1], cast_chain(scale.input)[1])
 
 
@@ -239,9 +243,9 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
     if over is None:
         return None
     source = None
-    if scale.centred and scale.f == "max":  # layer_norm adds eps, and has no lower limit
+    if scale.centred and scale.eps_mode == "max":  # layer_norm adds eps, and has no lower limit
         source, scale = scale.input, _of_residue(scale, tensor)
-    read = _centred_kind if scale.centred else _plain
+    read = _centred_kind if scale.centred else _uncentred_kind
     kind, eps, factor, refusal = read(scale, over)
     input, refusal = cast_chain(scale.input)[1], scale.refusal or refusal
     norm = Norm(kind, over, input, scale.input, eps, last, source, factor)
@@ -252,41 +256,50 @@ def _of_residue(scale: RowScale, residue: Node) -> RowScale:
     """The scale in terms of the mean square of `residue`, which is its input minus the mean."""
     biased = scale.corrected(0)
     refusal = scale.refusal or (None if biased else _why_not_corrected(scale))
-    return replace(biased or scale, input=residue, centred=False, summed=True, refusal=refusal)
+    return replace(
+        biased or scale, input=residue, centred=False, written_as_sum=True, refusal=refusal
+    )
 
 
-def _centred_kind(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | None]:
+def _centred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
     """The kind of a norm with a mean, its eps, the factor that is left, and the refusal if no op
     computes it. The kind is layer_norm if eps is added to the variance, std_norm if to the root."""
     is_unbiased = scale.correction == 1 and scale.inner == 1 and not over.order("std_norm")
-    is_deviation = math.isclose(scale.power, 0.5) if scale.f else is_unbiased
+    is_deviation = math.isclose(scale.power, 0.5) if scale.eps_mode else is_unbiased
     kind, correction = ("std_norm", 1) if is_deviation else ("layer_norm", 0)
-    known = scale.corrected(correction)
-    if known is None:
+    corrected = scale.corrected(correction)
+    if corrected is None:
         return kind, scale.eps, 1.0, _why_not_corrected(scale)
-    if not known.f:
-        return kind, 0.0, known.inner, None
-    refusal = None if is_deviation or math.isclose(known.power, 1) else EPS_OUTSIDE
-    return kind, known.eps / known.inner, known.outer * known.inner**known.exponent, refusal
+    if not corrected.eps_mode:
+        return kind, 0.0, corrected.inner, None
+    refusal = None if is_deviation or math.isclose(corrected.power, 1) else EPS_OUTSIDE
+    return (
+        kind,
+        corrected.eps / corrected.inner,
+        corrected.outer * corrected.inner**corrected.exponent,
+        refusal,
+    )
 
 
 def _why_not_corrected(scale: RowScale) -> str:
     return UNKNOWN_ROW if scale.columns is None else SINGLE
 
 
-def _plain(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | None]:
+def _uncentred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
     """What `_centred_kind` returns, for a norm without a mean."""
     columns = scale.columns
     # Without eps an l2_norm is an rms_norm with another factor.
-    if scale.f == "max" or (not scale.f and scale.summed and not over.order("l2_norm")):
+    if scale.eps_mode == "max" or (
+        not scale.eps_mode and scale.written_as_sum and not over.order("l2_norm")
+    ):
         if columns is None:
             return "l2_norm", scale.eps, 1.0, UNKNOWN_ROW
         # inner * mean ** power = unit * sum ** power
         unit = scale.inner * columns**-scale.power
-        exponent = scale.exponent if scale.f else 1.0
-        eps = (scale.eps / unit) ** (1 / (2 * scale.power)) if scale.f else 0.0
+        exponent = scale.exponent if scale.eps_mode else 1.0
+        eps = (scale.eps / unit) ** (1 / (2 * scale.power)) if scale.eps_mode else 0.0
         return "l2_norm", eps, scale.outer * unit**exponent, None
-    if not scale.f:
+    if not scale.eps_mode:
         return "rms_norm", 0.0, scale.inner, None
     refusal = None if math.isclose(scale.power, 1) else EPS_OUTSIDE
     factor = scale.outer * scale.inner**scale.exponent
@@ -323,23 +336,23 @@ def _extended(extended: Norm, norm: Norm, step: Call) -> Norm | None:
 
 def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
     """bias + weight * norm, or bias + norm * weight"""
-    given = step.arguments
-    bias, first, second = given["input"], given["tensor1"], given["tensor2"]
+    arguments = step.arguments
+    bias, first, second = arguments["input"], arguments["tensor1"], arguments["tensor2"]
     weight = second if first is norm.last else first
     is_bare = norm.kind in _CENTRED and norm.weight is None and norm.bias is None
-    is_plain = constant(given.get("value", 1)) == 1
+    is_plain = constant(arguments.get("value", 1)) == 1
     if not (is_bare and is_plain and _is_affine(weight, norm) and _is_affine(bias, norm)):
         return None
     return _with_bias(_with_weight(extended, weight), bias)
 
 
-def _after_cast(norm: Norm, given: torch.dtype, result: torch.dtype) -> Norm | None:
-    if given == result or norm.kind in _CENTRED:
+def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> Norm | None:
+    if input_dtype == result or norm.kind in _CENTRED:
         return norm
-    if given in NARROW:  # the op would round only once
+    if input_dtype in HALF_DTYPES:  # the op would round only once
         return None
     is_bare = norm.kind == "rms_norm" and norm.weight is None and not norm.has_factors
-    rounds = is_bare and result in NARROW and norm.over.has_variants
+    rounds = is_bare and result in HALF_DTYPES and norm.over.has_variants
     return replace(norm, rounded_to=result) if rounds else norm
 
 
@@ -349,16 +362,16 @@ def _multiplied(
     """The norm times `operand`, or divided by it if `inverted`; None if the op cannot do that.
     `before` is the norm before this product, or None while `read_norm` reads the product."""
     if is_number(operand):
-        takes = before is None or (_takes_scalars(before) and not before.is_narrow)
+        takes = before is None or (_takes_scalars(before) and not before.is_half)
         return _times(norm, known_number(operand), inverted) if takes else None
     if inverted or not isinstance(operand, Node):
         return None
     if _is_affine(operand, norm) and norm.weight is None:
-        narrow = before is not None and before.is_narrow and norm.rounded_to is None
-        if narrow and norm.kind in _PLAIN:  # the op would round only once
+        is_half = before is not None and before.is_half and norm.rounded_to is None
+        if is_half and norm.kind in _UNCENTRED:  # the op would round only once
             return None
         return _with_weight(norm, operand)
-    takes = _takes_scalars(norm) and not (before or norm).is_narrow
+    takes = _takes_scalars(norm) and not (before or norm).is_half
     if not takes or not _is_single(operand, norm):
         return None
     return replace(norm, scalars=(*norm.scalars, operand))
@@ -372,14 +385,14 @@ def _times(norm: Norm, factor: float | None, inverted: bool) -> Norm | None:
 
 def _is_single(operand: Node, norm: Norm) -> bool:
     """Whether `operand` is a tensor with one element that broadcasts to the norm's input."""
-    given = value(operand)
-    if not isinstance(given, torch.Tensor) or given.dtype not in KERNEL_DTYPES:
+    tensor = value(operand)
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in KERNEL_DTYPES:
         return False
-    return given.dim() <= value(norm.input).dim() and has_shape(operand, [1] * given.dim())
+    return tensor.dim() <= value(norm.input).dim() and has_shape(operand, [1] * tensor.dim())
 
 
 def _takes_scalars(norm: Norm) -> bool:
-    return norm.kind in _PLAIN and norm.rounded_to is None
+    return norm.kind in _UNCENTRED and norm.rounded_to is None
 
 
 def _with_weight(norm: Norm, weight: Node) -> Norm:
@@ -425,19 +438,21 @@ def input_of(norm: Norm) -> Node | None:
 def arguments_of(norm: Norm, input: Node) -> dict[str, Any]:
     """The op's arguments by name, in its order."""
     multiplies = norm.has_factors and None not in norm.over.known_row
-    given = {"input": input, **norm.over.arguments(norm.kind)}
-    given["weight"] = _weight_times_factors(norm) if multiplies else _parameter(norm, norm.weight)
+    arguments = {"input": input, **norm.over.arguments(norm.kind)}
+    arguments["weight"] = (
+        _weight_times_factors(norm) if multiplies else _parameter(norm, norm.weight)
+    )
     if norm.kind in _CENTRED:
-        given["bias"] = _parameter(norm, norm.bias)
-    given["eps"] = norm.eps
+        arguments["bias"] = _parameter(norm, norm.bias)
+    arguments["eps"] = norm.eps
     if norm.kind == "rms_norm" and norm.over.has_variants:
-        given["weight_offset"] = 0.0 if multiplies else norm.weight_offset
-        given["rounds_normalized"] = norm.rounded_to is not None
-    return given
+        arguments["weight_offset"] = 0.0 if multiplies else norm.weight_offset
+        arguments["rounds_normalized"] = norm.rounded_to is not None
+    return arguments
 
 
-def _parameter(norm: Norm, given: Node | None) -> Node | OpCall | None:
-    return None if given is None else norm.over.parameter(given)
+def _parameter(norm: Norm, operand: Node | None) -> Node | OpCall | None:
+    return None if operand is None else norm.over.parameter(operand)
 
 
 def _weight_times_factors(norm: Norm) -> OpCall:

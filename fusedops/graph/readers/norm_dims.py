@@ -3,6 +3,7 @@ last. They decide which op computes the norm, and how its parameters broadcast t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,8 +20,8 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class LastDims:
-    """The last dimensions of the input. The parameters have their shape.
+class NormDims(ABC):
+    """The dimensions over which a norm is computed.
 
     dims: the dimensions, in ascending order.
     sizes: the shape of the input.
@@ -30,11 +31,9 @@ class LastDims:
     sizes: torch.Size
 
     #: For each kind of norm the op that computes it over these dimensions.
-    ops: ClassVar[dict[str, str]] = {
-        kind: kind for kind in ("layer_norm", "std_norm", "rms_norm", "l2_norm")
-    }
+    ops: ClassVar[dict[str, str]]
     #: Whether the op of rms_norm has the arguments weight_offset and rounds_normalized.
-    has_variants: ClassVar[bool] = True
+    has_variants: ClassVar[bool]
 
     @property
     def row(self) -> list[Any]:
@@ -46,34 +45,17 @@ class LastDims:
         """The sizes of a row that are known at compile time; None for the others."""
         return [known_size(size) for size in self.row]
 
+    @abstractmethod
     def has_parameter(self, operand: Node) -> bool:
-        """Whether a tensor broadcasts to a row, and is the same for all rows: with one value for
-        each element, or for each channel of an image, if the row has several dimensions."""
-        extra = value(operand).dim() - len(self.dims)
-        if extra > len(self.sizes) - len(self.dims):
-            return False
-        own = self.row[max(-extra, 0) :]
-        shape = value(operand).shape[max(extra, 0) :]
-        is_one = [statically_known_true(size == 1) for size in shape]
-        row = [1 if one else size for one, size in zip(is_one, own, strict=True)]
-        return not all(is_one) and has_shape(operand, [1] * extra + row)
+        """Whether a tensor broadcasts to a row, and is the same for all rows."""
 
     def view_chain_of(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
         """The views of a parameter that the op does not need, and the tensor that they view."""
         return (), operand
 
+    @abstractmethod
     def parameter(self, operand: Node) -> Node | OpCall:
         """A parameter in the shape of a row."""
-        if has_shape(operand, self.row):
-            return operand
-        extra = max(value(operand).dim() - len(self.dims), 0)
-        own = list(value(operand).shape[extra:])
-        if len(own) == len(self.row) and all(
-            statically_known_true(m == n) for m, n in zip(own, self.row, strict=True)
-        ):
-            return OpCall(aten.reshape.default, (operand, self.known_row))
-        given = OpCall(aten.reshape.default, (operand, own)) if extra else operand
-        return OpCall(aten.expand.default, (given, self.known_row))
 
     def order(self, kind: str) -> tuple[int, ...] | None:
         """The order of the dimensions that the op of that kind needs; None for the input's."""
@@ -85,7 +67,41 @@ class LastDims:
 
 
 @dataclass(frozen=True)
-class SpatialDim(LastDims):
+class LastDims(NormDims):
+    """The last dimensions of the input. The parameters have their shape."""
+
+    ops: ClassVar[dict[str, str]] = {
+        kind: kind for kind in ("layer_norm", "std_norm", "rms_norm", "l2_norm")
+    }
+    has_variants: ClassVar[bool] = True
+
+    def has_parameter(self, operand: Node) -> bool:
+        """Whether a tensor broadcasts to a row, and is the same for all rows: with one value for
+        each element, or for each channel of an image, if the row has several dimensions."""
+        extra = value(operand).dim() - len(self.dims)
+        if extra > len(self.sizes) - len(self.dims):
+            return False
+        trailing = self.row[max(-extra, 0) :]
+        shape = value(operand).shape[max(extra, 0) :]
+        is_one = [statically_known_true(size == 1) for size in shape]
+        row = [1 if one else size for one, size in zip(is_one, trailing, strict=True)]
+        return not all(is_one) and has_shape(operand, [1] * extra + row)
+
+    def parameter(self, operand: Node) -> Node | OpCall:
+        if has_shape(operand, self.row):
+            return operand
+        extra = max(value(operand).dim() - len(self.dims), 0)
+        shape = list(value(operand).shape[extra:])
+        if len(shape) == len(self.row) and all(
+            statically_known_true(m == n) for m, n in zip(shape, self.row, strict=True)
+        ):
+            return OpCall(aten.reshape.default, (operand, self.known_row))
+        squeezed = OpCall(aten.reshape.default, (operand, shape)) if extra else operand
+        return OpCall(aten.expand.default, (squeezed, self.known_row))
+
+
+@dataclass(frozen=True)
+class SpatialDim(NormDims):
     """One dimension that is not the last, such as the channels of images. The parameters broadcast
     along it, as weight[:, None, None] does; the op takes them flat. Norms without a spatial op run
     on the permuted input, which costs nothing where the channels are side by side in memory."""
@@ -118,14 +134,14 @@ class SpatialDim(LastDims):
     def order(self, kind: str) -> tuple[int, ...] | None:
         if self.ops[kind].startswith("spatial_"):
             return None
-        (own,) = self.dims
-        return (*(dim for dim in range(len(self.sizes)) if dim != own), own)
+        (normalized,) = self.dims
+        return (*(dim for dim in range(len(self.sizes)) if dim != normalized), normalized)
 
     def arguments(self, kind: str) -> dict[str, Any]:
         return super().arguments(kind) if self.order(kind) else {"dim": self.dims[0]}
 
 
-def norm_dims(dims: Sequence[int], sizes: torch.Size) -> LastDims | None:
+def norm_dims(dims: Sequence[int], sizes: torch.Size) -> NormDims | None:
     """The dimensions `dims` of a tensor of that shape; None if no op normalises over these."""
     if tuple(dims) == tuple(range(len(sizes) - len(dims), len(sizes))):
         return LastDims(tuple(dims), sizes)

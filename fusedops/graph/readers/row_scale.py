@@ -45,12 +45,12 @@ CANCELS = "mean(x^2) - mean(x)^2 cancels where the variance is small, and the op
 
 @dataclass(frozen=True)
 class RowScale:
-    """outer * f(inner * m ** power) ** exponent, where f adds eps ("add"), is the larger of its
-    argument and eps ("max"), or changes nothing ("").
+    """outer * f(inner * m ** power) ** exponent, where f adds eps (`eps_mode` "add"), is the
+    larger of its argument and eps ("max"), or changes nothing ("").
 
     m: the mean of the squares of `input` over its dimensions `dims`; if `centred`, of its
         deviations from their mean, with the divisor N - correction.
-    summed: whether the model writes a sum or a norm instead of a mean.
+    written_as_sum: whether the model writes a sum or a norm instead of a mean.
     by_norm: whether a single function computes the root of the sum of squares.
     """
 
@@ -58,11 +58,11 @@ class RowScale:
     dims: tuple[int, ...]
     centred: bool = False
     correction: int | float = 0
-    summed: bool = False
+    written_as_sum: bool = False
     by_norm: bool = False
     inner: float = 1.0
     power: float = 1.0
-    f: str = ""
+    eps_mode: str = ""
     eps: float = 0.0
     outer: float = 1.0
     exponent: float = 1.0
@@ -73,9 +73,9 @@ class RowScale:
         """The number of elements of a row, if it is known."""
         return known_count(value(self.input), self.dims)
 
-    def to_the(self, exponent: float) -> RowScale:
+    def raised_to(self, exponent: float) -> RowScale:
         """The scale to that power."""
-        if not self.f:
+        if not self.eps_mode:
             return replace(self, inner=self.inner**exponent, power=self.power * exponent)
         return replace(self, outer=self.outer**exponent, exponent=self.exponent * exponent)
 
@@ -83,15 +83,15 @@ class RowScale:
         """The scale times a positive number; None for another."""
         if not (math.isfinite(factor) and factor > 0):
             return None
-        if not self.f:
+        if not self.eps_mode:
             return replace(self, inner=self.inner * factor)
         return replace(self, outer=self.outer * factor)
 
-    def with_eps(self, f: str, eps: float) -> RowScale | None:
+    def with_eps(self, eps_mode: str, eps: float) -> RowScale | None:
         """The scale with eps, if it has none yet."""
-        if f == "add" and eps == 0:
+        if eps_mode == "add" and eps == 0:
             return self
-        return None if self.f else replace(self, f=f, eps=eps)
+        return None if self.eps_mode else replace(self, eps_mode=eps_mode, eps=eps)
 
     def corrected(self, correction: int) -> RowScale | None:
         """The scale as one of a variance with the divisor N - correction; None where this is
@@ -160,7 +160,7 @@ def _of_sum(call: Call) -> RowScale | None:
 
 def _times_columns(mean: RowScale) -> RowScale | None:
     columns = mean.columns
-    return replace(mean, summed=True, inner=float(columns)) if columns else None
+    return replace(mean, written_as_sum=True, inner=float(columns)) if columns else None
 
 
 def _of_einsum(call: Call) -> RowScale | None:
@@ -190,8 +190,8 @@ def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
 
 
 def _operands(einsum: Node) -> tuple[Any, ...]:
-    given = einsum.args[1:]
-    return tuple(given[0]) if given and isinstance(given[0], (list, tuple)) else given
+    operands = einsum.args[1:]
+    return tuple(operands[0]) if operands and isinstance(operands[0], (list, tuple)) else operands
 
 
 def _of_norm(call: Call) -> RowScale | None:
@@ -206,7 +206,7 @@ def _of_norm(call: Call) -> RowScale | None:
     if scale is None:
         return None
     refusal = scale.refusal or (None if is_euclidean else OTHER_NORM)
-    return replace(scale.to_the(0.5), by_norm=True, refusal=refusal)
+    return replace(scale.raised_to(0.5), by_norm=True, refusal=refusal)
 
 
 def _of_variance(call: Call) -> RowScale | None:
@@ -217,7 +217,7 @@ def _of_variance(call: Call) -> RowScale | None:
     deviation = centred(input)  # the variance of x - mean(x) is that of x
     source = deviation[0] if deviation and deviation[1] == dims else input
     scale = RowScale(source, dims, centred=True, correction=correction)
-    return scale.to_the(0.5) if call.kind.startswith("std") else scale
+    return scale.raised_to(0.5) if call.kind.startswith("std") else scale
 
 
 def _of_item(call: Call) -> RowScale | None:
@@ -255,7 +255,7 @@ _STATISTICS: dict[str, Callable[[Call], RowScale | None]] = {
 def _through_power(call: Call, steps: int) -> RowScale | None:
     exponent = _EXPONENTS.get(call.kind) or constant(call.arguments.get("exponent"))
     scale = read_row_scale(call.arguments["input"], steps)
-    return scale.to_the(exponent) if scale is not None and exponent else None
+    return scale.raised_to(exponent) if scale is not None and exponent else None
 
 
 _EXPONENTS = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0, "square": 2.0}
@@ -269,17 +269,17 @@ def _through_mul(call: Call, steps: int) -> RowScale | None:
     factor = known_number(other)
     if factor is not None:
         return scale.times(factor)
-    return scale.to_the(2.0) if same_value(first, other) else None
+    return scale.raised_to(2.0) if same_value(first, other) else None
 
 
 def _through_div(call: Call, steps: int) -> RowScale | None:
     first, other = call.arguments["input"], call.arguments["other"]
     inverts = is_number(first)
     scale = read_row_scale(other if inverts else first, steps)
-    known = known_number(first if inverts else other) if scale else None
-    if scale is None or not known:
+    number = known_number(first if inverts else other) if scale else None
+    if scale is None or not number:
         return None
-    return scale.to_the(-1.0).times(known) if inverts else scale.times(1 / known)
+    return scale.raised_to(-1.0).times(number) if inverts else scale.times(1 / number)
 
 
 def _through_add(call: Call, steps: int) -> RowScale | None:
@@ -287,22 +287,22 @@ def _through_add(call: Call, steps: int) -> RowScale | None:
     if not is_number(eps):  # without this, every residual connection would be followed
         return None
     scale = read_row_scale(first, steps)
-    known = known_number(eps) if scale else None
-    return scale.with_eps("add", known) if scale and known is not None else None
+    eps_value = known_number(eps) if scale else None
+    return scale.with_eps("add", eps_value) if scale and eps_value is not None else None
 
 
 def _through_clamp(call: Call, steps: int) -> RowScale | None:
     least = call.arguments.get("min", call.arguments.get("other"))
     scale = read_row_scale(call.arguments["input"], steps)
-    known = known_number(least) if scale and call.arguments.get("max") is None else None
-    return scale.with_eps("max", known) if scale and known is not None else None
+    limit = known_number(least) if scale and call.arguments.get("max") is None else None
+    return scale.with_eps("max", limit) if scale and limit is not None else None
 
 
 def _through_larger(call: Call, steps: int) -> RowScale | None:
     """max(norm, eps), where(norm > eps, norm, eps) or norm.masked_fill(norm < eps, eps)"""
-    larger = maximum_with_number(call)
-    scale = read_row_scale(larger[0], steps) if larger else None
-    return scale.with_eps("max", larger[1]) if larger and scale else None
+    maximum = maximum_with_number(call)
+    scale = read_row_scale(maximum[0], steps) if maximum else None
+    return scale.with_eps("max", maximum[1]) if maximum and scale else None
 
 
 def _through_cast(call: Call, steps: int) -> RowScale | None:
@@ -325,9 +325,9 @@ def _through_index(call: Call, steps: int) -> RowScale | None:
 
 def _through_expand(call: Call, steps: int) -> RowScale | None:
     """An expansion to the shape of the input, from one element a row."""
-    given = call.arguments["input"]
-    scale = read_row_scale(given, steps)
-    return as_one_per_row(scale, given) if scale is not None else None
+    source = call.arguments["input"]
+    scale = read_row_scale(source, steps)
+    return as_one_per_row(scale, source) if scale is not None else None
 
 
 _STEPS: dict[str, Callable[[Call, int], RowScale | None]] = {

@@ -42,8 +42,9 @@ class Scores:
     nodes: the calls that compute this, in program order.
     bounds: limits of the columns that each row sees; `visible` does not repeat them.
     mask_calls: the calls that compute masks that `bounds` replace.
-    adds_finite: whether a mask adds a finite number to scores, so that they may still differ.
-    absorbs: whether that number is so large that they are equal, and no gradient is needed.
+    mask_adds_finite: whether a mask adds a finite number to scores, so that they may still differ.
+    mask_absorbs_scores: whether that number is so large that they are equal, and no gradient is
+        needed.
     has_sink: whether each row has one more logit, beside which hidden columns have no weight.
     notes: why masks are not, or not entirely, bounds.
     product: a matrix product to insert as the input; used if `input` is a baddbmm, which contains
@@ -59,8 +60,8 @@ class Scores:
     softcap: float | None = None
     bounds: tuple[Bound, ...] = ()
     mask_calls: frozenset[Node] = frozenset()
-    adds_finite: bool = False
-    absorbs: bool = False
+    mask_adds_finite: bool = False
+    mask_absorbs_scores: bool = False
     has_sink: bool = False
     notes: tuple[str, ...] = ()
     product: OpCall | None = None
@@ -100,8 +101,8 @@ def _is_safe(scores: Scores, step: Call, chain: SoftmaxChain) -> bool:
     wide = torch.float64
     dtype = value(step.node).dtype
     narrows = dtype == wide and value(chain.last).dtype != wide  # the op would compute in float32
-    known = value(scores.input).dtype in KERNEL_DTYPES and not narrows
-    if not known or not same_shape(scores.input, step.node):
+    is_supported = value(scores.input).dtype in KERNEL_DTYPES and not narrows
+    if not is_supported or not same_shape(scores.input, step.node):
         return False
     return storages.written_between((*sorted(scores.nodes), *chain.nodes)) is None
 
@@ -176,13 +177,15 @@ def _through_sub(scores: Scores, call: Call) -> Scores | None:
 
 def _through_baddbmm(scores: Scores, call: Call) -> Scores | None:
     """beta * input + alpha * batch1 @ batch2"""
-    given = call.arguments
-    alpha, beta = (constant(given.get(name, 1)) for name in ("alpha", "beta"))
-    if scores.scale != 1 or not alpha or not beta or not _is_addend(given["input"], call.node):
+    arguments = call.arguments
+    alpha, beta = (constant(arguments.get(name, 1)) for name in ("alpha", "beta"))
+    if scores.scale != 1 or not alpha or not beta or not _is_addend(arguments["input"], call.node):
         return None
-    addend = given["input"] if beta == 1 else OpCall(aten.mul.Tensor, (given["input"], beta))
+    addend = (
+        arguments["input"] if beta == 1 else OpCall(aten.mul.Tensor, (arguments["input"], beta))
+    )
     extended = _added(scores, call.node, addend)
-    product = OpCall(aten.bmm.default, (given["batch1"], given["batch2"]))
+    product = OpCall(aten.bmm.default, (arguments["batch1"], arguments["batch2"]))
     return replace(extended, scale=float(alpha), product=product) if extended else None
 
 
@@ -210,8 +213,10 @@ def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
 
 
 def _through_masked_fill(scores: Scores, call: Call) -> Scores | None:
-    given = call.arguments
-    return _filled(scores, call, given.get("input"), given.get("mask"), given.get("value"), True)
+    arguments = call.arguments
+    return _filled(
+        scores, call, arguments.get("input"), arguments.get("mask"), arguments.get("value"), True
+    )
 
 
 def _through_where(scores: Scores, call: Call) -> Scores | None:
@@ -227,16 +232,16 @@ def _filled(
     """The scores `input` with `fill` where `mask` is True (`hides`) or False (not `hides`)."""
     if not isinstance(input, Node) or not isinstance(mask, Node) or not is_number(fill):
         return None
-    if (given := number(fill)) is None:
+    if (fill_number := number(fill)) is None:
         return None
-    fill = rounded(given, value(call.node).dtype) * scores.scale
+    fill = rounded(fill_number, value(call.node).dtype) * scores.scale
     if scores.addends or not fill < math.inf or not broadcasts(mask, input):
         return None
     if value(mask).dtype != torch.bool or (scores.masks and fill != scores.mask_value):
         return None
-    scores = replace(scores, absorbs=False)
-    known = masks.read_bool(mask, hides, call.node)
-    extended = _bounded(scores, input, known, fill) if known else None
+    scores = replace(scores, mask_absorbs_scores=False)
+    known_mask = masks.read_bool(mask, hides, call.node)
+    extended = _bounded(scores, input, known_mask, fill) if known_mask else None
     if extended is not None:
         return extended
     scores = _noted(replace(scores, input=input, mask_value=fill), masks.why_unknown(mask))
@@ -291,12 +296,14 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
     fill = rounded(mask.added, value(call.node).dtype) * scores.scale
     if not fill <= _HIDING or (scores.masks and fill != scores.mask_value):
         return None
-    finite = scores.adds_finite or fill > -math.inf
-    absorbs = not scores.masks and _absorbs(call.node, fill)
-    return _bounded(replace(scores, adds_finite=finite, absorbs=absorbs), input, mask, fill)
+    finite = scores.mask_adds_finite or fill > -math.inf
+    absorbs = not scores.masks and _absorbs_scores(call.node, fill)
+    return _bounded(
+        replace(scores, mask_adds_finite=finite, mask_absorbs_scores=absorbs), input, mask, fill
+    )
 
 
-def _absorbs(sum: Node, fill: float) -> bool:
+def _absorbs_scores(sum: Node, fill: float) -> bool:
     """Whether scores plus this number equal the number, for any score that occurs, and need no
     gradient. Only Dynamo captures a graph again for inputs with one."""
     absorbs = torch.finfo(torch.float32).min <= fill <= -(2.0**126)  # finite in a float32 softmax
@@ -305,7 +312,7 @@ def _absorbs(sum: Node, fill: float) -> bool:
 
 def _keeps_values(scores: Scores) -> bool:
     """Whether rows that see no column get eager's values, or cannot exist."""
-    if not scores.adds_finite or scores.absorbs or scores.has_sink:
+    if not scores.mask_adds_finite or scores.mask_absorbs_scores or scores.has_sink:
         return True
     return scores.visible is None and intervals.every_row_sees(scores.bounds, scores.input)
 

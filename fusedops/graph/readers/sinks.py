@@ -64,10 +64,10 @@ def read_sink(chain: SoftmaxChain) -> tuple[SoftmaxChain, Sink] | None:
     if shorter is None or not _drops_last_column(shorter):
         return None
     joined = _without_maximum(chain.input)
-    found = _joined(joined)
-    if found is None:
+    scores_and_sink = _joined(joined)
+    if scores_and_sink is None:
         return None
-    scores, sink = found
+    scores, sink = scores_and_sink
     inner = upstream(chain.last, until=set(joined.all_input_nodes))
     nodes = tuple(sorted({*inner, shorter.node}))
     private = all(inner.union([shorter.node]).issuperset(users(node)) for node in inner)
@@ -77,15 +77,15 @@ def read_sink(chain: SoftmaxChain) -> tuple[SoftmaxChain, Sink] | None:
 
 
 def _drops_last_column(call: Call) -> bool:
-    given, result = value(call.arguments["input"]), value(call.node)
+    source, result = value(call.arguments["input"]), value(call.node)
     if call.kind == "slice":
         dim, start, end, step = (call.arguments.get(n) for n in ("dim", "start", "end", "step"))
-        is_last = dim in (-1, given.dim() - 1)
+        is_last = dim in (-1, source.dim() - 1)
         return is_last and start in (None, 0) and end == -1 and step in (None, 1)
     index = call.arguments["index"]
     items = list(index) if isinstance(index, tuple) else [index]
     whole = all(item in (..., slice(None)) for item in items[:-1])
-    return whole and items[-1] == slice(None, -1) and given.dim() == result.dim()
+    return whole and items[-1] == slice(None, -1) and source.dim() == result.dim()
 
 
 def _without_maximum(joined: Node) -> Node:

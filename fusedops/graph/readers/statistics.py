@@ -29,8 +29,8 @@ def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
     operands = difference(node)
     if operands is None:
         return None
-    found = (mean for mean in _row_means(operands[1]) if same_value(operands[0], mean[0]))
-    return next(found, None)
+    matching = (mean for mean in _row_means(operands[1]) if same_value(operands[0], mean[0]))
+    return next(matching, None)
 
 
 def is_square_of_mean(node: Any, input: Node) -> bool:
@@ -45,8 +45,8 @@ def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
     expanded to its shape."""
     expansion = call_of(node, "expand")
     kept = expansion.arguments["input"] if expansion else node
-    for found in means(before_view_chain(kept)):
-        for input, dims in (found, before_views(*found)):
+    for mean in means(before_view_chain(kept)):
+        for input, dims in (mean, before_views(*mean)):
             if has_keepdim_shape(kept, input, dims) and (kept is node or same_shape(node, input)):
                 yield input, dims
 
@@ -105,10 +105,10 @@ def _sum_over_size(node: Any) -> Call | None:
     if total is None or dims is None:
         return None
     count = known_count(value(total.arguments["input"]), dims)
-    known = known_number(factor)
-    if count is None or not known:
+    number = known_number(factor)
+    if count is None or not number:
         return None
-    columns = known if call.kind == "div" else 1 / known
+    columns = number if call.kind == "div" else 1 / number
     return total if math.isclose(columns, count) else None
 
 
