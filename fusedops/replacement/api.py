@@ -52,12 +52,12 @@ def replace_modules(model: nn.Module) -> Replacements:
         target = _counterpart(module)
         if target is None:
             continue
-        was, reason = type(module), _reason_to_leave(module, target)
+        old_class, reason = type(module), _reason_to_leave(module, target)
         if reason:
-            modules.append(ReplacedModule(paths, was.__name__, reason=reason))
+            modules.append(ReplacedModule(paths, old_class.__name__, reason=reason))
             continue
         changes.append(_change(module, target))
-        modules.append(ReplacedModule(paths, was.__name__, _name(target)))
+        modules.append(ReplacedModule(paths, old_class.__name__, _name(target)))
     return Replacements(tuple(modules), changes)
 
 
@@ -73,9 +73,9 @@ def _counterpart(module: nn.Module) -> type[nn.Module] | None:
     """Our class for a module's class or its base; None if there is none, or the module is ours."""
     if type(module) in _COUNTERPARTS.values():
         return None
-    found = (target for base, target in _COUNTERPARTS.items() if isinstance(module, base))
+    counterparts = (target for base, target in _COUNTERPARTS.items() if isinstance(module, base))
     is_rms_norm = "RMSNorm" in type(module).__name__ or known_norm(module) is not None
-    return next(found, ours.RMSNorm if is_rms_norm else None)
+    return next(counterparts, ours.RMSNorm if is_rms_norm else None)
 
 
 def _reason_to_leave(module: nn.Module, target: type[nn.Module]) -> str:
@@ -127,15 +127,15 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     """The attributes that our RMSNorm has and a module that it replaces may lack."""
     if isinstance(module, nn.RMSNorm):
         return {"variant": "torch"}
-    known = known_norm(module)
-    if known is None:
+    norm = known_norm(module)
+    if norm is None:
         return {}
     weight: torch.Tensor = module.get_parameter("weight")
     return {
         "normalized_shape": tuple(weight.shape),
-        "eps": getattr(module, known.eps),
+        "eps": getattr(module, norm.eps),
         "elementwise_affine": True,
-        "variant": known.variant,
+        "variant": norm.variant,
     }
 
 

@@ -79,13 +79,13 @@ def _source(methods: tuple[Any, ...]) -> str:
 
 @functools.cache
 def _forms() -> dict[str, KnownNorm]:
-    known = {
+    by_source = {
         _LLAMA: KnownNorm("llama", "variance_epsilon"),
         _ROUNDED_ONCE: KnownNorm("torch", "variance_epsilon"),
         _T5: KnownNorm("t5", "variance_epsilon"),
         _GEMMA: KnownNorm("gemma", "eps"),
     }
-    return {_normal_form(source): norm for source, norm in known.items()}
+    return {_normal_form(source): norm for source, norm in by_source.items()}
 
 
 @functools.cache
@@ -109,8 +109,8 @@ class _Renamed(ast.NodeTransformer):
     """Numbers the arguments of a function and the variables that it assigns."""
 
     def __init__(self, arguments: ast.arguments) -> None:
-        given = [argument.arg for argument in ast.walk(arguments) if isinstance(argument, ast.arg)]
-        self._names = {name: f"v{number}" for number, name in enumerate(given)}
+        names = [argument.arg for argument in ast.walk(arguments) if isinstance(argument, ast.arg)]
+        self._names = {name: f"v{number}" for number, name in enumerate(names)}
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         if isinstance(node.ctx, ast.Store):

@@ -52,9 +52,9 @@ class Replacements:
                 No module is changed then.
         """
         for change in self._changes:
-            if type(change.module) is not change.became:
+            if type(change.module) is not change.new_class:
                 raise RuntimeError(
-                    f"undo: a {change.became.__name__} has become a "
+                    f"undo: a {change.new_class.__name__} has become a "
                     f"{type(change.module).__name__} since; undo that first"
                 )
         for change in self._changes:
@@ -75,11 +75,11 @@ class Change:
     """A module's change of class, and the attributes that were added to it."""
 
     module: nn.Module
-    was: type[nn.Module]
-    became: type[nn.Module]
+    old_class: type[nn.Module]
+    new_class: type[nn.Module]
     added: tuple[str, ...]
 
     def undo(self) -> None:
-        self.module.__class__ = self.was
+        self.module.__class__ = self.old_class
         for name in self.added:
             delattr(self.module, name)

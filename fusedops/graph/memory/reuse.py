@@ -74,9 +74,9 @@ def _is_only_for(node: Node, holders: set[Node]) -> bool:
 
 
 def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
-    given = named_arguments(node.target, node.args, node.kwargs)
+    named = named_arguments(node.target, node.args, node.kwargs)
     names = [argument.name for argument in in_place._schema.arguments]
-    arguments = {name: value for name, value in given.items() if name in names}
+    arguments = {name: value for name, value in named.items() if name in names}
     with graph.inserting_before(node):
         functional = torch.ops.higher_order.auto_functionalized
         both = graph.call_function(functional, (in_place,), arguments)

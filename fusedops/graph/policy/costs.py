@@ -96,14 +96,14 @@ class Table:
         sizes = next((self.costs[key] for key in keys if key in self.costs), None)
         if not sizes:
             return None
-        found = min(sizes.values(), key=lambda cost: _distance(size, cost))
-        share = size.elements / (found.rows * found.cols)
-        times = found.inductor * share, found.ours * share, found.ms_per_byte
-        return Cost(*times, found.rows, found.cols)
+        nearest = min(sizes.values(), key=lambda cost: _distance(size, cost))
+        share = size.elements / (nearest.rows * nearest.cols)
+        times = nearest.inductor * share, nearest.ours * share, nearest.ms_per_byte
+        return Cost(*times, nearest.rows, nearest.cols)
 
     def fit(self, machine: Machine) -> str:
         """Why the table was chosen for a machine, in words."""
-        family, _, isa, regime = machine.unlike(self.machine)
+        family, _, isa, regime = machine.kind_mismatch(self.machine)
         if self.tuned and self.machine == machine:
             how = "measured on this machine"
         elif not (family or isa or regime):
@@ -139,8 +139,8 @@ def _unfitness(machine: Machine, table: Table) -> tuple[bool | float | str, ...]
     """The sort key of a table. For the same kind of machine a shipped table precedes one that the
     user measured with another number of threads or another torch."""
     is_exact = table.tuned and table.machine == machine
-    unlike, differs = machine.unlike(table.machine), machine.differs(table.machine)
-    return (not is_exact, *unlike, table.tuned, *differs, table.name)
+    kind_mismatch, distance = machine.kind_mismatch(table.machine), machine.distance(table.machine)
+    return (not is_exact, *kind_mismatch, table.tuned, *distance, table.name)
 
 
 def devices() -> list[torch.device]:

@@ -122,8 +122,10 @@ def _profitable(match: Match, copied_bytes: int) -> Decision:
         return Decision(None)
     machine = costs.here(value(match.call.node).device)
     around = _barrier_bytes(match) + copied_bytes
-    found = (_estimate(match, table, size, machine, around) for table in costs.tables_for(machine))
-    estimate = next(filter(None, found), None)
+    estimates = (
+        _estimate(match, table, size, machine, around) for table in costs.tables_for(machine)
+    )
+    estimate = next(filter(None, estimates), None)
     if estimate is None:
         return Decision(_probably_slower(match, size, copied_bytes))
     return Decision(_slower(estimate), estimate)
@@ -179,8 +181,8 @@ def _estimate(
     """The table's measurements for the site, with that many bytes read and written around it; None
     if the op is not in the table."""
     mode = TRAINING if _is_trained(match) else INFERENCE
-    found = [table.cost(name, mode, size) for name in _measured_as(match)]
-    cost = next(filter(None, found), None)
+    measured = [table.cost(name, mode, size) for name in _measured_as(match)]
+    cost = next(filter(None, measured), None)
     if cost is None:
         return None
     inductor = cost.inductor

@@ -62,7 +62,7 @@ class Machine:
         """The first word of the family."""
         return self.family.partition("-")[0]
 
-    def unlike(self, other: Machine) -> tuple[bool, ...]:
+    def kind_mismatch(self, other: Machine) -> tuple[bool, ...]:
         """In which respects another machine is of another kind, the most important first."""
         return (
             self.family != other.family,
@@ -71,7 +71,7 @@ class Machine:
             (self.threads == 1) != (other.threads == 1),
         )
 
-    def differs(self, other: Machine) -> tuple[float, ...]:
+    def distance(self, other: Machine) -> tuple[float, ...]:
         """Measures how another machine of the same kind differs, in order of importance."""
         threads = abs(math.log(self.threads / other.threads))
         return threads, self.processor != other.processor, self.torch != other.torch

@@ -61,16 +61,18 @@ class _Contexts:
         return contexts
 
 
-def _policy(given: Callable[..., Any], context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+def _policy(
+    user_policy: Callable[..., Any], context: Any, op: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Asks the given policy about the operators that an op has replaced. Its decision is that for
     the first whose results are kept, or else that for the op itself."""
-    decisions = (given(context, each, *args, **kwargs) for each in _replaced_by(op))
+    decisions = (user_policy(context, each, *args, **kwargs) for each in _replaced_by(op))
     kept = next((decision for decision in decisions if decision in _SAVES), None)
-    return given(context, op, *args, **kwargs) if kept is None else kept
+    return user_policy(context, op, *args, **kwargs) if kept is None else kept
 
 
 def _replaced_by(op: Any) -> tuple[torch._ops.OpOverload, ...]:
     namespace, _, name = str(getattr(op, "name", str)()).partition("::")
     if namespace != "fusedops" or "backward" in name:
         return ()
-    return next((replaced for known, replaced in _REPLACED.items() if known in name), ())
+    return next((replaced for part, replaced in _REPLACED.items() if part in name), ())

@@ -40,12 +40,12 @@ def expand(graph: Graph) -> None:
 def _expand(node: Node, function: Callable[..., Any]) -> None:
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
     inputs = [argument for argument in flat if isinstance(argument, Node)]
-    known = [value(argument) for argument in inputs]
-    if any(given is None for given in known):
+    values = [value(argument) for argument in inputs]
+    if any(recorded is None for recorded in values):
         return
 
-    def call(*given: Any) -> Any:
-        remaining = iter(given)
+    def call(*tensors: Any) -> Any:
+        remaining = iter(tensors)
         filled = [next(remaining) if isinstance(a, Node) else a for a in flat]
         args, kwargs = pytree.tree_unflatten(filled, spec)
         return function(*args, **kwargs)
@@ -53,7 +53,7 @@ def _expand(node: Node, function: Callable[..., Any]) -> None:
     symbolic = fake_mode(node).shape_env is not None
     with modes.evaluating(node):
         trace = make_fx(call, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True)
-        traced = trace(*known).graph
+        traced = trace(*values).graph
     if traced.find_nodes(op="get_attr"):  # a constant, for which the graph has no attribute
         return
     _inline(node, traced, inputs)

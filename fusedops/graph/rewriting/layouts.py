@@ -113,23 +113,23 @@ _FULL = {"input", "residual"}
 #: The arguments of masked softmaxes that broadcast to the shape of the result.
 _BROADCAST = {"mask", "bias"}
 #: The arguments of masked softmaxes that broadcast to its shape without the last dimension.
-_OF_ROWS = {"start", "end", "sinks"}
+_PER_ROW = {"start", "end", "sinks"}
 #: The arguments that mean the same in any order of the dimensions that are not fixed.
 _UNMOVED = set(
     "normalized_shape weight bias weights biases eps weight_offset rounds_normalized scale causal "
     "diagonal lower_diagonal mask_value zero_masked_rows softcap dtype p seed".split()
 )
-_KNOWN = _FULL | _BROADCAST | _OF_ROWS | _UNMOVED | {"inputs", "dim", "stack_dim"}
+_KNOWN = _FULL | _BROADCAST | _PER_ROW | _UNMOVED | {"inputs", "dim", "stack_dim"}
 
 
 def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order | None:
     """`order`, except that the last dimensions stay the last if the op needs them there; None if
     no dimension moves, or if the op is not known to treat its dimensions alike."""
-    given = _arguments(call)
-    fixed = _fixed_dims(schema_of(call).name.rpartition("::")[2], given, evaluation)
+    arguments = _arguments(call)
+    fixed = _fixed_dims(schema_of(call).name.rpartition("::")[2], arguments, evaluation)
     if fixed is None:
         return None
-    stack = _stack_dim(given, order)
+    stack = _stack_dim(arguments, order)
     of_input = [d for d in range(len(order)) if d != stack]
     last = of_input[len(of_input) - fixed :]
     possible = [*(d for d in order if d != stack and d not in last), *last]
@@ -138,17 +138,17 @@ def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order
     return tuple(possible) if possible != sorted(possible) else None
 
 
-def _fixed_dims(op: str, given: Mapping[str, Any], evaluation: Evaluation) -> int | None:
+def _fixed_dims(op: str, arguments: Mapping[str, Any], evaluation: Evaluation) -> int | None:
     """Counts the last dimensions of the op's input that have to stay the last ones; None if this is
     not known."""
-    if not _KNOWN.issuperset(given):
+    if not _KNOWN.issuperset(arguments):
         return None
     if op in _SOFTMAXES or op in _SPATIAL_NORMS:
         return 0
     if op in _MASKED:
-        return 2 if given["causal"] or given.get("lower_diagonal") is not None else 1
+        return 2 if arguments["causal"] or arguments.get("lower_diagonal") is not None else 1
     # torch.fx records x.shape[-1:] as a node.
-    return len(evaluation.value(given["normalized_shape"])) if op in _NORMS else None
+    return len(evaluation.value(arguments["normalized_shape"])) if op in _NORMS else None
 
 
 def _arguments(call: OpCall) -> dict[str, Any]:
@@ -156,14 +156,14 @@ def _arguments(call: OpCall) -> dict[str, Any]:
     return dict(zip(names, call.args, strict=False))
 
 
-def _stack_dim(given: Mapping[str, Any], order: Order) -> int | None:
-    return given["stack_dim"] % len(order) if "stack_dim" in given else None
+def _stack_dim(arguments: Mapping[str, Any], order: Order) -> int | None:
+    return arguments["stack_dim"] % len(order) if "stack_dim" in arguments else None
 
 
 def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
     """`call` with the dimensions of its inputs in that order."""
-    given = _arguments(call)
-    stack = _stack_dim(given, order)
+    arguments = _arguments(call)
+    stack = _stack_dim(arguments, order)
     of_input = tuple(d - (stack is not None and d > stack) for d in order if d != stack)
 
     def moved(name: str, argument: Any) -> Any:
@@ -171,20 +171,20 @@ def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
             return _permute(argument, of_input)
         if name == "inputs":
             return [_permute(each, of_input) for each in argument]
-        if name in _BROADCAST and argument is not None and not _is_parameter(name, given):
+        if name in _BROADCAST and argument is not None and not _is_parameter(name, arguments):
             return _permuted_broadcast(argument, of_input, evaluation)
-        if name in _OF_ROWS and argument is not None:
+        if name in _PER_ROW and argument is not None:
             return _permuted_broadcast(argument, of_input[:-1], evaluation)
         if name == "dim":
             return of_input.index(argument % len(of_input))
         return order.index(stack) if name == "stack_dim" and stack is not None else argument
 
-    return replace(call, args=tuple(moved(name, argument) for name, argument in given.items()))
+    return replace(call, args=tuple(moved(name, argument) for name, argument in arguments.items()))
 
 
-def _is_parameter(name: str, given: Mapping[str, Any]) -> bool:
+def _is_parameter(name: str, arguments: Mapping[str, Any]) -> bool:
     """Whether an argument is the bias of a norm."""
-    return name == "bias" and ("normalized_shape" in given or "dim" in given)
+    return name == "bias" and ("normalized_shape" in arguments or "dim" in arguments)
 
 
 def _permuted_broadcast(argument: Any, order: Order, evaluation: Evaluation) -> Any:
@@ -215,10 +215,10 @@ def _permuted_by_rule(
 ) -> Replacement:
     """The replacement by `call`, whose input has that order already. The op copies an input whose
     rows are not adjacent in memory."""
-    found = _with_results(call, order, used, evaluation)
+    replacement = _with_results(call, order, used, evaluation)
     input = evaluation.value(_arguments(call)["input"])
     copied = 0 if input.is_contiguous() else 2 * bytes_of(input)
-    return replace(found, copied_bytes=found.copied_bytes + copied)
+    return replace(replacement, copied_bytes=replacement.copied_bytes + copied)
 
 
 def _with_results(
@@ -228,7 +228,7 @@ def _with_results(
     for old, index in used.items():
         output = new if index is None else OpCall(operator.getitem, (new, index))
         restored = _restored(output, order, value(old), evaluation)
-        results[old] = _with_strides_of_ones(restored, value(old), new, evaluation)
+        results[old] = _with_size_one_strides(restored, value(old), new, evaluation)
         copied_bytes += is_copied(results[old]) * 2 * bytes_of(value(old))
     return Replacement(new, results, evaluation, copied_bytes)
 
@@ -277,7 +277,7 @@ def _agree(strides: Sequence[Any], eager: torch.Tensor) -> bool:
     return all(_is_one(size) or _equal(ours, theirs) for ours, theirs, size in triples)
 
 
-def _with_strides_of_ones(
+def _with_size_one_strides(
     result: OpCall, eager: torch.Tensor, call: OpCall, evaluation: Evaluation
 ) -> OpCall:
     """`result` with eager's strides of dimensions of size 1 too, as in x[:, -1:] for a batch of 1.
@@ -287,8 +287,12 @@ def _with_strides_of_ones(
         return result
     if all(map(_equal, tensor.stride(), eager.stride())):
         return result
-    given = _arguments(call)
-    sources = [result, *(given[name] for name in _FULL if name in given), *given.get("inputs", ())]
+    arguments = _arguments(call)
+    sources = [
+        result,
+        *(arguments[name] for name in _FULL if name in arguments),
+        *arguments.get("inputs", ()),
+    ]
     strides = [_stride(stride, sources, evaluation) for stride in eager.stride()]
     if None in strides:
         return result

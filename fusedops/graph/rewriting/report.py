@@ -30,7 +30,7 @@ log = logging.getLogger("fusedops")
 Shape = tuple[int | str, ...]
 
 #: Reasons of sites whose code by Inductor is faster than any softmax kernel could be.
-_ON_PURPOSE = (SDPA, CROSS_ENTROPY, BECOMES_SDPA, NEVER_MATERIALISED)
+_ON_PURPOSE_REASONS = (SDPA, CROSS_ENTROPY, BECOMES_SDPA, NEVER_MATERIALISED)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Site:
     def left_on_purpose(self) -> bool:
         """Whether Inductor's code is faster than any kernel for a softmax alone could be: attention
         as `scaled_dot_product_attention`, or a cross entropy without its probabilities."""
-        return self.reason in _ON_PURPOSE
+        return self.reason in _ON_PURPOSE_REASONS
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,12 @@ def describe_site(
     decision: Decision,
     copied_bytes: int,
     names: Mapping[str, str],
-    larger: str = "",
+    why_not_larger: str = "",
 ) -> Site:
     """The report's row for `match`, which was replaced if the decision has no refusal.
 
     `copied_bytes` are read and written to give the results eager's strides; `names` maps the
-    identity of a module to its dotted path. `larger` says why no op of more calls was used.
+    identity of a module to its dotted path. `why_not_larger` says why no op of more calls was used.
     """
     node = match.call.node
     replaced = decision.refusal is None
@@ -165,7 +165,7 @@ def describe_site(
         shapes=_input_shapes(node),
         bytes_saved=max(0, bytes_saved(match) - copied_bytes) if replaced else 0,
         figures=decision.estimate,
-        note="; ".join(filter(None, (match.note, larger))) if replaced else "",
+        note="; ".join(filter(None, (match.note, why_not_larger))) if replaced else "",
     )
 
 
@@ -184,8 +184,8 @@ def _module_path(node: Node, names: Mapping[str, str]) -> str:
         return str(node.target) if node.op == "call_module" else ""
     identity, (path, *_) = list(stack.items())[-1]
     # Dynamo keys the stack by id(module), with "@n" at the n-th call of the same module.
-    known = names.get(identity.partition("@")[0])
-    return _dotted(path) if known is None else known
+    name = names.get(identity.partition("@")[0])
+    return _dotted(path) if name is None else name
 
 
 def _dotted(path: str) -> str:

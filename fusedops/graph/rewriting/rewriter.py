@@ -101,9 +101,9 @@ def _visit(
     # A replacement that copies a result is used only if every rule's replacement copies.
     accepted = attempts[len(refused) :]
     best = min(accepted, key=lambda each: not each.is_without_copy, default=attempts[-1])
-    larger = "; ".join(f"no {each.match.op}: {each.decision.refusal}" for each in refused)
+    why_not_larger = "; ".join(f"no {each.match.op}: {each.decision.refusal}" for each in refused)
     site = describe_site(
-        best.rule.name, best.match, best.decision, best.copied_bytes, names, larger
+        best.rule.name, best.match, best.decision, best.copied_bytes, names, why_not_larger
     )
     if best.replacement is not None:
         _replace(best.match, best.replacement)
@@ -168,9 +168,9 @@ def _unsupported_inputs(arguments: Mapping[str, Any]) -> str | None:
     return next(filter(None, reasons), None)
 
 
-def _unsupported_operand(name: str, given: Any) -> str | None:
+def _unsupported_operand(name: str, argument: Any) -> str | None:
     """Why the op does not take a weight, bias, mask or residual, or a list of them; or None."""
-    for each in given if isinstance(given, (list, tuple)) else [given]:
+    for each in argument if isinstance(argument, (list, tuple)) else [argument]:
         tensor = value(each) if isinstance(each, Node) else None
         if isinstance(tensor, torch.Tensor) and not availability.ops_take(tensor):
             return f"the {name} is a {type(tensor).__name__}, not a plain tensor"
@@ -204,10 +204,10 @@ def _choose(rule: Rule, match: Match) -> Replacement | str:
         except Exception as error:  # the fake kernel does not accept these arguments
             refusals.append(f"{new.op} refuses: {_first_line(error)}")
             continue
-        found = _with_eagers_metadata(new, match, evaluation)
-        if isinstance(found, Replacement):
-            return saved_tensors.with_cloned_results(found, match, is_unsavable)
-        refusals.append(found)
+        replacement = _with_eagers_metadata(new, match, evaluation)
+        if isinstance(replacement, Replacement):
+            return saved_tensors.with_cloned_results(replacement, match, is_unsavable)
+        refusals.append(replacement)
     return next(iter(refusals), f"{rule.name} has no op for these arguments")
 
 
@@ -218,15 +218,15 @@ def _first_line(error: Exception) -> str:
 
 def _with_eagers_metadata(call: OpCall, match: Match, evaluation: Evaluation) -> Replacement | str:
     """The replacement by `call` that copies the fewest bytes, or how its results differ."""
-    found: list[Replacement] = []
+    candidates: list[Replacement] = []
     for replacement in layouts.replacements(call, match, evaluation):
         difference = _difference(match, replacement)
         if difference is not None:
             return difference
-        found.append(replacement)
+        candidates.append(replacement)
         if not replacement.copied_bytes:
             break
-    return min(found, key=lambda replacement: replacement.copied_bytes)
+    return min(candidates, key=lambda replacement: replacement.copied_bytes)
 
 
 def _difference(match: Match, replacement: Replacement) -> str | None:

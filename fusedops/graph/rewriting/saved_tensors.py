@@ -75,7 +75,9 @@ def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:
     names = [argument.name for argument in schema_of(new).arguments]
     pairs = zip(names, new.args, strict=False)
     saved = _saved_inputs(new)
-    args = (map_aggregate(given, copied) if name in saved else given for name, given in pairs)
+    args = (
+        map_aggregate(argument, copied) if name in saved else argument for name, argument in pairs
+    )
     return replace(new, args=tuple(args))
 
 
@@ -85,13 +87,16 @@ def _saved_inputs(new: OpCall) -> set[str]:
     schema = schema_of(new)
     name = schema.name.rpartition("::")[2]
     is_norm_of_inputs = name.endswith("norm") and not name.startswith("add_")
-    given = dict(zip((argument.name for argument in schema.arguments), new.args, strict=False))
-    is_capped = given.get("softcap") is not None
+    arguments = dict(zip((argument.name for argument in schema.arguments), new.args, strict=False))
+    is_capped = arguments.get("softcap") is not None
     return _PARAMETERS | ({"input", "inputs"} if is_norm_of_inputs or is_capped else set())
 
 
-def with_cloned_results(found: Replacement, match: Match, is_unsavable: IsUnsavable) -> Replacement:
-    """`found` with clones of those results that must not have the memory of the op's output."""
+def with_cloned_results(
+    replacement: Replacement, match: Match, is_unsavable: IsUnsavable
+) -> Replacement:
+    """The replacement with clones of those results that must not have the memory of the op's
+    output."""
 
     def cloned(old: Node, result: OpCall) -> OpCall:
         saved = _saves(old, match.results[old], is_unsavable)
@@ -99,7 +104,9 @@ def with_cloned_results(found: Replacement, match: Match, is_unsavable: IsUnsava
         must_be_own = saved or (result.op in layouts.VIEWS and _is_written_later(old, match))
         return _clone(result) if must_be_own and not layouts.is_copied(result) else result
 
-    return replace(found, results={old: cloned(old, new) for old, new in found.results.items()})
+    return replace(
+        replacement, results={old: cloned(old, new) for old, new in replacement.results.items()}
+    )
 
 
 def _saves(old: Node, index: int | None, is_unsavable: IsUnsavable) -> bool:

@@ -81,20 +81,20 @@ _OPS: dict[str, dict[str, Any]] = {
 
 def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     op = f"add_{norm.op}"
-    given = norm.call.arguments
+    norm_arguments = norm.call.arguments
     seed = drawn_seed(value(residual.sum).device) if residual.p else None
     arguments = {
         "input": residual.branch,
         "residual": residual.residual,
-        **{name: given.get(name, default) for name, default in _OPS[op].items()},
+        **{name: norm_arguments.get(name, default) for name, default in _OPS[op].items()},
         "p": residual.p,
         "seed": seed,
     }
-    own = norm.fused_nodes or (norm.call.node,)
+    norm_nodes = norm.fused_nodes or (norm.call.node,)
     indices = {old: index for old, index in norm.results.items() if index is not None}
     results = {old: index + (index >= _SUM) for old, index in indices.items()}
-    remaining = _remaining(own, norm)
-    others = [user for user in users(residual.sum) if user not in own or user in remaining]
+    remaining = _remaining(norm_nodes, norm)
+    others = [user for user in users(residual.sum) if user not in norm_nodes or user in remaining]
     if others:
         results[residual.sum] = _SUM
     # The op must come before all other users of the sum.
@@ -104,15 +104,15 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     ):
         return None
     site = Call(op, op, norm.call.node, arguments)
-    return Match(site, op, results, (*residual.nodes, *own), insert_before)
+    return Match(site, op, results, (*residual.nodes, *norm_nodes), insert_before)
 
 
-def _remaining(own: tuple[Node, ...], norm: Match) -> set[Node]:
+def _remaining(norm_nodes: tuple[Node, ...], norm: Match) -> set[Node]:
     """The nodes of the norm that remain in the graph because they have other users."""
     remaining: set[Node] = set()
-    for node in reversed(own):
+    for node in reversed(norm_nodes):
         inner = node is not norm.call.node and node not in norm.results
-        if inner and not (set(own) - remaining).issuperset(users(node)):
+        if inner and not (set(norm_nodes) - remaining).issuperset(users(node)):
             remaining.add(node)
     return remaining
 
@@ -169,15 +169,15 @@ def _sum(node: Any) -> _Residual | None:
         return None
     if first is other:
         return _Residual(first, other, (node,))
-    found = (_from_branch(first, other, node), _from_branch(other, first, node))
-    return max(found, key=lambda residual: (residual.p, len(residual.nodes)))
+    candidates = (_from_branch(first, other, node), _from_branch(other, first, node))
+    return max(candidates, key=lambda residual: (residual.p, len(residual.nodes)))
 
 
 def _adds_to(first: Node, other: Node, total: Node) -> bool:
     """Whether the op would give the sum of two tensors the dtype that it has in the graph."""
     dtypes = [value(node).dtype for node in (first, other)]
-    known = all(dtype in KERNEL_DTYPES for dtype in dtypes)
-    return known and torch.promote_types(*dtypes) == value(total).dtype
+    are_supported = all(dtype in KERNEL_DTYPES for dtype in dtypes)
+    return are_supported and torch.promote_types(*dtypes) == value(total).dtype
 
 
 def _from_branch(branch: Node, residual: Node, total: Node) -> _Residual:

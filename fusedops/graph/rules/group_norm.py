@@ -31,16 +31,16 @@ class GroupNorm(Rule):
     def match(self, call: Call) -> Match | None:
         if call.kind != "group_norm" or not isinstance(value(call.node), torch.Tensor):
             return None
-        given = call.arguments
+        original = call.arguments
         row = [known_size(size) for size in value(call.node).shape[1:]]
         arguments = {
-            "input": given["input"],
+            "input": original["input"],
             "normalized_shape": row,
-            "weight": _expanded(given["weight"], row),
-            "bias": _expanded(given["bias"], row),
-            "eps": given["eps"],
+            "weight": _expanded(original["weight"], row),
+            "bias": _expanded(original["bias"], row),
+            "eps": original["eps"],
         }
-        refusal = call.refusal or (None if given["num_groups"] == 1 else GROUPS)
+        refusal = call.refusal or (None if original["num_groups"] == 1 else GROUPS)
         site = Call("layer_norm", "layer_norm", call.node, arguments, refusal)
         return Match(site, "layer_norm", {call.node: 0})
 

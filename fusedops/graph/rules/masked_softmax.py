@@ -78,17 +78,17 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
     input, result = value(chain.input), value(chain.last)
     if not isinstance(input, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
-    known = input.dtype in KERNEL_DTYPES and result.dtype in KERNEL_DTYPES
+    is_supported = input.dtype in KERNEL_DTYPES and result.dtype in KERNEL_DTYPES
     last = input.dim() > 0 and chain.dim % input.dim() == input.dim() - 1
-    return chain if known and last else None
+    return chain if is_supported and last else None
 
 
 def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
     """The chain with the cast of its float32 result back to the dtype of the scores. Under autocast
     these are narrower, and a float32 mask makes the softmax compute in float32."""
     cast = only_user(chain.last, "cast")
-    given = value(scores.input).dtype
-    if cast is None or cast.arguments["dtype"] != given or value(chain.last).dtype != torch.float32:
+    dtype = value(scores.input).dtype
+    if cast is None or cast.arguments["dtype"] != dtype or value(chain.last).dtype != torch.float32:
         return chain
     return replace(chain, dtype=None, nodes=(*chain.nodes, cast.node))
 
@@ -128,7 +128,7 @@ def _arguments(
         "sinks": sink.operand(device) if sink else None,
         "softcap": scores.softcap,
     }
-    has_rest = chain.zeroes_hidden_rows or any(given is not None for given in rest.values())
+    has_rest = chain.zeroes_hidden_rows or any(argument is not None for argument in rest.values())
     return arguments | ({"zero_masked_rows": chain.zeroes_hidden_rows} | rest if has_rest else {})
 
 
@@ -136,10 +136,10 @@ def _with_adjacent_values(operand: Operand | None) -> Operand | None:
     """A mask or bias, with a copy if the values of a row are not adjacent, as in a position bias
     whose last dimension is the heads. The op would copy it at every call. With the copy in the
     graph, Inductor computes the operand in this layout, once for all layers that share it."""
-    known = operand
-    while isinstance(known, OpCall):  # elementwise calls have the layout of their first operand
-        known = known.args[0]
-    if known is None or value(known).dim() == 0 or not _has_strided_rows(value(known)):
+    source = operand
+    while isinstance(source, OpCall):  # elementwise calls have the layout of their first operand
+        source = source.args[0]
+    if source is None or value(source).dim() == 0 or not _has_strided_rows(value(source)):
         return operand
     return OpCall(
         torch.ops.aten.clone.default, (operand,), {"memory_format": torch.contiguous_format}

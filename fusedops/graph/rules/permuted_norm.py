@@ -35,9 +35,9 @@ class PermutedNorm(Rule):
         if norm is None or not _is_spatial(norm) or self.norm.refusal(norm):
             return None
         (result,) = norm.results
-        given = norm.call.arguments["input"]
-        copied = call_of(given, "same")
-        permuted = call_of(copied.arguments["input"] if copied else given)
+        input = norm.call.arguments["input"]
+        copied = call_of(input, "same")
+        permuted = call_of(copied.arguments["input"] if copied else input)
         restored = only_user(result)
         if permuted is None or restored is None:
             return None
@@ -51,19 +51,19 @@ class PermutedNorm(Rule):
         arguments = {"input": permuted.arguments["input"], "dim": before[-1]}
         arguments |= {name: norm.call.arguments.get(name) for name in _SHARED[norm.op]}
         op = f"spatial_{norm.op}"
-        own = norm.fused_nodes or (norm.call.node, result)
-        nodes = tuple(sorted({permuted.node, given, *own, restored.node, last}))
+        norm_nodes = norm.fused_nodes or (norm.call.node, result)
+        nodes = tuple(sorted({permuted.node, input, *norm_nodes, restored.node, last}))
         return Match(Call(op, op, last, arguments), op, {last: 0}, nodes)
 
 
 def _is_spatial(norm: Match) -> bool:
     """Whether a norm is one over a single dimension that the spatial ops compute too."""
-    given: Mapping[str, Any] = norm.call.arguments
-    has_variant = given.get("weight_offset") or given.get("rounds_normalized")
-    known = norm.op in _SHARED and not norm.call.refusal and not has_variant
-    row = given.get("normalized_shape")
+    arguments: Mapping[str, Any] = norm.call.arguments
+    has_variant = arguments.get("weight_offset") or arguments.get("rounds_normalized")
+    is_shared = norm.op in _SHARED and not norm.call.refusal and not has_variant
+    row = arguments.get("normalized_shape")
     one_dim = isinstance(row, (list, tuple)) and len(row) == 1
-    return known and one_dim and list(norm.results.values()) == [0]
+    return is_shared and one_dim and list(norm.results.values()) == [0]
 
 
 def _moves_channels(before: tuple[int, ...], after: tuple[int, ...]) -> bool:

@@ -33,12 +33,14 @@ class Softmax(Rule):
         arguments = match.call.arguments
         if not isinstance(arguments["dim"], int):
             return "dim is not a number known at compile time"
-        given = value(arguments["input"]).dtype
-        computed = arguments["dtype"] or given
+        input_dtype = value(arguments["input"]).dtype
+        computed = arguments["dtype"] or input_dtype
         if computed not in KERNEL_DTYPES:
             return f"unsupported dtype {computed}"
-        integer = not (given.is_floating_point or given.is_complex)
-        return None if integer or given in KERNEL_DTYPES else f"unsupported dtype {given}"
+        integer = not (input_dtype.is_floating_point or input_dtype.is_complex)
+        return (
+            None if integer or input_dtype in KERNEL_DTYPES else f"unsupported dtype {input_dtype}"
+        )
 
     def emit(self, match: Match) -> Iterator[OpCall]:
         """The op with the site's arguments; then with the dtype of eager's result."""

@@ -43,15 +43,15 @@ class Stack(Rule):
         matches = [match for match in tried if match is not None]
         if len(matches) < len(results):
             return None
-        found = _stacked([match.op for match in matches], [m.call.arguments for m in matches])
+        stacked = _stacked([match.op for match in matches], [m.call.arguments for m in matches])
         stack_dim = constant(call.arguments.get("dim", 0))
-        if found is None or stack_dim is None:
+        if stacked is None or stack_dim is None:
             return None
-        op, arguments = found
+        op, arguments = stacked
         site = Call(op, op, call.node, {**arguments, "stack_dim": stack_dim}, call.refusal)
-        own = {node for match in matches for node in match.fused_nodes or (match.call.node,)}
+        fused = {node for match in matches for node in match.fused_nodes or (match.call.node,)}
         index = 0 if op == "stack_layer_norm" else None
-        return Match(site, op, {call.node: index}, (*sorted(own), call.node))
+        return Match(site, op, {call.node: index}, (*sorted(fused), call.node))
 
     def _match_of(self, result: Any, stack: Node) -> Match | None:
         """The match of an element of the stack, if its op can be stacked."""
@@ -76,7 +76,7 @@ class Stack(Rule):
 
 def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict[str, Any]] | None:
     """The stacked op and its arguments without stack_dim, if the elements have equal settings."""
-    inputs = [given["input"] for given in arguments]
+    inputs = [each["input"] for each in arguments]
     if len(set(ops)) > 1 or not all(isinstance(node, Node) for node in inputs):
         return None
     settings = _STACKED[ops[0]](inputs, arguments)
@@ -85,27 +85,27 @@ def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict
 
 def _softmax_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[str, Any] | None:
     dims = {
-        given["dim"] % max(value(node).dim(), 1)
-        for node, given in zip(inputs, arguments, strict=True)
+        each["dim"] % max(value(node).dim(), 1)
+        for node, each in zip(inputs, arguments, strict=True)
     }
-    if len(dims) > 1 or any(given["dtype"] is not None for given in arguments):
+    if len(dims) > 1 or any(each["dtype"] is not None for each in arguments):
         return None
     return {"dim": dims.pop()}
 
 
 def _norm_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[str, Any] | None:
     first = arguments[0]
-    shapes = [list(given["normalized_shape"]) for given in arguments]
+    shapes = [list(each["normalized_shape"]) for each in arguments]
     if any(shape != shapes[0] for shape in shapes):
         return None
-    if any(given["eps"] != first["eps"] for given in arguments):
+    if any(each["eps"] != first["eps"] for each in arguments):
         return None
     parameters = {}
     for name, plural in (("weight", "weights"), ("bias", "biases")):
-        given = [own[name] for own in arguments if own[name] is not None]
-        if len(given) not in (0, len(inputs)):
+        operands = [each[name] for each in arguments if each[name] is not None]
+        if len(operands) not in (0, len(inputs)):
             return None
-        parameters[plural] = given
+        parameters[plural] = operands
     return {"normalized_shape": shapes[0], **parameters, "eps": first["eps"]}
 
 
