@@ -66,6 +66,7 @@ def test_branches_wait_for_what_came_before_and_what_follows_waits_for_them(own_
         x.fill_(1)
         total = fusedops.parallel_stack([slow, slow], [x, x]).sum()
         x.fill_(7)  # after the branches have read it
+    stream.synchronize()
     assert total.item() == 4 * x.numel()
 
 

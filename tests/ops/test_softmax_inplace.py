@@ -218,12 +218,9 @@ def test_a_refused_call_leaves_the_version_as_it_was():
     y.sum().backward()  # x is what was saved
 
 
-@pytest.mark.parametrize(
-    "x",
-    [torch.randn(1, 5).expand(4, 5), torch.randn(20).as_strided((4, 5), (3, 1))],
-    ids=["expanded", "overlapping"],
-)
-def test_tensors_whose_elements_share_memory_are_refused_untouched(x):
+@pytest.mark.parametrize("strides", [(0, 1), (3, 1)], ids=["expanded", "overlapping"])
+def test_tensors_whose_elements_share_memory_are_refused_untouched(strides):
+    x = torch.randn(20).as_strided((4, 5), strides)
     before = x.clone()
     with pytest.raises(RuntimeError, match="softmax_: elements of input share memory"):
         fusedops.softmax_(x, -1)
