@@ -49,35 +49,41 @@ class WallClock:
 class CudaClock:
     """Measures on a GPU by events around each call, with the L2 cache overwritten before it.
 
-    The buffer is so large that overwriting it takes longer than the slowest launch, so that the
-    events enclose only the kernels.
+    The cache is overwritten for twice as long as the host takes to launch the call, so that the
+    kernels are queued by then and the events enclose nothing else.
     """
 
     def __init__(self, device: str) -> None:
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._flush = torch.empty(16 * l2_bytes, dtype=torch.int8, device=device)
-        self.overhead_ms = self._flush_ms()
-
-    def _flush_ms(self) -> float:
         self._flush.zero_()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        self._flush.zero_()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - start) * 1e3
+        self.overhead_ms = self._flush_ms = _elapsed_ms(self._flush.zero_)
 
     def __call__(self, call: Call, repeats: int) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
         call()
+        host_ms = (time.perf_counter() - start) * 1e3
+        flushes = math.ceil(2 * host_ms / self._flush_ms)
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(repeats)]
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(repeats)]
-        for start, end in zip(starts, ends, strict=True):
-            self._flush.zero_()
-            start.record()
+        for start_event, end_event in zip(starts, ends, strict=True):
+            for _ in range(flushes):
+                self._flush.zero_()
+            start_event.record()
             call()
-            end.record()
+            end_event.record()
         torch.cuda.synchronize()
         times: list[float] = list(map(torch.cuda.Event.elapsed_time, starts, ends))
         return statistics.mean(times)
+
+
+def _elapsed_ms(call: Call) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3
 
 
 def clock_for(device: str) -> Clock:

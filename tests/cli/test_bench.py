@@ -7,6 +7,7 @@ import csv
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -344,6 +345,11 @@ def test_a_gpu_is_timed_by_events_around_each_call(monkeypatch):
     clock, calls = timing.CudaClock("cpu"), []
     assert clock(lambda: calls.append(1), repeats=3) == 2.0
     assert len(calls) == 4 and clock.overhead_ms >= 0  # the first is not timed
+    flushed = []
+    clock._flush = SimpleNamespace(zero_=lambda: flushed.append(len(calls)))
+    clock._flush_ms, calls = 1.0, []
+    assert clock(lambda: calls.append(time.sleep(0.005)), repeats=2) == 2.0
+    assert flushed.count(1) == flushed.count(2) >= 10  # a GPU is busy for twice a call's launch
     assert isinstance(timing.clock_for("cpu"), timing.WallClock)
 
 
