@@ -18,7 +18,7 @@ os.environ["FUSEDOPS_CACHE_DIR"] = os.devnull
 import pytest
 import torch
 
-pytest_plugins = ["exhaustive", "fuzzing", "pytester", "threads"]
+pytest_plugins = ["exhaustive", "failures", "fuzzing", "pytester", "threads"]
 
 
 def pytest_terminal_summary(terminalreporter):

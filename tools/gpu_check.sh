@@ -5,12 +5,14 @@
 #
 #   tools/gpu_check.sh [--dry-run] [FOLDER]      default: docs/results/<device>-<date>
 #   PYTHON=python3.12  BUDGET=540                which Python; seconds in total
+#   ARCHIVE=FILE       COMMIT=NAME               default: FOLDER.tar.gz; what git says
 #
-# The stages that tell most come first, as a run may be interrupted: whether every kernel runs at
-# all, how fast each is, why, whether all results are right, and what the sanitizers say. Each stage
-# has a time limit and a log; one that fails or hangs does not stop the rest. After each
-# stage summary.md, summary.json and FOLDER.tar.gz hold all that was reached, so that an interrupted
-# run is kept. A folder that exists is never written to: the next free name is taken. The exit code
+# The stages that tell most come first, as a run may be interrupted: whether every kernel runs and
+# is right once, how fast each is, and beside eager and Inductor, whether all results are right, what
+# the sanitizers say, and why a kernel is as fast as it is. Each stage has a time limit and a log;
+# one that fails or hangs does not stop the rest. Failures of tests are in failures.txt as they
+# happen. After each stage summary.md, summary.json and ARCHIVE hold all that was reached, so that
+# an interrupted run is kept. A folder that exists is never written to: the next free name is taken. The exit code
 # is 1 if a correctness stage did not pass. --dry-run prints the stages and needs no GPU. The limits
 # of all stages before the benches fit into BUDGET together, where nothing has to be built.
 set -uo pipefail
@@ -64,14 +66,13 @@ versions() {
     nvcc "$(finds nvcc && nvcc --version | sed -n 's/.*release.*, V//p' || echo none)" \
     python "$("$PYTHON" -c 'import platform; print(platform.python_version())')" \
     torch "$("$PYTHON" -c 'import torch; print(torch.__version__)')" \
-    commit "$(git describe --always --dirty 2>/dev/null || echo unknown)"
+    commit "${COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}"
 }
 
 # Writes the summary and the archive. The archive is renamed into place, so that it is whole always.
 keep() {
   "$PYTHON" tools/gpu_summary.py "$OUT"
-  tar -C "$(dirname "$OUT")" -czf "$OUT.tar.gz.part" "$(basename "$OUT")" &&
-    mv "$OUT.tar.gz.part" "$OUT.tar.gz"
+  tar -C "$(dirname "$OUT")" -czf "$ARCHIVE.part" "$(basename "$OUT")" && mv "$ARCHIVE.part" "$ARCHIVE"
 }
 
 record() { printf '%s\t%s\t%s\t%d\n' "$1" "$2" "$3" "$4" >>"$OUT/stages.tsv"; }
@@ -138,6 +139,7 @@ interrupted() {
 
 if [[ $DRY == no ]]; then
   OUT=$(free_folder "${1:-docs/results/$(tr 'A-Z ' 'a-z-' <<<"$DEVICE")-$(date +%F)}")
+  ARCHIVE=${ARCHIVE:-$OUT.tar.gz}
   mkdir -p "$OUT/logs" "$OUT/bench"
   : >"$OUT/stages.tsv"
   versions >"$OUT/versions.tsv"
@@ -155,15 +157,15 @@ ARCH=${CAPABILITY//./}
 has_library() {
   [[ -f fusedops/lib/libfusedops_kernels_cuda.so ]] || return 1
   finds cuobjdump || return 0
-  cuobjdump --list-elf fusedops/lib/libfusedops_kernels_cuda.so | grep -q "sm_$ARCH"
+  [[ $(cuobjdump --list-elf fusedops/lib/libfusedops_kernels_cuda.so) == *"sm_$ARCH"* ]]
 }
-LIBRARY=(env FUSEDOPS_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="$CAPABILITY"
+LIBRARY=(env FUSEDOPS_BUILD_CUDA=1 FUSEDOPS_BUILD_NATIVE=1 TORCH_CUDA_ARCH_LIST="$CAPABILITY"
   "$PYTHON" setup.py build_ext --inplace)
 TUNE=build/tune/tune
 TUNE_BUILD=(bash -c "cmake -S tools/tune -B build/tune -G Ninja -DCMAKE_CUDA_ARCHITECTURES=$ARCH &&
   cmake --build build/tune")
 
-# The library is built in the background, while the stages run that need no torch.
+# The library is built in the background, while tune is built and runs every kernel.
 start_build() {
   # shellcheck disable=SC2016
   setsid bash -c 'out=$1; shift; "$@"; echo $? >"$out/build.status"' - "$OUT" "${LIBRARY[@]}" \
@@ -183,25 +185,7 @@ if [[ -x $TUNE && $DRY == no ]]; then
 else
   stage tune-build correctness 150 "${TUNE_BUILD[@]}"
 fi
-stage smoke correctness 20 "$TUNE" --smoke --csv "$OUT/smoke.csv"
-stage tune speed 140 "$TUNE" --seconds 125 --csv "$OUT/tune.csv"
-stage policy speed 10 bash -c "'$PYTHON' tools/pick_policy.py '$OUT/tune.csv' >'$OUT/policy.diff'"
-
-# The kernels that carry most models, and a cluster. Each run ends with the launch it profiles.
-PROFILED=(norm_forward_registers softmax_forward_registers norm_backward_registers
-  softmax_backward_registers masked_softmax_forward_registers softmax_forward_cluster)
-NCU=(ncu --launch-skip 2 --launch-count 1 --kill yes)
-for section in SpeedOfLight MemoryWorkloadAnalysis SchedulerStats WarpStateStats Occupancy; do
-  NCU+=(--section "$section")
-done
-if [[ $DRY == yes ]] || finds ncu; then
-  for kernel in "${PROFILED[@]}"; do
-    stage "ncu-$kernel" speed 15 "${NCU[@]}" --kernel-name "$kernel" \
-      "$TUNE" --seconds 10 --csv "$OUT/logs/ncu-$kernel.csv"
-  done
-else
-  skipped ncu speed "ncu is not on PATH"
-fi
+stage smoke correctness 25 "$TUNE" --smoke --csv "$OUT/smoke.csv"
 
 if [[ $PREBUILT == yes ]]; then
   skipped build correctness "fusedops/lib has code for sm_$ARCH"
@@ -214,37 +198,60 @@ fi
 stage entry-point correctness 10 "$PYTHON" setup.py -q egg_info
 stage env correctness 20 "$PYTHON" -m fusedops env
 
-# All tests that need a GPU are one process group, and the longest rows come first.
-CUDA_TESTS=(tests/cuda/test_cuda_{long_rows,every_kernel,library,c_api,values,gradients}.py
-  tests/cuda/test_cuda_{softmax_family,norm_family,parallel_stack,determinism,layout}.py
-  tests/cuda/test_cuda_{streams,opcheck,compile,large}.py)
+# All tests that need a GPU are one process group. Those that run every kernel once come first.
+DECISIVE=(tests/cuda/test_cuda_{every_kernel,long_rows,library,c_api,streams}.py)
+CUDA_TESTS=(tests/cuda/test_cuda_{values,gradients,softmax_family,norm_family,parallel_stack}.py
+  tests/cuda/test_cuda_{determinism,layout,opcheck,compile,large}.py)
 if [[ $DRY == yes ]] || has expecttest; then
   CUDA_TESTS+=(tests/cuda/test_cuda_opinfo.py)
 fi
-PYTEST=("$PYTHON" -m pytest -q -p no:cacheprovider)
-PARALLEL=("${PYTEST[@]}")
+PARALLEL=("$PYTHON" -m pytest -q -p no:cacheprovider --tb=short --failures "$OUT/failures.txt")
 has xdist && PARALLEL+=(-n $(($(nproc) * 3 / 4 + 1)) --dist load --maxschedchunk 4)
-stage cuda correctness 120 "${PARALLEL[@]}" "${CUDA_TESTS[@]}"
+stage cuda-decisive correctness 60 "${PARALLEL[@]}" "${DECISIVE[@]}"
 
-# Without PyTorch's cache every tensor is a separate allocation, so that accesses beyond it are found.
-SANITIZER=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --kernel-name kns=fusedops
-  --report-api-errors no --error-exitcode 99)
-SMALL=("${PYTEST[@]}" tests/cuda/test_cuda_every_kernel.py)
+stage tune speed 110 "$TUNE" --seconds 100 --csv "$OUT/tune.csv"
+stage policy speed 10 bash -c "'$PYTHON' tools/pick_policy.py '$OUT/tune.csv' >'$OUT/policy.diff'"
+
+# bench NAME SECONDS ARGUMENTS...
+bench() {
+  local name=$1 limit=$2
+  shift 2
+  stage "bench-$name" speed "$limit" "$PYTHON" -m fusedops bench --device cuda --quick "$@" \
+    --csv "$OUT/bench/$name.csv" --plot "$OUT/bench"
+}
+bench peers 75 --op softmax layer_norm rms_norm --dtype bfloat16
+stage cuda correctness 90 "${PARALLEL[@]}" "${CUDA_TESTS[@]}"
+
+# The kernels run without torch here, each array in an allocation of its own.
 for tool in memcheck racecheck; do
-  stage "$tool" correctness 65 "${SANITIZER[@]}" --tool "$tool" "${SMALL[@]}"
+  stage "$tool" correctness 30 compute-sanitizer --tool "$tool" --kernel-name kns=fusedops \
+    --report-api-errors no --error-exitcode 99 "$TUNE" --smoke --seconds 20 --csv "$OUT/$tool.csv"
 done
 
+# The kernels that carry most models, and a cluster. Each run ends with the launch it profiles.
+PROFILED=(norm_forward_registers softmax_forward_registers norm_backward_registers
+  norm_forward_cluster)
+NCU=(ncu --launch-skip 2 --launch-count 1 --kill yes)
+for section in SpeedOfLight MemoryWorkloadAnalysis SchedulerStats WarpStateStats Occupancy; do
+  NCU+=(--section "$section")
+done
+if [[ $DRY == yes ]] || finds ncu; then
+  for kernel in "${PROFILED[@]}"; do
+    stage "ncu-$kernel" speed 12 "${NCU[@]}" --kernel-name "$kernel" \
+      "$TUNE" --seconds 10 --csv "$OUT/logs/ncu-$kernel.csv"
+  done
+else
+  skipped ncu speed "ncu is not on PATH"
+fi
+
 if [[ $DRY == yes ]]; then
-  echo "before the benches: $planned s of $BUDGET s, and $builds s more for what was not built before"
+  echo "before the other benches: $planned s of $BUDGET s, and $builds s more for what was not built before"
 fi
 OPS=(softmax layer_norm masked_softmax rms_norm log_softmax softmax_dropout std_norm add_layer_norm
   add_rms_norm)
 for direction in forward backward; do
   for op in "${OPS[@]}"; do
-    name=$op-$direction
-    stage "bench-$name" speed 60 "$PYTHON" -m fusedops bench --device cuda --quick \
-      --op "$op" --pass "$direction" --dtype bfloat16 float32 \
-      --csv "$OUT/bench/$name.csv" --plot "$OUT/bench"
+    bench "$op-$direction" 60 --op "$op" --pass "$direction" --dtype bfloat16 float32
   done
 done
 stage bench-memory speed 60 "$PYTHON" -m tools.bench memory --device cuda \
@@ -265,5 +272,5 @@ compgen -G "$OUT/bench/*.csv" >/dev/null &&
   awk 'FNR > 1 || NR == 1' "$OUT"/bench/*.csv >"$OUT/bench.csv"
 [[ -n $build ]] && kill -TERM -- "-$build" 2>/dev/null
 keep
-echo "results: $OUT and $OUT.tar.gz"
+echo "results: $OUT and $ARCHIVE"
 [[ $correct == yes ]]
