@@ -4,9 +4,10 @@
     python tools/pick_policy.py tune.csv            # the difference
     python tools/pick_policy.py tune.csv --write    # writes it
 
-For each pass, kind of vectors and row length the plan with the best worst share of a copy over row
-counts and operators wins, but the incumbent stays within 2 % of it. Neighbouring lengths with the
-same plan become one line. Lengths without a measurement stay as they are. Below the difference
+For each pass, kind of vectors and row length the plan wins whose shares of a copy have the best
+geometric mean over row counts and operators, but the incumbent stays within 2 % of it. (The worst
+share would always be that of the fewest rows.) Neighbouring lengths with the same plan become one
+line. Lengths without a measurement stay as they are. Below the difference
 stands what blocks of fewer threads would change in the backward pass of norms.
 """
 
@@ -21,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 
 PLANS = Path(__file__).parents[1] / "csrc" / "cuda" / "launch" / "plans.def"
 #: A plan must gain 2 % on the incumbent, because medians of two runs differ by as much.
@@ -191,17 +193,17 @@ def line_of(text: str) -> Line | None:
 
 @dataclass
 class Choice:
-    """The worst share of each plan for one row length, and which plan is chosen."""
+    """The mean share of each plan for one row length, and which plan is chosen."""
 
-    worst: dict[Plan, float]
+    mean: dict[Plan, float]
     incumbent: Plan
     chosen: Plan
 
     def remark(self) -> str:
-        share = f"{100 * self.worst[self.chosen]:.0f} % of a copy"
+        share = f"{100 * self.mean[self.chosen]:.0f} % of a copy"
         if self.chosen == self.incumbent:
             return share
-        return f"{share}, {100 * self.worst[self.incumbent]:.0f} % before"
+        return f"{share}, {100 * self.mean[self.incumbent]:.0f} % before"
 
 
 def choose(cases: Sequence[Case]) -> Choice | None:
@@ -215,18 +217,18 @@ def choose(cases: Sequence[Case]) -> Choice | None:
     incumbents = {case.plan for case in cases if case.is_incumbent}
     asked = {case.question for case in cases if not case.is_incumbent}
     asked = asked or {case.question for case in cases}
-    worst = {
-        plan: min(share for question in asked if (share := of[question]) is not None)
+    mean = {
+        plan: geometric_mean(share for question in asked if (share := of[question]) is not None)
         for plan, of in shares.items()
         if all(of.get(question) is not None for question in asked)
     }
-    kept = [plan for plan in incumbents if plan in worst]
+    kept = [plan for plan in incumbents if plan in mean]
     if not kept:
         return None
-    incumbent = max(kept, key=worst.__getitem__)
-    best = max(worst, key=worst.__getitem__)
-    is_kept = worst[incumbent] >= KEPT * worst[best]
-    return Choice(worst, incumbent, incumbent if is_kept else best)
+    incumbent = max(kept, key=mean.__getitem__)
+    best = max(mean, key=mean.__getitem__)
+    is_kept = mean[incumbent] >= KEPT * mean[best]
+    return Choice(mean, incumbent, incumbent if is_kept else best)
 
 
 def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
@@ -397,11 +399,11 @@ def threads_text(cases: Sequence[Case]) -> str:
     lines = []
     for (name, vectors, cols), group in sorted(by_length.items()):
         choice = choose(group)
-        if choice is None or len(choice.worst) == 1:
+        if choice is None or len(choice.mean) == 1:
             continue
         shares = [
             f"{plan.threads}{' (now)' if plan == choice.incumbent else ''}: {100 * share:.0f} %"
-            for plan, share in sorted(choice.worst.items(), key=lambda item: -item[0].threads)
+            for plan, share in sorted(choice.mean.items(), key=lambda item: -item[0].threads)
         ]
         lines.append(f"# {name}, {vectors}, {cols} columns: {', '.join(shares)}\n")
     title = "# The share of a copy by the threads of a block, which stay as they are:\n"

@@ -77,11 +77,12 @@ struct Outcome {
   std::string error;
 };
 
-// Memory that grows to the largest question.
 class Arena {
  public:
-  cudaError_t reserve(int64_t bytes) {
-    if (bytes <= bytes_) return cudaSuccess;
+  // Memory that grows to the largest question.
+  cudaError_t reserve(int64_t bytes) { return bytes <= bytes_ ? cudaSuccess : allocate(bytes); }
+
+  cudaError_t allocate(int64_t bytes) {
     cudaFree(base_);
     base_ = nullptr;
     bytes_ = 0;
@@ -119,10 +120,13 @@ double median(std::vector<double> values) {
 
 class Bench {
  public:
-  explicit Bench(int32_t most_runs) : most_runs_(most_runs), spans_(2 * kMostRuns) {
+  // A smoke run measures once, and gives each array an allocation of its own, so that
+  // compute-sanitizer sees accesses beyond it.
+  explicit Bench(bool is_smoke)
+      : is_smoke_(is_smoke), most_runs_(is_smoke ? 1 : kMostRuns), spans_(2 * kMostRuns) {
     int l2_bytes = 0;
     check(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, 0), "no CUDA device");
-    rotated_bytes_ = 3 * int64_t{l2_bytes};
+    rotated_bytes_ = is_smoke ? 0 : 3 * int64_t{l2_bytes};
   }
 
   // Lays the question's arrays out in memory, and fills its inputs.
@@ -135,7 +139,8 @@ class Bench {
     copied_bytes_ = family_->bytes(question) / 2;
     sets_ = std::max<int64_t>(1, (rotated_bytes_ + set_bytes_ - 1) / set_bytes_);
     const int64_t of_each = set_bytes_ + aligned(copied_bytes_);
-    const Status status = arena_.reserve(sets_ * of_each + output_bytes());
+    Status status = arena_.reserve(sets_ * of_each + output_bytes());
+    if (is_smoke_ && status == device::kSuccess) status = allocate_arrays();
     if (status != device::kSuccess) return status;
     for (int64_t set = 0; set < sets_; ++set) {
       const Status filled = fill_inputs(memory_of(set));
@@ -164,9 +169,24 @@ class Bench {
     return bytes;
   }
 
+  Status allocate_arrays() {
+    own_.resize(std::max(own_.size(), arrays_.size()));
+    for (size_t i = 0; i < arrays_.size(); ++i) {
+      const Status status = own_[i].allocate(words_of(arrays_[i]) * 4);
+      if (status != device::kSuccess) return status;
+    }
+    return device::kSuccess;
+  }
+
+  static int64_t words_of(const Array& array) { return (array.bytes + 3) / 4; }
+
   Memory memory_of(int64_t set) const {
     Memory memory;
-    char* at = arena_.base() + set * set_bytes_;
+    if (is_smoke_) {
+      for (size_t i = 0; i < arrays_.size(); ++i) memory.push_back(own_[i].base());
+      return memory;
+    }
+    char* at = set_at(set);
     for (const Array& array : arrays_) {
       memory.push_back(at);
       at += aligned(array.bytes);
@@ -174,6 +194,7 @@ class Bench {
     return memory;
   }
 
+  char* set_at(int64_t set) const { return arena_.base() + set * set_bytes_; }
   char* copy_of(int64_t set) const {
     return arena_.base() + sets_ * set_bytes_ + set * aligned(copied_bytes_);
   }
@@ -181,15 +202,31 @@ class Bench {
 
   Status fill_inputs(const Memory& memory) const {
     for (size_t i = 0; i < arrays_.size(); ++i) {
-      if (arrays_[i].role != Role::kInput && arrays_[i].role != Role::kBools) continue;
-      const int64_t words = aligned(arrays_[i].bytes) / 4;
-      const Status status = device::launch(
-          &fill, std::min<int64_t>(kCheckBlocks, (words + kCheckThreads - 1) / kCheckThreads),
-          dim3(kCheckThreads), nullptr, static_cast<uint32_t*>(memory[i]), words,
-          arrays_[i].role == Role::kBools);
+      const Role role = arrays_[i].role;
+      if (role == Role::kOutput || role == Role::kScratch) continue;
+      const int64_t words = words_of(arrays_[i]);
+      Status status = device::launch(
+          &fill, check_blocks(words), dim3(kCheckThreads), nullptr,
+          static_cast<uint32_t*>(memory[i]), words, role == Role::kBools);
+      if (role == Role::kCausal && status == device::kSuccess) {
+        status = question_.dtype == DType::kBFloat16 ? hide_as<fusedops::BFloat16>(memory[i])
+                                                     : hide_as<float>(memory[i]);
+      }
       if (status != device::kSuccess) return status;
     }
     return device::kSuccess;
+  }
+
+  template <class T>
+  Status hide_as(void* values) const {
+    const int64_t count = question_.rows * question_.cols;
+    return device::launch(
+        &hide<T>, check_blocks(count), dim3(kCheckThreads), nullptr, static_cast<T*>(values), count,
+        question_.cols);
+  }
+
+  static int64_t check_blocks(int64_t count) {
+    return std::min<int64_t>(kCheckBlocks, (count + kCheckThreads - 1) / kCheckThreads);
   }
 
   // Writes zeros first, so that elements that only one of two kernels writes differ.
@@ -253,8 +290,7 @@ class Bench {
 
   template <class T>
   Status compare_as(const void* actual, const void* expected, int64_t count) {
-    const int64_t blocks =
-        std::min<int64_t>(kCheckBlocks, (count + kCheckThreads - 1) / kCheckThreads);
+    const int64_t blocks = check_blocks(count);
     const int64_t threads = blocks * kCheckThreads;
     Status status = seen_.reserve(2 * threads * sizeof(float));
     if (status != device::kSuccess) return status;
@@ -300,10 +336,9 @@ class Bench {
   Status run_between_events(const Plan* plan, int32_t i) {
     const Span &copy = spans_[2 * std::max(i, 0)], &ours = spans_[2 * std::max(i, 0) + 1];
     const int64_t set = next_set_++ % sets_;
-    const Memory memory = memory_of(set);
     cudaEventRecord(copy.begin, nullptr);
-    const Status status =
-        cudaMemcpyAsync(copy_of(set), memory[0], copied_bytes_, cudaMemcpyDeviceToDevice, nullptr);
+    const Status status = cudaMemcpyAsync(
+        copy_of(set), set_at(set), copied_bytes_, cudaMemcpyDeviceToDevice, nullptr);
     cudaEventRecord(copy.end, nullptr);
     if (status != device::kSuccess) return status;
     // The copy has read this set; the plan takes the one that was used longest ago.
@@ -314,10 +349,12 @@ class Bench {
     return launched;
   }
 
+  bool is_smoke_;
   int32_t most_runs_;
   int64_t rotated_bytes_ = 0;
   std::vector<Span> spans_;
   Arena arena_, seen_;
+  std::vector<Arena> own_;
   std::vector<float> differences_, magnitudes_;
   Question question_{};
   const Family* family_ = nullptr;
@@ -397,7 +434,7 @@ void list(const std::vector<Ask>& asks) {
 class Session {
  public:
   explicit Session(const Options& options)
-      : bench_(options.smoke ? 1 : kMostRuns), table_(options.csv), seconds_(options.seconds) {}
+      : bench_(options.smoke), table_(options.csv), seconds_(options.seconds) {}
 
   bool is_over() const {
     const auto since = std::chrono::steady_clock::now() - start_;

@@ -131,7 +131,7 @@ def test_the_incumbent_stays_within_two_percent(pick, other, chosen):
     assert softmax_lines(text)[2] == ("R", 16384, chosen, 0)
 
 
-def test_the_worst_row_count_and_operator_decide(pick):
+def test_the_mean_over_row_counts_and_operators_decides(pick):
     lines = [
         *(row(4096, 16, 0.85, incumbent=True, rows=rows) for rows in (264, 1000)),
         *(row(4096, 32, share, rows=rows) for rows, share in ((264, 0.80), (1000, 0.99))),
@@ -141,8 +141,8 @@ def test_the_worst_row_count_and_operator_decide(pick):
         row(4096, 32, 0.99, op="log_softmax"),
     ]
     _, text = pick(lines, "--write")
-    assert ("R", 4096, 8, 0) in softmax_lines(text)
-    assert "// 4096: 89 % of a copy, 85 % before" in text
+    assert ("R", 4096, 32, 0) in softmax_lines(text)
+    assert "// 4096: 92 % of a copy, 85 % before" in text
 
 
 def test_a_plan_that_failed_or_was_not_measured_everywhere_never_wins(pick):
@@ -231,7 +231,7 @@ def test_masked_rows_of_odd_lengths_decide_for_any_terms_in_both_directions(pick
     ]
     _, text = pick(lines, "--write")
     assert lines_of(text, "kAnyMasked", "kUnaligned") == [("R", 1024, 16, 0), ("R", 4096, 8, 0)]
-    assert "1024, 16, 0)  // 577: 70 % of a copy, 50 % before" in text
+    assert "1024, 16, 0)  // 577: 79 % of a copy, 50 % before" in text
     assert lines_of(text, "kMaskedForward", "kWide16") == [("R", 4096, 16, 0)]
 
 
@@ -296,7 +296,7 @@ def backward_block(cols: int, threads: int, share: float | str, rows: int = 1000
     )  # fmt: skip
 
 
-def test_blocks_of_fewer_threads_are_shown_by_their_worst_case_and_stay(pick, capsys):
+def test_blocks_of_fewer_threads_are_shown_by_their_mean_and_stay(pick, capsys):
     lines = [
         *(backward_block(1024, *plan) for plan in ((512, 0.90), (256, 0.97), (128, 0.99))),
         *(backward_block(1024, *plan, 264) for plan in ((512, 0.80), (256, 0.91), (128, 0.70))),
@@ -309,7 +309,7 @@ def test_blocks_of_fewer_threads_are_shown_by_their_worst_case_and_stay(pick, ca
     assert code == 0 and lines_of(text, *norms) == lines_of(PLANS, *norms)
     assert capsys.readouterr().out.endswith(
         "# The share of a copy by the threads of a block, which stay as they are:\n"
-        "# kNormBackward, kWide16, 1024 columns: 512 (now): 80 %, 256: 91 %, 128: 70 %\n"
+        "# kNormBackward, kWide16, 1024 columns: 512 (now): 85 %, 256: 94 %, 128: 83 %\n"
     )
 
 

@@ -27,6 +27,16 @@ FUSEDOPS_KERNEL(kCheckThreads) fill(uint32_t* words, int64_t count, bool bools) 
   }
 }
 
+// Zeros the columns that causality hides, where there are as many queries as columns.
+template <class T>
+FUSEDOPS_KERNEL(kCheckThreads)
+hide(T* values, int64_t count, int64_t cols) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    if (i % cols > i / cols % cols) values[i] = T(0.0f);
+  }
+}
+
 // Writes the largest difference, and the largest magnitude of `expected`, that each thread saw. A
 // NaN on one side alone counts as an infinite difference.
 template <class T>

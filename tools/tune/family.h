@@ -18,7 +18,8 @@ namespace tune {
 
 using fusedops::device::Status;
 
-enum class Role { kInput, kBools, kOutput, kScratch };
+// The probabilities of a causal row are zeros behind the diagonal, where the kernels look for that.
+enum class Role { kInput, kBools, kCausal, kOutput, kScratch };
 
 struct Array {
   int64_t bytes;

@@ -76,7 +76,8 @@ class MaskedSoftmax final : public Family {
     const Array input{tensor_bytes(q), Role::kInput},
         output{tensor_bytes(q), Role::kOutput, q.dtype};
     const Array mask{q.cols, Role::kBools};
-    if (q.backward) return {input, input, output, mask};
+    const Role role = q.op == Op::kPaddedSoftmax ? Role::kInput : Role::kCausal;
+    if (q.backward) return {input, {tensor_bytes(q), role}, output, mask};
     return {input, output, mask};
   }
 
@@ -93,7 +94,7 @@ class MaskedSoftmax final : public Family {
     const RowPlan plain = plan_unaligned(scores_of(q, any_address()), {}, q.cols, width, q.dtype);
     if (plain.elements > 0) return as_plan(plain, q);
     const Pass pass = is_capped(q) ? Pass::kAnyMasked : pass_of(q, width);
-    return as_plan(plan_rows(pass, q.cols, width, bytes, device::has_clusters()), q);
+    return as_plan(plan_rows(pass, q.cols, width, bytes, cluster_limit()), q);
   }
 
   // A soft cap shares the plans of scores of any terms, so that it alone cannot decide them.

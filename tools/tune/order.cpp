@@ -36,6 +36,8 @@ constexpr Pass kAll[] = {{Op::kSoftmax, false},       {Op::kSoftmax, true},
                          {Op::kSpatialSoftmax, true}, {Op::kSoftmaxStatistics, false},
                          {Op::kSoftmaxApply, false}};
 
+constexpr Pass kCausal[] = {{Op::kCausalSoftmax, false}, {Op::kCausalSoftmax, true}};
+
 using Lengths = std::vector<int64_t>;
 const Lengths kMainLengths = {4096, 1024, 8192, 2048, 16384, 32768, 65536};
 // Row lengths at which the plan switches kernels.
@@ -49,9 +51,12 @@ Lengths powers_of_two() {
 }
 
 constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat32};
-constexpr int64_t kSmall = int64_t{64} << 20, kMedium = int64_t{512} << 20,
+constexpr int64_t kSmall = int64_t{16} << 20, kMedium = int64_t{512} << 20,
                   kLarge = int64_t{2} << 30;
 constexpr int64_t kFewRows = 264;  // two for each multiprocessor of a Hopper
+// Rows of a step of decoding, and their lengths.
+constexpr int64_t kDecodingRows[] = {1, 8, 64};
+const Lengths kHidden = {4096, 1024, 8192, 512, 2048};
 
 class Order {
  public:
@@ -104,7 +109,12 @@ class Order {
 std::vector<Ask> questions(int64_t largest) {
   Order order(largest);
   order.add(kMain, kMainLengths, kMedium, false);
+  for (const int64_t rows : kDecodingRows) order.add_few(kMain, kHidden, false, rows);
   order.add(kDeciding, kBorders, kMedium, true);
+  for (const int64_t bytes : {kSmall, kMedium}) {
+    order.add(kDeciding, kHidden, bytes, true);
+    order.add(kCausal, kHidden, bytes, true);
+  }
   order.add_few(kDeciding, kBorders, true, kFewRows);
   order.add(kDeciding, kOdd, kMedium, true);
   order.add(kAll, powers_of_two(), kMedium, false);
@@ -120,8 +130,10 @@ std::vector<Ask> questions(int64_t largest) {
 
 std::vector<Ask> smoke_questions(int64_t largest) {
   // Rows for part of a warp, some warps, odd rows, many warps, clusters, odd segments, segments.
+  // The plans of the tables come before all others, so that a run that ends early has them.
+  const Lengths lengths = {64, 1000, 1023, 4096, 40960, 50257, 300000};
   Order order(largest);
-  order.add_few(kAll, {64, 1000, 1023, 4096, 40960, 50257, 300000}, true, 9);
+  for (const bool with_candidates : {false, true}) order.add_few(kAll, lengths, with_candidates, 9);
   return order.take();
 }
 
