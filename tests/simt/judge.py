@@ -12,7 +12,7 @@ from oracle import DTYPES
 
 from . import families, philox
 from .cases.masked import SEED, MaskedCase
-from .cases.norm import EPS, NormCase
+from .cases.norm import NormCase
 from .cases.rows import Arrays, Case, encode
 from .cases.spatial import SpatialCase
 from .cases.spatial_norm import SpatialNormCase
@@ -194,18 +194,18 @@ def _norm_forward(case: NormCase, given: Arrays) -> Wanted:
     if "bias" in given:
         bias = bounds.exactly(tensor(given["bias"], case.parameter_dtype))[0]
     output = bounds.norm(
-        *(kind, x, _weight(case, given), bias, EPS),
+        *(kind, x, _weight(case, given), bias, case.eps),
         rounds_normalized=case.rounds_normalized,
         error=off,
     )
-    mean, rstd = bounds.Norm.of(kind, x, EPS, x.dtype, off).statistics(x.dtype)
+    mean, rstd = bounds.Norm.of(kind, x, case.eps, x.dtype, off).statistics(x.dtype)
     return wanted | {"output": output, "mean": mean, "rstd": rstd}
 
 
 def _norm_backward(case: NormCase, given: Arrays) -> Wanted:
     grad, x = (tensor(given[name], case.dtype) for name in ("grad_output", "input"))
     weight = _weight(case, given)
-    to_input, *of_columns = bounds.norm_gradients(f"{case.kind}_norm", x, weight, grad, EPS)
+    to_input, *of_columns = bounds.norm_gradients(f"{case.kind}_norm", x, weight, grad, case.eps)
     if "grad_sum" in given:
         to_input = to_input.plus(tensor(given["grad_sum"], case.dtype), x.dtype)
     to_branch = to_input.scaled(case.factors(), x.dtype) if case.drops else to_input

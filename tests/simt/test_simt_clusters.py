@@ -17,40 +17,58 @@ from .families import RowsCase
 from .judge import Judge, same_bits, tensor
 
 ROWS_ONLY = (True, False, False)
-#: The longest rows that clusters of 2, 4 and 8 blocks hold, by the elements of a row in a thread.
-OF_16 = (16_384, 32_768, 131_072)
-OF_32 = OF_64 = (32_768, 65_536, 262_144)
-BLOCKS = (2, 4, 8)
+#: The longest row that a block holds, and those that clusters of so many blocks hold.
 LIMITS = {
-    Case("softmax_forward", "float32", "float32", 1, 4, 4): OF_32,
-    Case("softmax_forward", "bfloat16", "float32", 1, 8, 8, log=True): OF_64,
-    Case("softmax_backward", "float32", "float32", 1, 4, 4): OF_16,
-    Case("softmax_backward", "float16", "float16", 1, 8, 8, log=True): OF_16,
-    Case("softmax_forward", "float32", "float32", 1, 1, 1): OF_16,
-    Case("softmax_backward", "bfloat16", "bfloat16", 1, 1, 1, log=True): OF_16,
-    NormCase("norm_forward", "bfloat16", 1, 1, 1): OF_16,
-    NormCase("norm_forward", "float16", 1, 8, 8): OF_64,
-    NormCase("norm_forward", "float32", 1, 4, 4): OF_16,
-    NormCase("norm_forward", "bfloat16", 1, 8, 8, adds=True, p=0.3): OF_16,
-    NormCase("norm_backward", "float32", 1, 4, 4, wanted=ROWS_ONLY): (16_384, 32_768, 65_536),
-    NormCase("norm_backward", "float16", 1, 1, 1, wanted=ROWS_ONLY): (16_384, 32_768, 65_536),
-    NormCase("norm_backward", "bfloat16", 1, 8, 8, True, p=0.3, wanted=ROWS_ONLY): (
-        *(16_384, 32_768, 65_536),
-    ),
+    Case("softmax_forward", "float32", "float32", 1, 4, 4): {1: 16_384, 8: 32_768, 16: 524_288},
+    Case("softmax_forward", "bfloat16", "float32", 1, 8, 8, log=True): {
+        **{1: 16_384, 4: 32_768, 8: 65_536, 16: 524_288},
+    },
+    Case("softmax_backward", "float32", "float32", 1, 4, 4): {
+        **{1: 8192, 4: 16_384, 8: 32_768, 16: 262_144},
+    },
+    Case("softmax_backward", "float16", "float16", 1, 8, 8, log=True): {
+        **{1: 8192, 4: 16_384, 8: 65_536, 16: 262_144},
+    },
+    Case("softmax_forward", "float32", "float32", 1, 1, 1): {
+        **{1: 8192, 2: 16_384, 4: 32_768, 8: 131_072},
+    },
+    Case("softmax_backward", "bfloat16", "bfloat16", 1, 1, 1, log=True): {
+        **{1: 8192, 2: 16_384, 4: 32_768, 8: 131_072},
+    },
+    NormCase("norm_forward", "bfloat16", 1, 1, 1): {1: 8192, 2: 16_384, 4: 32_768, 8: 131_072},
+    NormCase("norm_forward", "float16", 1, 8, 8): {
+        **{1: 32_768, 4: 65_536, 8: 262_144, 16: 524_288},
+    },
+    NormCase("norm_forward", "float32", 1, 4, 4): {1: 8192, 2: 16_384, 8: 131_072, 16: 262_144},
+    NormCase("norm_forward", "bfloat16", 1, 8, 8, adds=True, p=0.3): {
+        **{1: 16_384, 4: 32_768, 8: 131_072, 16: 262_144},
+    },
+    NormCase("norm_backward", "float32", 1, 4, 4, wanted=ROWS_ONLY): {
+        **{1: 4096, 2: 16_384, 4: 32_768, 8: 65_536, 16: 131_072},
+    },
+    NormCase("norm_backward", "float16", 1, 1, 1, wanted=ROWS_ONLY): {
+        **{1: 8192, 2: 16_384, 4: 32_768, 8: 65_536},
+    },
+    NormCase("norm_backward", "bfloat16", 1, 8, 8, True, p=0.3, wanted=ROWS_ONLY): {
+        **{1: 8192, 2: 16_384, 4: 32_768, 8: 65_536, 16: 131_072},
+    },
 }
+#: Each base, with each size of its clusters.
+SIZES = [(base, blocks) for base, limits in LIMITS.items() for blocks in limits if blocks > 1]
 of_every_kind = pytest.mark.parametrize("base", LIMITS, ids=lambda base: f"{base.op}-{base.dtype}")
-of_every_size = pytest.mark.parametrize("size", range(3), ids=lambda size: f"{BLOCKS[size]}-blocks")
-REFUSED = Config(refuse_clusters=True)
+of_every_size = pytest.mark.parametrize(
+    "base, blocks", SIZES, ids=[f"{base.op}-{base.dtype}-{blocks}" for base, blocks in SIZES]
+)
+REFUSED, PORTABLE = Config(cluster_limit=1), Config(cluster_limit=8)
 
 
 def held(base: RowsCase, rows: int, cols: int) -> RowsCase:
     return replace(base, rows=rows, cols=cols, clusters=True)
 
 
-def shortest(base: RowsCase, size: int) -> int:
-    """The shortest row that clusters of BLOCKS[size] hold."""
-    limits = LIMITS[base]
-    return (limits[size - 1] if size else limits[0] // 2) + base.width
+def shortest(base: RowsCase, blocks: int) -> int:
+    """The shortest row that clusters of that many blocks hold."""
+    return max(cols for size, cols in LIMITS[base].items() if size < blocks) + base.width
 
 
 def kernels_of(emulator: Emulator, case: RowsCase) -> set[str]:
@@ -75,10 +93,9 @@ def has_narrow(case: RowsCase) -> bool:
 
 
 @of_every_size
-@of_every_kind
-def test_errors_are_within_their_bounds(emulator, base, size):
+def test_errors_are_within_their_bounds(emulator, base, blocks):
     judge = Judge()
-    for cols in (shortest(base, size), LIMITS[base][size]):
+    for cols in (shortest(base, blocks), LIMITS[base][blocks]):
         case = held(base, 2, cols)
         given = families.inputs(case)
         judge.add(case, given, families.run(emulator, case, given))
@@ -86,45 +103,49 @@ def test_errors_are_within_their_bounds(emulator, base, size):
 
 
 @of_every_size
-@of_every_kind
-def test_the_smallest_cluster_whose_blocks_share_a_multiprocessor_holds_a_row(emulator, base, size):
-    for cols in (shortest(base, size), LIMITS[base][size]):
+def test_a_row_is_held_by_the_cluster_that_was_the_fastest(emulator, base, blocks):
+    for cols in (shortest(base, blocks), LIMITS[base][blocks]):
         case = held(base, 1, cols)
         assert kernels_of(emulator, case) == {"cluster"}
-        assert emulator.cluster_of(families.prepared_args(emulator, case)) == BLOCKS[size]
+        assert emulator.cluster_of(families.prepared_args(emulator, case)) == blocks
 
 
 @of_every_kind
 def test_longer_narrower_or_older_rows_go_by_segments(emulator, base):
-    longest = held(base, 1, LIMITS[base][-1])
+    longest = held(base, 1, max(LIMITS[base].values()))
     longer = replace(longest, cols=longest.cols + base.width)
     by_segments = [replace(longest, clusters=False), longer]
-    if not has_narrow(base) or longest.cols > OF_16[-1]:
+    if not has_narrow(base) or longest.cols > 131_072:
         by_segments.append(replace(longest, width=1))
     for case in by_segments:
         assert kernels_of(emulator, case) in ({"partials", "apply"}, {"partials", "segments"}), case
 
 
 @of_every_size
-@of_every_kind
-def test_rows_whose_clusters_are_refused_are_right_without_them(emulator, base, size):
+def test_rows_whose_clusters_are_refused_are_right_without_them(emulator, base, blocks):
     """As on a part of a GPU, and by code for older devices."""
-    case = held(base, 2, LIMITS[base][size])
+    case = held(base, 2, LIMITS[base][blocks])
     one_block = emulator.kernels_of(families.prepared_args(emulator, replace(case, clusters=False)))
     without = {kernel.split("<")[0].rpartition("_")[2] for kernel in one_block}
     assert executed_by(emulator, case, REFUSED) == without
     assert executed_by(emulator, case, Config()) == {"cluster"}
 
 
+@pytest.mark.parametrize("base", [base for base in LIMITS if 16 in LIMITS[base]])
+def test_where_large_clusters_are_refused_smaller_ones_hold_what_they_can(emulator, base):
+    shorter = executed_by(emulator, held(base, 2, shortest(base, 16)), PORTABLE)
+    assert ("cluster" in shorter) == isinstance(base, Case)  # softmax has a plan for 8 blocks too
+    assert "cluster" not in executed_by(emulator, held(base, 1, LIMITS[base][16]), PORTABLE)
+
+
 @of_every_size
-@of_every_kind
 def test_no_schedule_no_grid_limit_and_no_other_row_changes_a_bit(
-    emulator, in_any_order, base, size
+    emulator, in_any_order, base, blocks
 ):
-    case = held(base, 5, shortest(base, size))
+    case = held(base, 5, shortest(base, blocks))
     case = replace(case, p=0.0) if isinstance(case, NormCase) else case
     given = families.inputs(case)
-    first = in_any_order(case, given, Config(max_grid=2 * BLOCKS[size]))
+    first = in_any_order(case, given, Config(max_grid=2 * blocks))
     last = {name: values[-1:] for name, values in given.items()}
     alone = families.run(emulator, replace(case, rows=1), last)
     assert same_bits(alone, {name: values[-1:] for name, values in first.items()})

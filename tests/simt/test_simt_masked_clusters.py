@@ -84,7 +84,7 @@ def test_no_schedule_no_grid_limit_and_no_other_row_changes_a_bit(in_any_order, 
 @of_every_kernel
 def test_rows_whose_clusters_are_refused_are_right_without_them(emulator, base):
     case = varied(replace(base, dims=(1, 1, 2)), 1)
-    emulator.configure(Config(refuse_clusters=True))
+    emulator.configure(Config(cluster_limit=1))
     given = inputs(case)
     judge = Judge()
     judge.add(case, given, run(emulator, case, given))

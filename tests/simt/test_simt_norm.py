@@ -57,7 +57,7 @@ def test_blocks_that_walk_over_many_rows_sum_all_of_them(emulator, dtype, rows, 
     judge.conclude()
 
 
-#: Backward, a row is held by a block, by a cluster of 2, 4 or 8, or goes by segments: the longest
+#: Backward, a row is held by a block, by a cluster of 2 to 16, or goes by segments: the longest
 #: and the shortest rows of each, with a device that has clusters.
 SCOPES = [
     *[("registers", "bfloat16", 8, cols, False) for cols in (1056, 8192)],
@@ -65,8 +65,8 @@ SCOPES = [
     *[("cluster", "float16", 8, cols, False) for cols in (8200, 16_384, 16_392)],
     *[("cluster", "bfloat16", 8, cols, True) for cols in (32_776, 65_536)],
     *[("cluster", "float32", 4, 4100, True), ("cluster", "float32", 4, 8196, False)],
-    *[("cluster", "float32", 4, 32_768, True), ("cluster", "float32", 4, 65_536, False)],
-    *[("segments", "float32", 4, 32_772, True), ("segments", "bfloat16", 8, 65_544, False)],
+    *[("cluster", "float32", 4, 65_536, True), ("cluster", "float32", 4, 65_540, False)],
+    *[("segments", "float32", 4, 65_540, True), ("segments", "bfloat16", 8, 131_080, False)],
     *[("cluster", "bfloat16", 1, cols, False) for cols in (4097, 16_385, 65_535)],
     *[("cluster", "float16", 2, 4098, False), ("cluster", "float32", 1, 32_767, False)],
     *[("segments", "bfloat16", 1, 65_537, False), ("segments", "float16", 2, 2050, True)],
@@ -200,6 +200,19 @@ def test_rows_that_lose_digits_are_within_their_bounds(emulator, op, dtype, rows
         if not case.is_forward:
             given |= statistics(case, decode(hard, dtype).astype(np.longdouble))
         judge.add(case, given, run(emulator, case, given))
+    judge.conclude()
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eps", [0.0, 1e-40])
+def test_an_eps_that_the_devices_reciprocal_flushes_changes_no_digit(
+    emulator, op, dtype, kind, eps
+):
+    judge, case = Judge(), NormCase(op, dtype, 40, 104, 1, kind=kind, eps=eps)
+    given = inputs(case)
+    judge.add(case, given, run(emulator, case, given))
     judge.conclude()
 
 

@@ -100,7 +100,7 @@ constexpr int64_t kPartitions[] = {132, 264, 396, 528};
 
 Plan backward_plan(const Question& q) {
   const NormBackward args = backward_of(q, any_memory(std::vector<Array>(kGradSum + 1)));
-  const NormBackwardPlan plan = plan_of(args, width_of(args), device::has_clusters());
+  const NormBackwardPlan plan = plan_of(args, width_of(args), cluster_limit());
   Plan result{plan.width, plan.elements, plan.threads, plan.rows, plan.blocks};
   result.segment = plan.segments.cols;
   result.partitions = plan.partitions;
@@ -153,7 +153,7 @@ Status launch_backward(const NormBackward& args, const Plan& plan) {
   NormBackwardPlan as_chosen{{as_row_plan(plan)}, {}, plan.partitions};
   if (as_chosen.scope == Scope::kRegisters) {
     // Selects the incumbent's kernel, which may be compiled for a fixed number of threads.
-    const NormBackwardPlan incumbent = plan_of(args, width_of(args), false);
+    const NormBackwardPlan incumbent = plan_of(args, width_of(args), 1);
     as_chosen.fixed_threads = incumbent.fixed_threads;
   }
   return launch_scope(args, as_chosen, nullptr);
@@ -196,7 +196,7 @@ class Norm final : public Family {
   Plan incumbent(const Question& q) const override {
     if (q.backward) return backward_plan(q);
     const NormForward args = forward_of(q, any_memory(arrays(q)));
-    return as_plan(plan_of(args, width_of(args), device::has_clusters()), q);
+    return as_plan(plan_of(args, width_of(args), cluster_limit()), q);
   }
 
   std::vector<Plan> candidates(const Question& q) const override {

@@ -82,10 +82,10 @@ class Softmax final : public Family {
     }
     if (q.backward) {
       const SoftmaxBackward args = backward_of(q, memory);
-      return as_plan(plan_of(args, cuda::width_of(args), device::has_clusters()), q);
+      return as_plan(plan_of(args, cuda::width_of(args), cluster_limit()), q);
     }
     const SoftmaxForward args = forward_of(q, memory);
-    return as_plan(plan_of(args, cuda::width_of(args), device::has_clusters()), q);
+    return as_plan(plan_of(args, cuda::width_of(args), cluster_limit()), q);
   }
 
   std::vector<Plan> candidates(const Question& q) const override {

@@ -26,6 +26,7 @@ template <int kThreads_>
 class RowInBlock {
  public:
   static constexpr int kThreads = kThreads_;
+  static constexpr bool kIsCluster = false;
 
   FUSEDOPS_DEVICE RowInBlock() {
     FUSEDOPS_SHARED(Place, places, 2 * kMaxWarps);
@@ -80,6 +81,7 @@ template <int kThreads_>
 class RowInCluster {
  public:
   static constexpr int kThreads = kThreads_;
+  static constexpr bool kIsCluster = true;
 
   FUSEDOPS_DEVICE RowInCluster()
       : blocks_(device::cluster_blocks()), rank_(device::cluster_rank()) {

@@ -10,8 +10,8 @@
 // Emulator: fusedops_simt.h, found on the include path, supplies those names, FUSEDOPS_SHARED,
 // __shfl_xor_sync, the vector and 16-bit types, and of fusedops::device max_grid and all functions
 // of launches, dynamic shared memory, clusters and mbarriers.
-// Numerics: fast_exp2 is within 2 ulp and flushes denormal results, reciprocal is within 1 ulp; the
-// rest is as in <cmath>.
+// Numerics: fast_exp2 is within 2 ulp and flushes denormal results; reciprocal is within 1 ulp, and
+// NaN for 0, denormals and infinities; the rest is as in <cmath>.
 #pragma once
 
 #include <cmath>
@@ -30,6 +30,8 @@
 #define FUSEDOPS_KERNEL(...) __global__ void __launch_bounds__(__VA_ARGS__)
 #define FUSEDOPS_SHARED(T, name, count) __shared__ __align__(16) T name[count]
 #else
+#include <cfloat>
+
 #include "fusedops_simt.h"
 #define FUSEDOPS_DEVICE inline
 #define FUSEDOPS_KERNEL(...) void
@@ -138,6 +140,9 @@ FUSEDOPS_DEVICE T* dynamic_shared() {
 
 #if __CUDA_ARCH__ >= 900
 
+// For kernels of launch_behind(): waits until the launch ahead has ended and its results are there.
+FUSEDOPS_DEVICE void wait_for_launch_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // The number of blocks in this cluster, and the rank of this one.
 FUSEDOPS_DEVICE uint32_t cluster_blocks() {
   uint32_t blocks;
@@ -219,6 +224,8 @@ FUSEDOPS_DEVICE void store_cluster(
 
 #else
 
+FUSEDOPS_DEVICE void wait_for_launch_ahead() {}
+
 // For tools/tune, which may be compiled for older devices: launch_clusters() launches none there.
 FUSEDOPS_DEVICE uint32_t cluster_blocks() { return 1; }
 FUSEDOPS_DEVICE uint32_t cluster_rank() { return 0; }
@@ -248,59 +255,6 @@ inline bool has_clusters() {
       majors[device] >= 9;
 }
 
-// Whether a kernel's code for the current device has clusters. Code that the driver compiles from
-// PTX has them if the __CUDA_ARCH__ of the PTX does.
-template <class... Params>
-bool has_cluster_code(void (*kernel)(Params...)) {
-  static std::mutex mutex;
-  static std::map<std::pair<int, void (*)(Params...)>, bool> known;
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return false;
-  const std::lock_guard lock(mutex);
-  const auto [entry, is_new] = known.try_emplace({device, kernel}, false);
-  if (is_new) {
-    cudaFuncAttributes code = {};
-    const bool is_read = cudaFuncGetAttributes(&code, kernel) == cudaSuccess;
-    if (!is_read) cudaGetLastError();  // clears it
-    entry->second = is_read && code.ptxVersion >= 90 && code.binaryVersion >= 90;
-  }
-  return entry->second;
-}
-
-// Every device with clusters runs those of up to eight blocks; larger ones take an attribute.
-inline constexpr uint32_t kPortableClusterBlocks = 8;
-
-// Launches clusters of `cluster` neighbouring blocks. Fails if the kernel's code has no clusters,
-// or if the device cannot run them, as a part of a GPU may not.
-template <class... Params, class... Args>
-Status launch_clusters(
-    void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, Stream stream,
-    Args... args) {
-  if (cluster > 1 && !has_cluster_code(kernel)) return kInvalidDeviceFunction;
-  if (cluster > kPortableClusterBlocks) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = cluster;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = threads;
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = cluster > 1 ? 1 : 0;
-  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
-  if (status != cudaSuccess) cudaGetLastError();  // clears it, since it is returned
-  return status;
-}
-
-template <class... Params, class... Args>
-Status launch(
-    void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {
-  return launch_clusters(kernel, blocks, 1, threads, stream, args...);
-}
-
 // The most shared memory that a block of the current device may have. The first call asks every
 // device.
 inline int64_t max_shared_bytes() {
@@ -319,19 +273,102 @@ inline int64_t max_shared_bytes() {
   return is_known ? limits[device] : 0;
 }
 
+// What a kernel's code for one device allows.
+struct KernelLimits {
+  bool has_clusters = false;
+  int64_t dynamic_shared_bytes = 0;
+};
+
+template <class... Params>
+KernelLimits read_limits(void (*kernel)(Params...)) {
+  KernelLimits limits;
+  cudaFuncAttributes code = {};
+  if (cudaFuncGetAttributes(&code, kernel) == cudaSuccess) {
+    // Code that the driver compiles from PTX has clusters if the __CUDA_ARCH__ of the PTX does.
+    limits.has_clusters = code.ptxVersion >= 90 && code.binaryVersion >= 90;
+    if (limits.has_clusters) {
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    }
+    const auto bytes = max_shared_bytes() - static_cast<int64_t>(code.sharedSizeBytes);
+    const cudaError_t status = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (status == cudaSuccess) limits.dynamic_shared_bytes = bytes;
+  }
+  cudaGetLastError();  // clears an error, which here means that the kernel may do nothing special
+  return limits;
+}
+
+// The limits of a kernel on the current device. The first call there raises its limit of dynamic
+// shared memory to the device's: if each launch set its own, a thread with a smaller one could
+// lower the limit before another thread's launch, which would then be refused.
+template <class... Params>
+KernelLimits limits_of(void (*kernel)(Params...)) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, void (*)(Params...)>, KernelLimits> known;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return {};
+  const std::lock_guard lock(mutex);
+  const auto [entry, is_new] = known.try_emplace({device, kernel});
+  if (is_new) entry->second = read_limits(kernel);
+  return entry->second;
+}
+
+template <class... Params, class... Args>
+Status launch_with(
+    cudaLaunchAttribute* attribute, void (*kernel)(Params...), int64_t blocks, dim3 threads,
+    Stream stream, Args... args) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = threads;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attribute;
+  config.numAttrs = attribute ? 1 : 0;
+  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+  if (status != cudaSuccess) cudaGetLastError();  // clears it, since it is returned
+  return status;
+}
+
+template <class... Params, class... Args>
+Status launch(
+    void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {
+  return launch_with(nullptr, kernel, blocks, threads, stream, args...);
+}
+
+// Launches clusters of `cluster` neighbouring blocks. Fails if the kernel's code has no clusters,
+// or if the device cannot run them, as a part of a GPU may not.
+template <class... Params, class... Args>
+Status launch_clusters(
+    void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, Stream stream,
+    Args... args) {
+  if (!limits_of(kernel).has_clusters) return kInvalidDeviceFunction;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = cluster;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  return launch_with(&attribute, kernel, blocks, threads, stream, args...);
+}
+
+// Launches a kernel whose blocks may start before the launch ahead of it in the stream has ended,
+// which hides what a launch takes. They call wait_for_launch_ahead() before they read its results.
+// Devices and code without clusters have no such launches either.
+template <class... Params, class... Args>
+Status launch_behind(
+    void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  const bool overlaps = has_clusters() && limits_of(kernel).has_clusters;
+  return launch_with(overlaps ? &attribute : nullptr, kernel, blocks, threads, stream, args...);
+}
+
 // Launches blocks that have `shared_bytes` of dynamic shared memory: with the kernel's static
-// shared memory at most max_shared_bytes(). More than 48 KB take an attribute of the kernel.
+// shared memory at most max_shared_bytes().
 template <class... Params, class... Args>
 Status launch_with_shared(
     void (*kernel)(Params...), int64_t shared_bytes, int64_t blocks, dim3 threads, Stream stream,
     Args... args) {
-  if (shared_bytes > 0) {
-    const cudaError_t status = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (status != cudaSuccess) {
-      cudaGetLastError();  // clears it, since it is returned
-      return status;
-    }
+  if (shared_bytes > 0 && shared_bytes > limits_of(kernel).dynamic_shared_bytes) {
+    return kInvalidValue;
   }
   kernel<<<
       static_cast<unsigned>(blocks), threads, static_cast<size_t>(shared_bytes),
@@ -341,10 +378,22 @@ Status launch_with_shared(
 
 #else
 
-inline float reciprocal(float x) { return 1.0f / x; }
+template <class... Params, class... Args>
+Status launch_behind(
+    void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {
+  return launch(kernel, blocks, threads, stream, args...);
+}
+inline void wait_for_launch_ahead() {}
+
+// What the device's reciprocal gives for 0, denormals and infinities too: NaN.
+inline float flushed(float x) { return fabsf(x) < FLT_MIN ? copysignf(0.0f, x) : x; }
+inline float reciprocal(float x) {
+  const float y = flushed(1.0f / flushed(x));
+  return fmaf(y, fmaf(-x, y, 1.0f), y);
+}
 inline float rsqrt(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / ::sqrt(x); }
-inline float fast_exp2(float x) { return exp2f(x); }
+inline float fast_exp2(float x) { return flushed(exp2f(x)); }
 template <class Word>
 Word load_streaming(const Word* from) {
   return *from;

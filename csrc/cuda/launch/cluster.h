@@ -30,14 +30,21 @@ Status launch_clusters(const NormBackward& args, const NormBackwardPlan& plan, S
 
 #endif
 
-// Launches `plan`; if the device refuses its clusters, launches `without_clusters`.
-template <class Args, class Plan>
-Status launch_plan(
-    const Args& args, const Plan& plan, const Plan& without_clusters, Stream stream) {
-  const Status status = launch_scope(args, plan, stream);
-  const bool is_refused = status != device::kSuccess && status != device::kLaunchFailure;
-  if (plan.scope != Scope::kCluster || !is_refused) return status;
-  return launch_scope(args, without_clusters, stream);
+// The largest clusters of a plan for the current device.
+inline int32_t cluster_limit() { return device::has_clusters() ? kMaxClusterBlocks : 1; }
+
+// Launches the plan with the largest clusters that the device runs, or without any: a device, or a
+// part of one, may refuse clusters of more than kPortableClusterBlocks, or all of them.
+// `plan_within` returns the plan for a limit.
+template <class Args, class PlanWithin>
+Status launch_plan(const Args& args, PlanWithin plan_within, Stream stream) {
+  for (const int32_t limit : {cluster_limit(), kPortableClusterBlocks}) {
+    const auto plan = plan_within(limit);
+    if (plan.scope != Scope::kCluster || cluster_limit() == 1) break;
+    const Status status = launch_scope(args, plan, stream);
+    if (status == device::kSuccess || status == device::kLaunchFailure) return status;
+  }
+  return launch_scope(args, plan_within(1), stream);
 }
 
 }  // namespace fusedops::cuda

@@ -41,7 +41,7 @@ RowPlan plan_unaligned(
     const Scores& scores, const Dropout& dropout, int64_t cols, int32_t width, DType dtype) {
   const auto bytes = static_cast<int32_t>(size_of(dtype));
   const bool is_taken = width == 1 && is_plain(scores, dtype) && dropout.seed == nullptr;
-  return is_taken ? plan_rows(Pass::kPlainMasked, cols, width, bytes, false) : RowPlan{};
+  return is_taken ? plan_rows(Pass::kPlainMasked, cols, width, bytes, 1) : RowPlan{};
 }
 
 // A thread of these kernels has rows_of_thread() rows.
@@ -63,12 +63,12 @@ inline int32_t width_of(const ForwardArgs& args) {
       {args.input, args.output, args.probabilities, args.scores.bias, args.scores.mask});
 }
 
-inline RowPlan plan_of(const ForwardArgs& args, int32_t width, bool has_clusters) {
+inline RowPlan plan_of(const ForwardArgs& args, int32_t width, int32_t cluster_limit) {
   const DType dtype = args.input.dtype;
   const bool any = has_all(terms_of(args.scores, dtype, width));
   const auto bytes = static_cast<int32_t>(size_of(dtype));
   const Pass pass = any ? Pass::kAnyMasked : Pass::kMaskedForward;
-  return plan_rows(pass, args.cols, width, bytes, has_clusters);
+  return plan_rows(pass, args.cols, width, bytes, cluster_limit);
 }
 
 FunctionOf<MaskedForwardAll> forward_registers(
@@ -124,8 +124,8 @@ Status launch(const MaskedSoftmaxForward& given, Stream stream) {
     const auto kernel = find_kernel<MaskedForwardUnaligned>(dtype, args.output.dtype, plan);
     return launch_unaligned(kernel, plan, args, stream);
   }
-  return launch_plan(
-      args, plan_of(args, width, device::has_clusters()), plan_of(args, width, false), stream);
+  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
+  return launch_plan(args, plan_within, stream);
 }
 
 // --- backward -----------------------------------------------------------------------------------
@@ -141,11 +141,11 @@ inline int32_t terms_of(const BackwardArgs& args, int32_t width) {
   return terms_of(args.scores, args.probabilities.dtype, width);
 }
 
-inline RowPlan plan_of(const BackwardArgs& args, int32_t width, bool has_clusters) {
+inline RowPlan plan_of(const BackwardArgs& args, int32_t width, int32_t cluster_limit) {
   const bool any = terms_of(args, width) == kAllTerms;
   const auto bytes = static_cast<int32_t>(size_of(args.probabilities.dtype));
   const Pass pass = any ? Pass::kAnyMasked : Pass::kMaskedBackward;
-  return plan_rows(pass, args.cols, width, bytes, has_clusters);
+  return plan_rows(pass, args.cols, width, bytes, cluster_limit);
 }
 
 FunctionOf<MaskedBackwardAll> backward_registers(
@@ -200,8 +200,8 @@ Status launch(const MaskedSoftmaxBackward& given, Stream stream) {
     const auto kernel = find_kernel<MaskedBackwardUnaligned>(dtype, args.grad_input.dtype, plan);
     return launch_unaligned(kernel, plan, args, stream);
   }
-  return launch_plan(
-      args, plan_of(args, width, device::has_clusters()), plan_of(args, width, false), stream);
+  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
+  return launch_plan(args, plan_within, stream);
 }
 
 }  // namespace fusedops::cuda

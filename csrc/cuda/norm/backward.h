@@ -525,6 +525,7 @@ FUSEDOPS_DEVICE void sum_partials(const NormBackward& args, int64_t partitions, 
   const int64_t first_column = block * blockDim.x;
   const int64_t own = first_column + threadIdx.x;
   Pair<Acc> sum{0, 0};
+  device::wait_for_launch_ahead();
   if (own < args.cols) sum = own_share<Acc>(args, partitions, own);
   sums[threadIdx.x * kPitch + threadIdx.y] = sum;
   __syncthreads();

@@ -90,7 +90,8 @@ FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
 // Where std is small beside eps, only rounding errors may be left of that difference, but then the
 // second mean adds as little to the gradient; where std is 0 it is 0.
 // For L2Norm the second is a sum, and 0 where the norm is at most eps: rstd is then its largest
-// value, 1 / eps as rstd_of() computes it.
+// value, 1 / eps as rstd_of() computes it. That is NaN, which no rstd reaches, where eps is 0 or a
+// denormal.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> means_of(
     const NormBackward& args, Pair<Acc> sums, Acc inverse_cols, Acc rstd) {
@@ -100,7 +101,7 @@ FUSEDOPS_DEVICE Pair<Acc> means_of(
     factor = std_rstd > 0 ? device::reciprocal(static_cast<Acc>(args.cols - 1) * std_rstd) : Acc(0);
   }
   if (args.kind == NormKind::kL2) {
-    factor = rstd < device::reciprocal(static_cast<Acc>(args.eps)) ? Acc(1) : Acc(0);
+    factor = rstd >= device::reciprocal(static_cast<Acc>(args.eps)) ? Acc(0) : Acc(1);
   }
   return {has_mean(args) ? sums.first * inverse_cols : Acc(0), sums.second * factor};
 }

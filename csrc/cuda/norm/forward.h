@@ -20,9 +20,8 @@
 // rstd - d * rstd, in one instruction; d * rstd is at most 1, and its error 2^-25.
 //
 // Kind, weight offset, rounding of the normalised value and the dtype of weight and bias are
-// run-time options, the same for all threads: each costs a branch a row or a vector. In 16 bits and
-// for unaligned rows the usual options have loops of their own (NormForm), with a third fewer
-// instructions.
+// run-time options, the same for all threads: each costs a branch a row or a vector. The usual ones
+// (is_usual) have loops of their own, with a third fewer instructions in 16 bits.
 //
 // Limits: values above 3e38 / cols overflow the sum, values above 1e19 the squares (rstd = 0), and
 // deviations below 1e-22 count as 0.
@@ -37,10 +36,6 @@
 #include "cuda/norm/common.h"
 
 namespace fusedops::cuda {
-
-// The options that the last step of a row is compiled for: a weight, or weight and bias, in the
-// rows' dtype, without an offset or rounding of the normalised value; or any options.
-enum class NormForm { kWeight, kWeightAndBias, kAny };
 
 template <class W, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_bias(Acc (&values)[kWidth], const NormForward& args, int64_t column) {
@@ -172,16 +167,10 @@ struct NormStatistics {
 };
 
 // Loads one vector of weight, with its offset, and of bias.
-template <NormForm kForm, class T, int kWidth, class Acc>
+template <class T, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_parameters(
     Acc (&weight)[kWidth], Acc (&bias)[kWidth], const NormForward& args, int64_t column) {
-  if constexpr (kForm != NormForm::kAny) {
-    const auto factors =
-        Vec<T, kWidth>::load_cached(static_cast<const T*>(args.weight.data) + column);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) weight[j] = factors.at(j), bias[j] = 0;
-    if constexpr (kForm == NormForm::kWeightAndBias) load_bias<T>(bias, args, column);
-  } else if (is_wider<T>(args.weight.data ? args.weight : args.bias)) {
+  if (is_wider<T>(args.weight.data ? args.weight : args.bias)) {
     load_weight<float>(weight, args, column);
     load_bias<float>(bias, args, column);
   } else {
@@ -190,15 +179,15 @@ FUSEDOPS_DEVICE void load_parameters(
   }
 }
 
-// Scales, rounds and stores one vector of normalised values.
-template <NormForm kForm, class T, int kWidth, class Acc>
+// Scales, rounds and stores one vector of normalised values, with any options.
+template <class T, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store_scaled(
     T* to, const NormForward& args, int64_t column, const Acc (&normalised)[kWidth]) {
   Acc weight[kWidth], bias[kWidth], result[kWidth];
-  load_parameters<kForm, T>(weight, bias, args, column);
+  load_parameters<T>(weight, bias, args, column);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) result[j] = normalised[j];
-  if (kForm == NormForm::kAny && sizeof(T) == 2 && args.rounds_normalized) {
+  if (sizeof(T) == 2 && args.rounds_normalized) {
     const auto rounded = Vec<T, kWidth>::rounded(result);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) result[j] = rounded.at(j);
@@ -207,6 +196,24 @@ FUSEDOPS_DEVICE void store_scaled(
   for (int j = 0; j < kWidth; ++j) result[j] = result[j] * weight[j] + bias[j];
   store(to, result);
 }
+
+// Whether there is a weight, in the rows' dtype, without an offset or rounding of the normalised
+// value.
+template <class T>
+FUSEDOPS_DEVICE bool is_usual(const NormForward& args) {
+  return args.weight.data && !is_wider<T>(args.weight) && args.weight_offset == 0 &&
+      !args.rounds_normalized;
+}
+
+// The vectors whose weights and biases are loaded together, before the first of them is stored: a
+// load behind a store waits until that is done, since they may be the same memory. Blocks of 1024
+// threads have 64 registers each, too few for 32 values and four vectors. Clusters of floats load
+// one at a time: on an H100, rows of 16K to 64K took 6 to 13 % longer with four.
+template <class RowScope, class T, int kWidth, int kVectors>
+inline constexpr int kParameterVectors = RowScope::kIsCluster && sizeof(T) == 4 ? 1
+    : kVectors <= 2                                                             ? kVectors
+    : kVectors * kWidth == 32                                                   ? 2
+                                                                                : 4;
 
 // Subtracts `base` from the values of a tile, and returns the sums of the differences and of their
 // squares. Columns from `cols` on are outside the row; their differences are zeros.
@@ -244,62 +251,90 @@ FUSEDOPS_DEVICE void normalise(
   }
 }
 
-// Scales and stores a row of `cols` columns, which begins at column `start`. For unaligned rows the
-// parameters' addresses stay in registers: computing them for each element would take a third of
-// its instructions.
-template <NormForm kForm, int kThreads, class T, int kWidth, int kVectors, class Acc>
-FUSEDOPS_DEVICE void store_row(
+// Scales and stores a row of wide vectors, which begins at column `start`, with the usual options.
+template <int kGroup, int kThreads, class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void store_wide(
     T* output, const NormForward& args, int32_t start, int32_t cols,
     const Acc (&normalised)[kVectors][kWidth]) {
-  if constexpr (kForm == NormForm::kAny || kIsWide<T, kWidth>) {
+  const T* const weights = static_cast<const T*>(args.weight.data) + start;
+  const T* const biases = static_cast<const T*>(args.bias.data) + start;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t column = column_of<kWidth, kThreads>(i);
-      if (column >= cols) return;
-      store_scaled<kForm>(output + column, args, start + column, normalised[i]);
+  for (int first = 0; first < kVectors; first += kGroup) {
+    Vec<T, kWidth> weight[kGroup], bias[kGroup];
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const int32_t column = column_of<kWidth, kThreads>(first + i);
+      bias[i] = Vec<T, kWidth>::filled(0);
+      if (column >= cols) continue;
+      weight[i] = Vec<T, kWidth>::load_cached(weights + column);
+      if (args.bias.data) bias[i] = Vec<T, kWidth>::load_cached(biases + column);
     }
-  } else {
-    const int32_t first = start + column_of<kWidth, kThreads>(0);
-    const T* const weight = device::whole(static_cast<const T*>(args.weight.data) + first);
-    const T* const bias = device::whole(static_cast<const T*>(args.bias.data) + first);
-    store_by<kWidth, kVectors, kThreads>(output, cols, [&](int i, int32_t offset, T* to) {
-      const auto factors = Vec<T, kWidth>::load_cached(weight + offset);
-      auto summands = Vec<T, kWidth>{};
-      if (kForm == NormForm::kWeightAndBias) summands = Vec<T, kWidth>::load_cached(bias + offset);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const int32_t column = column_of<kWidth, kThreads>(first + i);
+      if (column >= cols) return;
       Acc result[kWidth];
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        result[j] = normalised[i][j] * factors.at(j) + summands.at(j);
+        result[j] = normalised[first + i][j] * weight[i].at(j) + bias[i].at(j);
       }
-      store(to, result);
-    });
+      store(output + column, result);
+    }
   }
 }
 
-// Chooses the NormForm from the arguments and calls the overload above.
-template <int kThreads, class T, int kWidth, int kVectors, class Acc>
+// The same for an unaligned row. The parameters' addresses stay in registers: computing them for
+// each element would take a third of its instructions.
+template <bool kHasBias, int kThreads, class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void store_unaligned(
+    T* output, const NormForward& args, int32_t start, int32_t cols,
+    const Acc (&normalised)[kVectors][kWidth]) {
+  const int32_t first = start + column_of<kWidth, kThreads>(0);
+  const T* const weight = device::whole(static_cast<const T*>(args.weight.data) + first);
+  const T* const bias = device::whole(static_cast<const T*>(args.bias.data) + first);
+  store_by<kWidth, kVectors, kThreads>(output, cols, [&](int i, int32_t offset, T* to) {
+    const auto factors = Vec<T, kWidth>::load_cached(weight + offset);
+    auto summands = Vec<T, kWidth>{};
+    if (kHasBias) summands = Vec<T, kWidth>::load_cached(bias + offset);
+    Acc result[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      result[j] = normalised[i][j] * factors.at(j) + summands.at(j);
+    }
+    store(to, result);
+  });
+}
+
+// Scales and stores a row, with any options.
+template <int kGroup, int kThreads, class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void store_row(
     T* output, const NormForward& args, int32_t start, int32_t cols,
     const Acc (&normalised)[kVectors][kWidth]) {
-  if constexpr (sizeof(T) == 2 || !kIsWide<T, kWidth>) {
-    const bool is_usual = args.weight.data && !is_wider<T>(args.weight) &&
-        args.weight_offset == 0 && !args.rounds_normalized;
-    if (is_usual && args.bias.data) {
-      return store_row<NormForm::kWeightAndBias, kThreads>(output, args, start, cols, normalised);
-    }
-    if (is_usual) {
-      return store_row<NormForm::kWeight, kThreads>(output, args, start, cols, normalised);
+  if (is_usual<T>(args)) {
+    if constexpr (kIsWide<T, kWidth>) {
+      return store_wide<kGroup, kThreads>(output, args, start, cols, normalised);
+    } else if (args.bias.data) {
+      return store_unaligned<true, kThreads>(output, args, start, cols, normalised);
+    } else {
+      return store_unaligned<false, kThreads>(output, args, start, cols, normalised);
     }
   }
-  store_row<NormForm::kAny, kThreads>(output, args, start, cols, normalised);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int32_t column = column_of<kWidth, kThreads>(i);
+    if (column >= cols) return;
+    store_scaled(output + column, args, start + column, normalised[i]);
+  }
 }
 
-// The norm of this thread's row, which stays in registers. kSavesLast: the statistics are saved
-// after the results. Some kernels spill on sm_80 and sm_120 unless they do so, others if they do.
-template <class RowScope, class T, int kWidth, int kVectors, bool kAdd, bool kSavesLast = false>
+// The norm of this thread's row, which stays in registers. kIsTight: the statistics are saved after
+// the results, and parameters are loaded for one vector at a time. The kernels of stacks, which
+// also keep the arguments of a tensor, spill on sm_80 or sm_120 without; others do with it.
+template <class RowScope, class T, int kWidth, int kVectors, bool kAdd, bool kIsTight = false>
 FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
   constexpr int kThreads = RowScope::kThreads;
+  constexpr int kGroup = kIsTight ? 1 : kParameterVectors<RowScope, T, kWidth, kVectors>;
   RowScope scope;
   const auto [start, cols] = scope.template own_columns<kWidth * kVectors>(
       row < args.rows ? static_cast<int32_t>(args.cols) : 0);
@@ -326,10 +361,10 @@ FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
 
   T* const output = row_of<T>(args.output, row) + start;
   const bool saves = row < args.rows && threadIdx.x == 0 && scope.is_first();
-  if (!kSavesLast && saves) statistics.save(args, row);
+  if (!kIsTight && saves) statistics.save(args, row);
   normalise<T>(centred, statistics);
-  store_row<kThreads>(output, args, start, cols, centred);
-  if (kSavesLast && saves) statistics.save(args, row);
+  store_row<kGroup, kThreads>(output, args, start, cols, centred);
+  if (kIsTight && saves) statistics.save(args, row);
 }
 
 template <class T, int kWidth, int kVectors, bool kAdd, int kThreads = 0>
@@ -456,7 +491,7 @@ norm_forward_apply(NormForward args, int64_t first_row, Segments segments) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) values[0][j] = tile.at(i, j) - statistics.base;
       normalise<T>(values, statistics);
-      store_scaled<NormForm::kAny>(output + to, args, to, values[0]);
+      store_scaled(output + to, args, to, values[0]);
     }
   }
   if (segment.index == 0 && threadIdx.x == 0) statistics.save(args, segment.row);

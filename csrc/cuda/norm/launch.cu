@@ -28,10 +28,10 @@ inline int32_t width_of(const NormForward& args) {
       {args.input, args.residual, args.output, args.sum, args.weight, args.bias});
 }
 
-inline RowPlan plan_of(const NormForward& args, int32_t width, bool has_clusters) {
+inline RowPlan plan_of(const NormForward& args, int32_t width, int32_t cluster_limit) {
   const auto bytes = static_cast<int32_t>(size_of(args.output.dtype));
   const Pass pass = args.residual.data ? Pass::kAddNormForward : Pass::kNormForward;
-  return plan_rows(pass, args.cols, width, bytes, has_clusters);
+  return plan_rows(pass, args.cols, width, bytes, cluster_limit);
 }
 
 Status launch_scope(const NormForward& args, const RowPlan& plan, Stream stream) {
@@ -63,12 +63,12 @@ Status launch(const NormForward& args, Stream stream) {
   if (!fits_branch(args.input, dtype)) return device::kInvalidValue;
   if (!fits(args.weight, dtype) || !fits(args.bias, dtype)) return device::kInvalidValue;
   const int32_t width = width_of(args);
-  return launch_plan(
-      args, plan_of(args, width, device::has_clusters()), plan_of(args, width, false), stream);
+  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
+  return launch_plan(args, plan_within, stream);
 }
 
 int64_t workspace_bytes(const NormForward& args) {
-  const RowPlan plan = plan_of(args, width_of(args), false);
+  const RowPlan plan = plan_of(args, width_of(args), 1);
   return segment_partials_bytes(plan, args.rows, args.cols, args.output.dtype, 3);
 }
 
@@ -77,7 +77,7 @@ Status launch(const NormStack& stack, Stream stream) {
   const NormForward first = stack[0];
   const DType dtype = first.input.dtype;
   if (!fits(first.weight, dtype) || !fits(first.bias, dtype)) return device::kInvalidValue;
-  const RowPlan plan = plan_of(first, narrowest(stack, width_of), device::has_clusters());
+  const RowPlan plan = plan_of(first, narrowest(stack, width_of), cluster_limit());
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
   const auto kernel = find_kernel<NormStackRegisters>(dtype, dtype, plan);
   const bool is_one_launch = plan.scope == Scope::kRegisters && kernel != nullptr &&
@@ -96,9 +96,9 @@ inline int32_t width_of(const NormBackward& args) {
        args.grad_branch});
 }
 
-inline NormBackwardPlan plan_of(const NormBackward& args, int32_t width, bool has_clusters) {
+inline NormBackwardPlan plan_of(const NormBackward& args, int32_t width, int32_t cluster_limit) {
   const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
-  return plan_norm_backward(adds(args), has_clusters, args.rows, args.cols, width, bytes);
+  return plan_norm_backward(adds(args), cluster_limit, args.rows, args.cols, width, bytes);
 }
 
 inline bool wants_rows(const NormBackward& args) {
@@ -123,12 +123,15 @@ inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan&
   return column_partials_bytes(args, plan) + row_partials_bytes(args, plan);
 }
 
-// The larger of what the rows take with clusters and without, because a device may refuse clusters.
+// The most that a plan takes which launch_plan() may come to.
 int64_t workspace_bytes(const NormBackward& args) {
   const int32_t width = width_of(args);
-  const int64_t without_clusters = workspace_bytes(args, plan_of(args, width, false));
-  if (!device::has_clusters()) return without_clusters;
-  return std::max(without_clusters, workspace_bytes(args, plan_of(args, width, true)));
+  int64_t most = 0;
+  for (const int32_t limit : {cluster_limit(), kPortableClusterBlocks, 1}) {
+    if (limit > cluster_limit()) continue;
+    most = std::max(most, workspace_bytes(args, plan_of(args, width, limit)));
+  }
+  return most;
 }
 
 Status launch_registers(const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
@@ -184,7 +187,7 @@ Status launch_backward_segments(
 // Launches the kernel that adds up the partials of columns.
 Status launch_finish(const NormBackward& args, int64_t partitions, Stream stream) {
   const int32_t cols = finish_cols(args.cols);
-  return device::launch(
+  return device::launch_behind(
       norm_backward_finish_of(args.input.dtype), ceil_div(args.cols, cols),
       dim3(cols, device::kWarpLanes), stream, args, partitions);
 }
@@ -213,13 +216,13 @@ Status launch(const NormBackward& args, Stream stream) {
   if (!fits(args.weight, args.input.dtype)) return device::kInvalidValue;
   if (!fits_branch(args.grad_branch, args.input.dtype)) return device::kInvalidValue;
   const int32_t width = width_of(args);
-  return launch_plan(
-      args, plan_of(args, width, device::has_clusters()), plan_of(args, width, false), stream);
+  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
+  return launch_plan(args, plan_within, stream);
 }
 
 // The plan of one launch for all tensors.
 inline NormBackwardPlan plan_of(const NormStackBackward& stack) {
-  return plan_of(stack[0], narrowest(stack, width_of), false);
+  return plan_of(stack[0], narrowest(stack, width_of), 1);
 }
 
 int64_t workspace_bytes(const NormStackBackward& stack) {
@@ -241,7 +244,7 @@ Status launch(const NormStackBackward& stack, Stream stream) {
       device::launch(kernel, stack.count * plan.partitions, row_threads, stream, stack);
   if (!wants_columns(first) || status != device::kSuccess) return status;
   const int32_t cols = finish_cols(first.cols);
-  return device::launch(
+  return device::launch_behind(
       norm_stack_backward_finish_of(), stack.count * ceil_div(first.cols, cols),
       dim3(cols, device::kWarpLanes), stream, stack, plan.partitions);
 }

@@ -145,7 +145,7 @@ spatial_norm_forward(SpatialNormForward args, int64_t first_segment) {
       const uint32_t index = strip.index_of(start, i);
       if (index >= columns.dim_size) continue;
       Acc weight[1], bias[1], values[kWidth];
-      load_parameters<NormForm::kAny, T>(weight, bias, row, index);
+      load_parameters<T>(weight, bias, row, index);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const Acc normal = ((strip.vectors[i].at(j) - bases[j]) - offset[j]) * rstd[j];

@@ -75,7 +75,7 @@ Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan,
   sums.workspace = args.workspace;
   sums.cols = args.dim_size;
   const int32_t cols = finish_cols(args.dim_size);
-  return device::launch(
+  return device::launch_behind(
       norm_backward_finish_of(dtype), ceil_div(args.dim_size, cols), dim3(cols, device::kWarpLanes),
       stream, sums, plan.partitions);
 }

@@ -17,14 +17,14 @@ inline int32_t width_of(const SoftmaxBackward& args) {
   return pick_width(args.output.dtype, args.cols, {args.grad_output, args.output, args.grad_input});
 }
 
-inline RowPlan plan_of(const SoftmaxForward& args, int32_t width, bool has_clusters) {
+inline RowPlan plan_of(const SoftmaxForward& args, int32_t width, int32_t cluster_limit) {
   const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
-  return plan_rows(Pass::kSoftmaxForward, args.cols, width, bytes, has_clusters);
+  return plan_rows(Pass::kSoftmaxForward, args.cols, width, bytes, cluster_limit);
 }
 
-inline RowPlan plan_of(const SoftmaxBackward& args, int32_t width, bool has_clusters) {
+inline RowPlan plan_of(const SoftmaxBackward& args, int32_t width, int32_t cluster_limit) {
   const auto bytes = static_cast<int32_t>(size_of(args.output.dtype));
-  return plan_rows(Pass::kSoftmaxBackward, args.cols, width, bytes, has_clusters);
+  return plan_rows(Pass::kSoftmaxBackward, args.cols, width, bytes, cluster_limit);
 }
 
 Status launch_scope(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
@@ -45,12 +45,12 @@ Status launch_scope(const SoftmaxForward& args, const RowPlan& plan, Stream stre
 
 Status launch(const SoftmaxForward& args, Stream stream) {
   const int32_t width = width_of(args);
-  return launch_plan(
-      args, plan_of(args, width, device::has_clusters()), plan_of(args, width, false), stream);
+  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
+  return launch_plan(args, plan_within, stream);
 }
 
 int64_t workspace_bytes(const SoftmaxForward& args) {
-  const RowPlan plan = plan_of(args, width_of(args), false);
+  const RowPlan plan = plan_of(args, width_of(args), 1);
   return segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, 2);
 }
 
@@ -58,7 +58,7 @@ int64_t workspace_bytes(const SoftmaxForward& args) {
 Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const DType dtype = first.input.dtype;
-  const RowPlan plan = plan_of(first, narrowest(stack, width_of), device::has_clusters());
+  const RowPlan plan = plan_of(first, narrowest(stack, width_of), cluster_limit());
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
   const auto kernel = find_kernel<SoftmaxStackRegisters>(dtype, first.output.dtype, plan);
   const bool is_one_launch = plan.scope == Scope::kRegisters && dtype == first.output.dtype &&
@@ -89,12 +89,12 @@ Status launch_scope(const SoftmaxBackward& args, const RowPlan& plan, Stream str
 
 Status launch(const SoftmaxBackward& args, Stream stream) {
   const int32_t width = width_of(args);
-  return launch_plan(
-      args, plan_of(args, width, device::has_clusters()), plan_of(args, width, false), stream);
+  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
+  return launch_plan(args, plan_within, stream);
 }
 
 int64_t workspace_bytes(const SoftmaxBackward& args) {
-  const RowPlan plan = plan_of(args, width_of(args), false);
+  const RowPlan plan = plan_of(args, width_of(args), 1);
   return segment_partials_bytes(plan, args.rows, args.cols, args.output.dtype, 1);
 }
 

@@ -47,6 +47,7 @@ class NormCase:
     # Not in repr(), which chooses options: whether the device has clusters of blocks, and the dtype
     # of the branch or of its gradient, where it is not that of the rows.
     clusters: bool = field(default=False, repr=False)
+    eps: float = field(default=EPS, repr=False)
     branch: str = field(default="", repr=False)
 
     @property
@@ -118,7 +119,7 @@ def exact_statistics(case: NormCase, x: np.ndarray) -> tuple[np.ndarray, np.ndar
     """mean and rstd, by the definition."""
     mean = x.mean(-1, keepdims=True) if case.has_mean else np.zeros((len(x), 1))
     squares = np.square(x - mean).sum(-1, keepdims=True)
-    return mean, 1 / DEFINITIONS[case.kind].scale(squares, case.cols, EPS)
+    return mean, 1 / DEFINITIONS[case.kind].scale(squares, case.cols, case.eps)
 
 
 def output_dtypes(case: NormCase) -> dict[str, str]:
@@ -142,7 +143,7 @@ def args_of(case: NormCase, arrays: dict[str, DeviceArray], seed: int | None = N
         dropout=Dropout(seed, case.threshold, scale),
         rows=case.rows,
         cols=case.cols,
-        eps=EPS,
+        eps=case.eps,
         weight_offset=case.weight_offset,
     )
     for name, array in arrays.items():

@@ -78,7 +78,12 @@ class Config(structs.Config):
         poison: int = 0xFF,
         **others: int,
     ) -> None:
-        defaults = {"late_copies": True, "max_grid": 2**31 - 1, "max_shared_bytes": 227 << 10}
+        defaults = {
+            "late_copies": True,
+            "cluster_limit": 16,
+            "max_grid": 2**31 - 1,
+            "max_shared_bytes": 227 << 10,
+        }
         super().__init__(threads, blocks, seed, poison, **defaults | others)
 
 

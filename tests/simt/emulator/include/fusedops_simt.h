@@ -126,7 +126,7 @@ int launch_clusters(
     void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, void*,
     Args... args) {
   if (blocks < 1 || blocks > simt::config.max_grid) return simt::kInvalidConfiguration;
-  if (cluster > 1 && simt::config.refuse_clusters) return simt::kInvalidDeviceFunction;
+  if (cluster > simt::config.cluster_limit) return simt::kInvalidDeviceFunction;
   const simt::Launch configuration{
       reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)), threads, 0,
       cluster};

@@ -37,7 +37,7 @@ struct Config {
   bool concurrent_blocks = false;  // several at a time, or one after the other
   bool late_copies = true;         // asynchronous copies and stores happen late, or when issued
   bool dry = false;                // launches are recorded, not run
-  bool refuse_clusters = false;    // as a part of a GPU may, and code for older devices does
+  unsigned cluster_limit = 16;     // larger ones are refused, as a part of a GPU may
   int64_t max_grid = 2147483647;
   int64_t max_shared_bytes = 227 << 10;  // of a block, as on sm_90
 };
