@@ -117,7 +117,8 @@ inline void check_mask_value(const char* op, double value, ScalarType computed) 
       " is computed in; wanted -inf or at least ", std::numeric_limits<float>::lowest());
 }
 
-// Scores are multiplied by the cap's reciprocal in the compute type, so both are normal numbers.
+// Refuses a cap that is not a normal number of the compute type, or whose reciprocal is not: scores
+// are multiplied by that.
 inline void check_softcap(const char* op, std::optional<double> softcap, ScalarType computed) {
   if (!softcap) return;
   const double least = computed == ScalarType::Double ? std::numeric_limits<double>::min()
@@ -652,7 +653,8 @@ struct MaskedSoftmaxOps {
         .output;
   }
 
-  // Also returns the probabilities of the sinks, which only a backward pass needs.
+  // Returns the output, the probabilities of the scores and those of the sinks; only a backward
+  // pass needs the latter two.
   static std::tuple<Tensor, Tensor, Tensor> masked_softmax_sinks(
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const MaybeTensor& seed, const MaybeTensor& bias,

@@ -48,8 +48,9 @@ def source_that_hides_the_package(report: Report) -> Iterator[Problem]:
         yield Problem(hidden_message(installed), FIX_OF_HIDDEN)
 
 
-def do_not_load(report: Report) -> Iterator[Problem]:
-    """The shared library is missing, or does not fit this torch, or a Python file is broken."""
+def what_does_not_load(report: Report) -> Iterator[Problem]:
+    """The shared library is missing or does not fit this torch, or a Python file is broken. Another
+    problem reports a hidden package or a refused setting, which explain it."""
     if report["package"].get("hides"):
         return
     if error := report["operators"].get("error"):
@@ -151,7 +152,7 @@ def compiler_that_is_switched_off(report: Report) -> Iterator[Problem]:
 
 CHECKS: tuple[Check, ...] = (
     source_that_hides_the_package,
-    do_not_load,
+    what_does_not_load,
     unknown_instruction_set,
     refused_settings,
     policy_tables_that_are_damaged,
@@ -167,7 +168,7 @@ CHECKS: tuple[Check, ...] = (
 #: The checks whose problems prevent any use of fusedops, capturing a model, and compiling one.
 FATAL: tuple[Check, ...] = (
     source_that_hides_the_package,
-    do_not_load,
+    what_does_not_load,
     unknown_instruction_set,
     refused_settings,
 )

@@ -503,7 +503,7 @@ def _rms_norm(
 ) -> dict[str, Any]:
     """``dtypes``: that of the result, and the one that is computed in."""
     rank, eps, weight = len(named["normalized_shape"]), named["eps"], named["weight"]
-    rstd = _root_of_mean_square(x, list(range(-rank, 0)), eps)
+    rstd = _reciprocal_rms(x, list(range(-rank, 0)), eps)
     ones = _ones(x, rank)
     if weight is None:  # nothing to add an offset to
         weight = ones
@@ -557,11 +557,11 @@ def _normalized(
 
 
 def _over_root(centered: Value, dims: list[int] | None, eps: float) -> tuple[Value, Value]:
-    rstd = _root_of_mean_square(centered, dims, eps)
+    rstd = _reciprocal_rms(centered, dims, eps)
     return op.Mul(centered, rstd), rstd
 
 
-def _root_of_mean_square(x: Value, dims: list[int] | None, eps: float) -> Value:
+def _reciprocal_rms(x: Value, dims: list[int] | None, eps: float) -> Value:
     """The reciprocal of the root of the mean square plus eps."""
     mean_square = op.ReduceMean(op.Mul(x, x), dims, keepdims=1)
     return op.Reciprocal(op.Sqrt(op.Add(mean_square, _like(eps, x))))

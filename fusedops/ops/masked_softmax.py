@@ -486,7 +486,9 @@ def _setup_dropout_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Ten
     Visibility.save(ctx, call, call.grad_output, call.probabilities, call.seed)
 
 
-def _dropout_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
+def _formula_of_dropout_backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
+    """The derivative of the backward op, a second derivative of the softmax: the gradients of its
+    grad_output g and probabilities y, from that of its result. m is dropout's multiplier."""
     visibility, (g, y, seed) = Visibility.saved(ctx)
     m = multiplier(ctx.p, seed, y).to(y.dtype)
     scaled = cotangent.to(y.dtype) * ctx.scale * visibility.visible(y)
@@ -560,7 +562,7 @@ register_autograd(
 )
 register_autograd("masked_softmax_backward", _backward_formula, _setup_backward)
 register_autograd(
-    "masked_softmax_dropout_backward", _dropout_backward_formula, _setup_dropout_backward
+    "masked_softmax_dropout_backward", _formula_of_dropout_backward, _setup_dropout_backward
 )
 register_mutation("masked_softmax_out", written=_OUT.names.index("out"))
 for _op in ("masked_softmax_", "masked_softmax_backward_", "masked_softmax_dropout_backward_"):

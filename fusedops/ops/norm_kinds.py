@@ -77,7 +77,9 @@ class DeviationPlusEps(MeanSquare):
     def factor_and_ratio(
         centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
     ) -> tuple[Factor, Factor]:
-        """N / ((N - 1) ratio) and ratio = std rstd = std / (std + eps)."""
+        """The two numbers a row that the second derivative takes: N / ((N - 1) ratio), the factor
+        of n mean(g n) in the gradient, and ratio = std rstd = std / (std + eps). In a constant row,
+        where n is 0, the former is 0, and the latter 1 so that nothing is divided by 0."""
         count = _count(centered, dims)
         std = (centered.square().sum(dims, keepdim=True) / (count - 1)).sqrt()
         ratio = std * rstd

@@ -92,10 +92,12 @@ def _reason_to_leave(module: nn.Module, target: type[nn.Module]) -> str:
         return "its dim is None, which torch guesses; give it a dim"
     if base is None and getattr(module._parameters.get("weight"), "ndim", 0) != 1:
         return "its weight is not a parameter of one dimension"
-    return _conflicting_attribute(module) or _unsupported_parameters(module)
+    return _why_attributes_conflict(module) or _unsupported_parameters(module)
 
 
-def _conflicting_attribute(module: nn.Module) -> str:
+def _why_attributes_conflict(module: nn.Module) -> str:
+    """Why the module cannot become ours in place: an attribute that ours reads has another value.
+    Empty if there is none."""
     for name, value in _settings(module).items():
         if getattr(module, name, value) != value:
             return f"its attribute {name} means something else in {_name(ours.RMSNorm)}"

@@ -30,9 +30,10 @@ struct NormSlope {
 
 // --- tiny rows ----------------------------------------------------------------------------------
 //
-// Sums of grad * centered are multiplied by rstd. If rstd is large, as for tiny rows with an eps
-// that is no larger, the products may be denormal although the sums are not. Such rows are scaled,
-// when they are read, by a power of two near rstd. That changes no other bit.
+// A row needs sum(grad * centered) * rstd. If its values are tiny and eps is no larger than their
+// variance, rstd is large, and a product grad * centered may be denormal and lose bits, although
+// the sum times rstd is a normal number. Such rows are multiplied, when they are read, by a power
+// of two near rstd, which changes no other bit.
 
 // Whether rows may be that tiny. float16 has no values that small, and products of doubles do not
 // become denormal.
@@ -275,7 +276,7 @@ FUSEDOPS_INLINE void norm_sums(
   sums_over_lanes<C>(lanes, sums);
 }
 
-// Computes the slopes of the rows from the sums of whole rows.
+// Computes the coefficients of the rows' gradients (NormSlope) from the sums over whole rows.
 template <bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void finish_row_sums(
     NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], NormFormula norm) {
@@ -447,7 +448,8 @@ void with_result(Columns result, Body body) {
   body(static_cast<Compute<T>*>(result.data));
 }
 
-// Adds up the partitions' sums, which are in T's order, in the order of the partitions.
+// Adds up the sums of all partitions, the first one first. Within a partition the columns of a tile
+// lie in T's order, the even ones first if kEvenOdd.
 template <class T, class Result, class C = Compute<T>>
 void sum_partitions(
     const C* partials, Result* result, int64_t partitions, int64_t stride, int64_t begin,

@@ -409,7 +409,8 @@ FUSEDOPS_INLINE void sums_of_squares(
   for (auto& squares : total) squares -= started_at<T>(source.tiny, cols);
 }
 
-// Computes a sum of squares outside its range again, for the scaled row.
+// Computes a sum of squares again that overflowed, or lost bits of small squares: of the row times
+// a power of two, so that the sum is within its range.
 template <class T>
 FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(
     Wider<T> squares, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {

@@ -106,7 +106,8 @@ FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
   return chunk_of<In>(chunk_max, sums, cols);
 }
 
-// Below this difference of maxima, exp makes every product 0.
+// Partial sums are combined after one of them is multiplied by exp(its maximum - the larger one).
+// Below this difference every such product rounds to 0, and the exponential is not computed.
 template <class C>
 constexpr double kLowestDifference = sizeof(C) == sizeof(double) ? ExpDouble::kLowest : -200;
 

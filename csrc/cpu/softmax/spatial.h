@@ -245,9 +245,11 @@ struct ColumnMaxSum {
   WideTile<C> sum;  // of exp(input - max), scaled (exp.h) except for a logarithm
 };
 
-// Has the role of Divisor for a tile of columns. A scaled exp(input - shift) is multiplied by high
-// + low; if C is double, it is multiplied by high and divided by low. If it is between 0 and least,
-// it is divided in steps, from `scale`. For a logarithm, high is subtracted.
+// Holds, for a tile of columns, what turns exp(input - shift) into probabilities, as Divisor does
+// for a row. For floats the exponential, which is scaled (exp.h), is multiplied by high + low, the
+// reciprocal of the sum in two parts; for doubles it is multiplied by high and divided by low. An
+// exponential between 0 and least would lose bits so, and is divided in several steps that begin
+// with `scale`. For a logarithm, high is subtracted from the input.
 template <class C>
 struct ColumnFactors {
   Tile<C> shift, high, low, least;

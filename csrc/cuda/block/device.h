@@ -1,15 +1,20 @@
 // CUDA for kernels: the toolkit's headers under nvcc, a SIMT emulator under any other compiler.
 //
-// FUSEDOPS_KERNEL takes the threads of the largest block and, optionally, the number of blocks that
-// share a multiprocessor's registers.
+// FUSEDOPS_KERNEL takes the number of threads of the largest block and, optionally, the number of
+// blocks that share a multiprocessor's registers.
+//
 // Clusters are blocks that run together and write to each other's shared memory; cluster.h says
-// how. They exist where has_clusters() says so, and launch_clusters() refuses a kernel whose code
-// has none. Contract: kernels use threadIdx, blockIdx, blockDim, gridDim, __syncthreads(),
-// __syncwarp(), the macros below and fusedops::device, nothing else. Each PTX instruction is one
-// function here, with a portable equivalent. Shared arrays are aligned for 16-byte access.
-// Emulator: fusedops_simt.h, found on the include path, supplies those names, FUSEDOPS_SHARED,
-// __shfl_xor_sync, the vector and 16-bit types, and of fusedops::device max_grid and all functions
-// of launches, dynamic shared memory, clusters and mbarriers.
+// how. has_clusters() says whether the device has them, and launch_clusters() refuses a kernel that
+// was compiled without them.
+//
+// Contract: kernels use threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), __syncwarp(), the
+// macros below and fusedops::device, nothing else. Each PTX instruction is one function here, which
+// has a portable equivalent. Shared arrays are aligned for 16-byte access.
+//
+// Emulator: the include path has fusedops_simt.h, which defines the CUDA names of the contract,
+// FUSEDOPS_SHARED, __shfl_xor_sync, and the vector and 16-bit types. Of fusedops::device it defines
+// max_grid and the functions for launches, dynamic shared memory, clusters and mbarriers.
+//
 // Numerics: fast_exp2 is within 2 ulp and flushes denormal results; reciprocal is within 1 ulp, and
 // NaN for 0, denormals and infinities; the rest is as in <cmath>.
 #pragma once
@@ -348,9 +353,10 @@ Status launch_clusters(
   return launch_with(&attribute, kernel, blocks, threads, stream, args...);
 }
 
-// Launches a kernel whose blocks may start before the launch ahead of it in the stream has ended,
-// which hides what a launch takes. They call wait_for_launch_ahead() before they read its results.
-// Devices and code without clusters have no such launches either.
+// Launches a kernel whose blocks may start before the launch ahead of it in the stream has ended
+// (programmatic dependent launch), which hides its latency. The blocks call wait_for_launch_ahead()
+// before they read that launch's results. On devices, and with code, that have no clusters, the
+// kernel starts after the launch ahead, as any other does.
 template <class... Params, class... Args>
 Status launch_behind(
     void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {

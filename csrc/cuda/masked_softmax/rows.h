@@ -133,7 +133,8 @@ FUSEDOPS_DEVICE void store_tile(
   tile.for_each_skipped(cols, StoreSame<Out, kWidth>{to, hidden});
 }
 
-// The same with dropout, which does not change skipped columns that are zeros, as most are.
+// Stores what store_tile() stores, after dropout. Most skipped columns are zeros, for which dropout
+// is not computed, because it leaves them as they are.
 template <class Out, int kWidth, class ScoreTile, class Acc>
 FUSEDOPS_DEVICE void store_dropped(
     Out* to, int32_t first, int32_t cols, const ScoreTile& tile, const Normaliser<Acc>& normaliser,

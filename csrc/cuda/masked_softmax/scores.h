@@ -60,7 +60,8 @@ struct ScoreDivisors {
   RowDivisor queries, dims[kMaxRowDims];
 };
 
-// The arguments of a kernel. Args: MaskedSoftmaxForward or MaskedSoftmaxBackward.
+// The arguments of a kernel, MaskedSoftmaxForward or MaskedSoftmaxBackward, and the divisors that
+// its row indices take, which are computed once on the host.
 template <class Args>
 struct WithDivisors : Args {
   ScoreDivisors divisors;

@@ -350,7 +350,8 @@ FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
     constexpr int kStep = kBaseStep<T, kWidth>;
     const Acc inverse_count = device::reciprocal(static_cast<Acc>(args.cols)) * kStep;
     const Acc sum = tile.template sum<kStep>();
-    // The fma rounds: contracted into x - base, the product would differ from the statistics' base.
+    // The fma rounds the product. The compiler could contract a multiplication into x - base, and
+    // that base would differ from the one of the statistics.
     base = device::fma(scope.template reduce<Sum>(sum), inverse_count, Acc(0));
     sums = scope.template reduce<Sum>(centre<kThreads>(centred, tile, cols, base));
   } else {

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-# Both are read at import: no network access, and no log lines from the profiler.
+# The imports below read these variables: the first forbids network access, the second silences the
+# profiler's log.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["KINETO_LOG_LEVEL"] = "6"
 

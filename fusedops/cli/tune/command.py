@@ -175,12 +175,13 @@ def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) ->
         for cost in those
     }
 
-    def has_waited(cost: costs.Cost) -> bool:
-        by_one = alone.get((cost.rows, cost.cols), cost)
-        pairs = (cost.inductor, by_one.inductor), (cost.ours, by_one.ours)
+    def has_waited_for_a_core(cost: costs.Cost) -> bool:
+        single_threaded = alone.get((cost.rows, cost.cols), cost)
+        pairs = (cost.inductor, single_threaded.inductor), (cost.ours, single_threaded.ours)
+        # Threads that run at once take at most the time of one, and what it takes to wake them.
         return any(several > 2 * one + WAKING_MS for several, one in pairs)
 
-    return [cost for cost in found if not has_waited(cost)]
+    return [cost for cost in found if not has_waited_for_a_core(cost)]
 
 
 def as_csv(measured: Measured, machines: Sequence[Machine]) -> str:

@@ -61,6 +61,7 @@ def _long_dims(tensor: torch.Tensor) -> list[int]:
 
 
 def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
+    """The dimension map of aten.slice, whose end does not matter: it moves no element."""
     arguments = call.arguments
     rank, start = source.dim(), _start(slice(arguments.get("start"), None, arguments.get("step")))
     if start is None:

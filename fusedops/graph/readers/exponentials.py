@@ -48,7 +48,7 @@ def read_quotient(call: Call) -> SoftmaxChain | None:
     for numerator, divisor in _quotients(call):
         expanded = call_of(divisor, "expand")
         divisor = expanded.arguments["input"] if expanded else divisor
-        total = _read_total(divisor)
+        total = _read_denominator(divisor)
         if total is None or not same_value(numerator, total.summed):
             continue
         if has_keepdim_shape(divisor, numerator, total.dims):
@@ -120,7 +120,10 @@ class _Total:
     refusal: str | None = None
 
 
-def _read_total(node: Any, steps: int = 4) -> _Total | None:
+def _read_denominator(node: Any, steps: int = 4) -> _Total | None:
+    """`node` as a sum of exponentials with at most `steps` numbers or limits added to it, or None.
+    A lower limit of at most 1 has no effect: the sum holds the exponential of the maximum, which is
+    1."""
     call = call_of(before_view_chain(node))
     if call is None or steps == 0:
         return None
@@ -134,7 +137,7 @@ def _read_total(node: Any, steps: int = 4) -> _Total | None:
     floor = known_number(call.arguments.get("min", limit))
     if floor is None or call.arguments.get("max") is not None:
         return None
-    total = _read_total(tensor, steps - 1)
+    total = _read_denominator(tensor, steps - 1)
     return _with_limit(total, floor, floor <= 1) if total else None
 
 
@@ -149,7 +152,7 @@ def _summed(call: Call) -> _Total | None:
 def _with_addend(call: Call, steps: int) -> _Total | None:
     first, other = tensor_and_number(call)
     if is_number(other):
-        total = _read_total(first, steps)
+        total = _read_denominator(first, steps)
         eps = known_number(other) if total else None
         if total is None or eps is None:
             return None
@@ -157,7 +160,7 @@ def _with_addend(call: Call, steps: int) -> _Total | None:
         return _with_limit(total, eps, 0 <= eps <= rounding)
     for summed, term in ((first, other), (other, first)):
         exp = call_of(before_view_chain(term), "exp")
-        total = _read_total(summed, steps) if exp else None
+        total = _read_denominator(summed, steps) if exp else None
         if exp is not None and total is not None and total.sink_exponent is None:
             return replace(total, sink_exponent=exp.arguments["input"])
     return None

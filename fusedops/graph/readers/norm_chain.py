@@ -244,7 +244,7 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
         return None
     source = None
     if scale.centred and scale.eps_mode == "max":  # layer_norm adds eps, and has no lower limit
-        source, scale = scale.input, _of_residue(scale, tensor)
+        source, scale = scale.input, _as_mean_square_of(scale, tensor)
     read = _centred_kind if scale.centred else _uncentred_kind
     kind, eps, factor, refusal = read(scale, over)
     input, refusal = cast_chain(scale.input)[1], scale.refusal or refusal
@@ -252,8 +252,10 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
     return replace(norm, refusal=refusal)
 
 
-def _of_residue(scale: RowScale, residue: Node) -> RowScale:
-    """The scale in terms of the mean square of `residue`, which is its input minus the mean."""
+def _as_mean_square_of(scale: RowScale, residue: Node) -> RowScale:
+    """The scale in terms of the mean square of `residue`, which is its input minus the mean. The
+    two are equal if the variance divides by N; if it divides by another number and N is unknown,
+    the scale that is returned has a refusal."""
     biased = scale.corrected(0)
     refusal = scale.refusal or (None if biased else _why_not_corrected(scale))
     return replace(

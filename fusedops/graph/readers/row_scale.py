@@ -141,14 +141,17 @@ def _of_mean(call: Call) -> RowScale | None:
 def _of_squares(squares: Node, dims: tuple[int, ...]) -> RowScale | None:
     squared = call_of(squares)
     base = base_of_square(squared) if squared else None
-    return _mean_square(base, dims) if base else None
+    return _scale_of_mean_square(base, dims) if base else None
 
 
-def _mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
+def _scale_of_mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
+    """The scale for the mean over `dims` of the square of `base`: a variance, if `base` is a tensor
+    minus its mean over the same dimensions."""
     deviation = centred(base)
     if deviation is None:
         return RowScale(base, dims)
-    return RowScale(*deviation, centred=True) if deviation[1] == dims else None
+    input, mean_dims = deviation
+    return RowScale(input, dims, centred=True) if mean_dims == dims else None
 
 
 def _of_sum(call: Call) -> RowScale | None:
@@ -173,7 +176,7 @@ def _of_einsum(call: Call) -> RowScale | None:
     if not isinstance(base, Node) or first != second:
         return None
     summed = _summed_dims(first, output, value(base).dim())
-    scale = _mean_square(base, summed) if summed else None
+    scale = _scale_of_mean_square(base, summed) if summed else None
     return _times_columns(scale) if scale else None
 
 
@@ -201,7 +204,7 @@ def _of_norm(call: Call) -> RowScale | None:
     is_spectral = call.kind == "linalg_norm" and order != "fro"
     if dims is None or (is_spectral and len(dims) > 1):
         return None
-    scale = _mean_square(base, dims)
+    scale = _scale_of_mean_square(base, dims)
     scale = _times_columns(scale) if scale else None
     if scale is None:
         return None

@@ -48,7 +48,8 @@ class Sink:
         return needed or "example_value" not in result.meta
 
     def operand(self, device: torch.device) -> OpCall:
-        """The tensor that the op takes."""
+        """The call that makes the argument `sinks` of masked_softmax: the model joins the logit to
+        the scores as a column, a dimension that the argument lacks; a number becomes a tensor."""
         if isinstance(self.logit, Node):
             return OpCall(aten.squeeze.dim, (self.logit, -1))
         kwargs = {"dtype": torch.float32, "device": device}

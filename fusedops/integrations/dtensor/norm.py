@@ -63,7 +63,7 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
         return call.run(local)
     columns = len(call["normalized_shape"])
     if "sum" in local:
-        return _dropping_backward(call, part, local, columns)
+        return _backward_with_dropout(call, part, local, columns)
     input, residual = local["input"], local["residual"]
     sum = input * multiplier(call, part, input, columns) + residual
     # The op gets the sum, rounded once, and a residual of zeros, which adds nothing.
@@ -71,15 +71,18 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     return call.run(local | undropped)
 
 
-def _dropping_backward(call: Call, part: Partition, local: dict[str, Any], columns: int) -> Any:
+def _backward_with_dropout(call: Call, part: Partition, local: dict[str, Any], columns: int) -> Any:
+    """Runs the op without dropout, which gives the gradient of the sum, and multiplies that by the
+    dropout of this rank's part: the op itself would draw it for the rows and columns of a whole
+    tensor. ``columns`` is the number of dimensions that are normalised."""
     of_input, of_residual, *of_parameters = local["output_mask"]
     needed = [of_input or of_residual, False, *of_parameters]
     undropped = {"output_mask": needed, "p": 0.0, "seed": None}
-    grad, nothing, *grads = call.run(local | undropped)
-    dropped = nothing
+    grad, unwanted, *grads = call.run(local | undropped)
+    dropped = unwanted
     if of_input:
         dropped = (grad * multiplier(call, part, grad, columns)).to(grad.dtype)
-    return [dropped, grad if of_residual else nothing, *grads]
+    return [dropped, grad if of_residual else unwanted, *grads]
 
 
 # --- rows that are divided among ranks ----------------------------------------------------------

@@ -23,8 +23,11 @@ ops = torch.ops.fusedops
 Statistics = tuple[torch.Tensor, torch.Tensor]
 
 
-def _space(*deciding_tensors: str, reduces: bool = True) -> Callable[[Call], Space]:
-    """The space of an op on rows along ``dim``, whose tensors all have one shape."""
+def _rows_space(*deciding_tensors: str, reduces: bool = True) -> Callable[[Call], Space]:
+    """Returns a function that says, for a call, which dimensions of the rows each argument and
+    result has: all of them, but for the statistics ``max`` and ``sum``, which have 1 along ``dim``.
+    The placements of ``deciding_tensors`` decide those of the others; ``dim`` takes communication
+    where it is divided, if the op ``reduces`` over it."""
 
     def space(call: Call) -> Space:
         sizes = tuple(call[deciding_tensors[0]].shape)
@@ -117,21 +120,21 @@ def _as_gradient(gradient: torch.Tensor, local: dict[str, Any]) -> torch.Tensor:
 
 def _rules() -> dict[str, Rule]:
     rules = {
-        "softmax_stats": Rule(_space("input"), compute_split_rows=_split_stats),
-        "softmax_apply": Rule(_space("input", reduces=False)),
+        "softmax_stats": Rule(_rows_space("input"), compute_split_rows=_split_stats),
+        "softmax_apply": Rule(_rows_space("input", reduces=False)),
     }
     for op, split, backward in (
         ("softmax", _split_softmax, _split_softmax_backward),
         ("log_softmax", _split_log_softmax, _split_log_softmax_backward),
     ):
-        of_gradient = _space("output", "grad_output")
-        rules[op] = Rule(_space("input"), compute_split_rows=split)
+        of_gradient = _rows_space("output", "grad_output")
+        rules[op] = Rule(_rows_space("input"), compute_split_rows=split)
         rules[f"{op}_backward"] = Rule(of_gradient, compute_split_rows=backward)
         rules[f"{op}_"] = Rule(
-            _space("input"), compute_split_rows=writing(split, "input"), written="input"
+            _rows_space("input"), compute_split_rows=writing(split, "input"), written="input"
         )
         rules[f"{op}_out"] = Rule(
-            _space("input"), compute_split_rows=writing(split, "out"), written="out"
+            _rows_space("input"), compute_split_rows=writing(split, "out"), written="out"
         )
         in_place = writing(backward, "grad_output")
         rules[f"{op}_backward_"] = Rule(

@@ -99,15 +99,16 @@ def register_autograd(
     _FORMULAS[op] = backward, setup_context
     apply = _apply_of(f"fusedops_{op}", *_function(backward, setup_context))
 
+    # The dispatcher omits trailing arguments that have their default.
     def kernel(keys: Any, *args: Any) -> Any:
         if has_tangent(args):
             return composite_results(op, (*args, *defaults[len(args) :]))
         run = _below_autograd(overload, keys)
         if torch.is_grad_enabled() and any(_requires_grad(arg) for arg in args):
+            # Another op may record the call, with a formula that saves less.
             other = NotImplemented if other_op is None else other_op(*args)
             if other is not NotImplemented:
                 return other
-            # The dispatcher omits trailing arguments that have their default.
             return _recorded(apply, run, *args, *defaults[len(args) :])
         return run(*args)
 

@@ -47,6 +47,10 @@ def _ones(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
+    """Interprets `compute` on two operands. Numbers and tensors of two values (bools too) give what
+    it gives for each pair of values; integers that are affine in the positions stay affine in sums,
+    differences and products with a number. Nothing else is known."""
+
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
         if isinstance(a, (int, float, BoolTensor, TwoValued)) and isinstance(
