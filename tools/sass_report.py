@@ -1,23 +1,22 @@
 #!/usr/bin/env python3
-"""Reports on the machine code of the CUDA kernels, and predicts their speed, without a GPU.
+"""Reports on the machine code of the CUDA kernels, without a GPU.
 
     python tools/sass_report.py [--arch 80 90 100 120] [--all] [--csv FILE]
-    python tools/sass_report.py --shapes           # the model, a row for each kernel and shape
+    python tools/sass_report.py --shapes           # instructions and bytes of each shape
     python tools/sass_report.py --check            # the gates; exit code 1 if one fails
     python tools/sass_report.py --write-budget     # after an intended change
-    python tools/sass_report.py --measured FILE    # predictions beside the cases of tools/tune.cu
 
-It reads the library that is in fusedops/lib, built for the architectures, and needs g++ for
-predictions.
+It reads the library that is in fusedops/lib, built for the architectures, and needs g++ for the
+shapes.
 
 Gates: no kernel has spills or a stack. Every load and store of a hot kernel is 128 bits wide, but
 for the few that sass_budget.csv lists (a row's mean and rstd, partials of columns and of rows,
 branches and results of 16 bits beside float vectors, masks of bytes, operands with one value for a
 row, dropout's seed). Its registers and bytes in flight keep the budget in that file. Hot kernels
 are those of 16-byte vectors of float, half or bfloat16. Instructions and bytes of each shape keep
-those in sass_model.csv.
+those in sass_shapes.csv.
 
-Model: docs/cuda_model_details.md says what is followed, what is assumed, and how far off it may be.
+Shapes: docs/cuda_counts.md says what is followed, and what is counted.
 """
 
 from __future__ import annotations
@@ -34,12 +33,10 @@ from sass.errors import ReportError
 from sass.gates import BUDGET, Budget, budget_failures, local_memory_failures, read_budget
 from sass.kernels import Kernel
 from sass.limits import limit_lines
-from sass.measured import comparison_lines, read_measured
 from sass.output import print_lines, print_shapes, print_tables, write_csv
-from sass.page import write_page
-from sass.predict import MODELLED_ARCH, predictions, table_cases
 from sass.shape_gates import SHAPES, ShapeBudget, read_shapes, shape_failures
-from sass.toolchain import LIBRARY, Code, codes_of, kernels_in
+from sass.shapes import COUNTED_ARCH, shapes_of, table_cases
+from sass.toolchain import LIBRARY, codes_of, kernels_in
 
 
 def output_file(text: str) -> Path:
@@ -62,14 +59,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arch", nargs="+", choices=list(CHIPS), default=list(CHIPS))
     parser.add_argument("--all", action="store_true", help="kernels that are not hot too")
     parser.add_argument("--csv", type=output_file, metavar="FILE", help="write every column there")
-    parser.add_argument("--shapes", action="store_true", help="predict the speed of each shape")
-    parser.add_argument(
-        "--measured", type=Path, metavar="FILE", help="predict the cases of a CSV of measurements"
-    )
+    parser.add_argument("--shapes", action="store_true", help="count for each shape")
     parser.add_argument("--check", action="store_true", help="fail where a gate is broken")
-    parser.add_argument(
-        "--write-budget", action="store_true", help="write the budgets and the tables of the docs"
-    )
+    parser.add_argument("--write-budget", action="store_true", help="write both budgets")
     parser.add_argument(
         "--library", type=Path, metavar="FILE", default=LIBRARY, help="read another library"
     )
@@ -84,30 +76,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 if a gate fails, or if there is no report."""
     args = parse_arguments(argv)
     try:
-        if args.measured:
-            return report_measured(args)
         return report_shapes(args) if args.shapes else report(args)
     except (ReportError, OSError) as error:
         print(f"sass_report: {error}", file=sys.stderr)
         return 1
 
 
-def modelled_codes(args: argparse.Namespace) -> dict[str, Code]:
-    return codes_of([MODELLED_ARCH], args.library)[MODELLED_ARCH]
-
-
-def report_measured(args: argparse.Namespace) -> int:
-    """Prints predictions beside measurements."""
-    measured = read_measured(args.measured)
-    predicted = predictions(modelled_codes(args), [one.case for one in measured])
-    print_lines(comparison_lines(measured, predicted))
-    return 0
-
-
 def report_shapes(args: argparse.Namespace) -> int:
     """Prints the table of shapes and what is wanted of it; with --check it checks the gates too."""
     budget = read_shapes() if args.check else {}
-    rows = predictions(modelled_codes(args), table_cases())
+    rows = shapes_of(codes_of([COUNTED_ARCH], args.library)[COUNTED_ARCH], table_cases())
     print_shapes(rows)
     print_lines(limit_lines(rows))
     if args.csv:
@@ -126,9 +104,8 @@ def report(args: argparse.Namespace) -> int:
         write_csv(Kernel, shown, args.csv)
     if args.write_budget:
         write_csv(Budget, [Budget.of(kernel) for kernel in kernels if kernel.is_hot], BUDGET)
-        rows = predictions(codes[MODELLED_ARCH], table_cases())
+        rows = shapes_of(codes[COUNTED_ARCH], table_cases())
         write_csv(ShapeBudget, [ShapeBudget.of(row) for row in rows], SHAPES)
-        write_page(rows)
         budget = read_budget()
     if not args.check:
         return 0

@@ -9,7 +9,6 @@ SCHEDULERS = 4  # per multiprocessor; each issues one instruction of a warp per 
 REGISTERS = 65536  # per multiprocessor
 REGISTER_UNIT = 8  # registers are allocated to threads in units of 8
 BLOCK_RESERVED_BYTES = 1024  # shared memory that the runtime reserves for each block
-MUFU_LANES = 16  # exponentials and reciprocals that a multiprocessor starts per clock
 # The time from a load to its use on a busy memory system; on an idle one it is about 0.6 us.
 LATENCY = 0.8e-6
 # The sustained share of the datasheet's clock and bandwidth: a copy on an H200 moves 4.3 of
@@ -28,10 +27,6 @@ class Chip:
     max_threads: int  # per multiprocessor, as are the next two
     max_blocks: int
     shared_bytes: int
-
-    @property
-    def clock(self) -> float:
-        return SUSTAINED * self.boost_clock
 
     @property
     def bandwidth(self) -> float:

@@ -38,10 +38,6 @@ class Step:
         return [written(self.name, self.parts, output) for output in self.outputs]
 
     @cached_property
-    def registers_read(self) -> frozenset[str]:
-        return frozenset(re.findall(r"\bR\d+", " ".join(self.inputs)))
-
-    @cached_property
     def values(self) -> list[str]:
         return [operand for operand in self.inputs if not is_predicate(operand)]
 

@@ -22,13 +22,6 @@ ALIKE = 0.01  # blocks whose instructions and bytes differ by less are the same
 # Rows that a walking block is followed over: 2 and 4 times what it takes to fill the grid.
 FILLED = (2, 4)
 
-# Pipes with half the lanes of the others: two cycles of a scheduler for an instruction of a warp.
-ALU = {
-    *("LOP3", "SHF", "IADD3", "VIADD", "ISETP", "SEL", "FSEL", "FSETP", "FMNMX", "PRMT", "LEA"),
-    *("PLOP3", "VIMNMX", "VIADDMNMX", "F2FP", "P2R", "R2P", "MOV", "IABS", "SGXT", "HMNMX2"),
-}
-CLUSTER_WAITS = {"UCGABAR_WAIT", "SYNCS.TRYWAIT"}
-
 
 @dataclass(frozen=True)
 class Demand:
@@ -39,18 +32,9 @@ class Demand:
     cluster: int
     threads: int  # of a block
     instructions: float
-    alu: float
-    mufu: float
-    shuffles: float
     loaded: dict[int, float]  # bytes by region
     stored: dict[int, float]
-    in_flight: float  # bytes of a warp
-    cluster_waits: float  # of a warp
     guesses: float  # of a warp
-
-    @property
-    def warps_a_block(self) -> int:
-        return -(-self.threads // 32)
 
 
 def mean_trace(code: Code, launch: Launch, regions: dict[int, Region], least_blocks: int) -> Trace:
@@ -95,25 +79,16 @@ def demand_of(
     code: Code, launch: Launch, regions: dict[int, Region], least_blocks: int = FEW_BLOCKS
 ) -> Demand:
     trace = mean_trace(code, launch, regions, least_blocks)
-    blocks, warps = launch.blocks, launch.warps
-
-    def total(names: set[str]) -> float:
-        return blocks * sum(trace.executed[name] for name in names)
-
+    blocks = launch.blocks
     return Demand(
         symbol=launch.symbol,
         blocks=blocks,
         cluster=launch.cluster,
         threads=launch.threads[0] * launch.threads[1],
         instructions=blocks * trace.instructions,
-        alu=total(ALU),
-        mufu=total({"MUFU"}),
-        shuffles=total({"SHFL"}),
         loaded={region: blocks * count for region, count in trace.loaded.items()},
         stored={region: blocks * count for region, count in trace.stored.items()},
-        in_flight=trace.in_flight / warps,
-        cluster_waits=total(CLUSTER_WAITS) / blocks / warps,
-        guesses=trace.guesses / warps,
+        guesses=trace.guesses / launch.warps,
     )
 
 
@@ -131,7 +106,7 @@ def extrapolated(few: Demand, more: Demand, factor: float) -> Demand:
             **vars(more),
             **{
                 name: line(getattr(few, name), getattr(more, name))
-                for name in ("instructions", "alu", "mufu", "shuffles", "blocks")
+                for name in ("instructions", "blocks")
             },
             "loaded": lines(few.loaded, more.loaded),
             "stored": lines(few.stored, more.stored),

@@ -1,30 +1,30 @@
-"""The only list of the limits that the kernels should keep, according to the model."""
+"""The only list of the limits that the counts of the shapes should keep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .model import Prediction
+from .shapes import Shape
 
 
 @dataclass(frozen=True)
 class Limit:
     text: str
-    applies: Callable[[Prediction], bool]
-    value: Callable[[Prediction], float]
+    applies: Callable[[Shape], bool]
+    value: Callable[[Shape], float]
     most: float
 
 
-def is_forward(row: Prediction) -> bool:
+def is_forward(row: Shape) -> bool:
     return not row.op.endswith("_backward")
 
 
-def is_16_bits(row: Prediction) -> bool:
+def is_16_bits(row: Shape) -> bool:
     return row.dtype == "bfloat16"
 
 
-def is_power(row: Prediction, least: int = 1024, most: int = 32768) -> bool:
+def is_power(row: Shape, least: int = 1024, most: int = 32768) -> bool:
     return least <= row.cols <= most and row.cols & (row.cols - 1) == 0
 
 
@@ -58,7 +58,7 @@ LIMITS = [
 CAUSAL_COLS, CAUSAL_MOST = 2048, 0.6  # of the instructions of the same rows without a mask
 
 
-def limit_lines(rows: Sequence[Prediction]) -> Iterator[str]:
+def limit_lines(rows: Sequence[Shape]) -> Iterator[str]:
     """One line for each limit: met, or not, by how many shapes, and the worst of them."""
     for limit in LIMITS:
         of = [row for row in rows if limit.applies(row)]
@@ -78,7 +78,7 @@ def limit_lines(rows: Sequence[Prediction]) -> Iterator[str]:
         )
 
 
-def causal_ratio(rows: Sequence[Prediction]) -> float | None:
+def causal_ratio(rows: Sequence[Shape]) -> float | None:
     """The worst ratio of a causal row's instructions to a dense row's; None without such rows."""
     of = [row for row in rows if row.cols == CAUSAL_COLS and is_16_bits(row)]
     dense = {row.rows: row.instructions for row in of if row.op == "masked_softmax"}

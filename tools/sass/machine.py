@@ -36,7 +36,6 @@ class Trace:
     executed: Counter[str] = field(default_factory=Counter)  # warp instructions by name
     loaded: Counter[int] = field(default_factory=Counter)  # bytes by region
     stored: Counter[int] = field(default_factory=Counter)
-    in_flight: float = 0  # bytes requested before the first of them is used
     guesses: float = 0
 
     @property
@@ -52,7 +51,6 @@ class Trace:
             mine = getattr(self, name)
             for key, count in getattr(other, name).items():
                 mine[key] += count * weight
-        self.in_flight += other.in_flight * weight
         self.guesses += other.guesses * weight
 
 
@@ -104,7 +102,6 @@ class Walk:
         self.index = {step.address: i for i, step in enumerate(self.steps)}
         self.warp = Warp(context)
         self.trace = Trace()
-        self.pending: dict[str, float] = {}
 
     def run(self) -> Trace:
         context = self.warp.context
@@ -129,7 +126,6 @@ class Walk:
 
     def compute(self, step: Step, guard: Mask | None, lanes: np.ndarray) -> None:
         """Executes an instruction in the lanes whose guard is true, or is not known."""
-        self.note_use(step)
         where: Mask | None = guard
         if where is not None and not step.name.startswith("U") and not lanes.all():
             where = lanes & where
@@ -176,17 +172,10 @@ class Walk:
             target = min(address for address in self.index if address > target)
         return [*left, (self.index[int(target)], taken)]
 
-    def note_use(self, step: Step) -> None:
-        """Loads are in flight until an instruction reads one of their registers."""
-        if not self.pending:
-            return
-        if not step.registers_read.isdisjoint(self.pending):
-            self.pending = {}
-
     def move(self, step: Step, at: Value, lanes: np.ndarray) -> None:
         if not lanes.any():
             return
-        size, is_load = access_bytes(step), step.name == "LDG"
+        size = access_bytes(step)
         moved: Counter[int] = Counter()
         if at is None:
             self.trace.guesses += 1
@@ -194,16 +183,7 @@ class Walk:
         else:
             for address in np.unique(np.broadcast_to(np.asarray(at, np.uint64), LANES)[lanes]):
                 moved[int(address) >> REGION_SHIFT] += size
-        (self.trace.loaded if is_load else self.trace.stored).update(moved)
-        if is_load:
-            self.note_load(step, size, sum(moved.values()))
-
-    def note_load(self, step: Step, size: int, moved: int) -> None:
-        first = int(re.match(r"R(\d+)", step.outputs[-1])[1])
-        words = max(1, size // 4)
-        for number in range(first, first + words):
-            self.pending[f"R{number}"] = moved / words
-        self.trace.in_flight = max(self.trace.in_flight, sum(self.pending.values()))
+        (self.trace.loaded if step.name == "LDG" else self.trace.stored).update(moved)
 
 
 def follow(body: Sequence[Instruction], context: WarpContext) -> Trace:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .chips import CHIPS, SUSTAINED
 from .kernels import Kernel
-from .model import Prediction
+from .shapes import Shape
 
 COLUMNS: dict[str, Callable[[Kernel], object]] = {
     "kernel": lambda k: k.name,
@@ -26,24 +26,17 @@ COLUMNS: dict[str, Callable[[Kernel], object]] = {
 }
 
 
-SHAPE_COLUMNS: dict[str, Callable[[Prediction], object]] = {
-    "op": lambda p: p.op,
-    "dtype": lambda p: p.dtype,
-    "rows": lambda p: p.rows,
-    "cols": lambda p: p.cols,
-    "threads": lambda p: p.threads,
-    "cluster": lambda p: p.cluster,
-    "resident": lambda p: p.resident,
-    "waves": lambda p: f"{p.waves:.1f}",
-    "KB": lambda p: f"{p.kb_in_flight:.0f}",
-    "bytes u": lambda p: f"{p.bytes_u:.2f}",
-    "issue": lambda p: f"{p.issue:.2f}",
-    "alu": lambda p: f"{p.alu:.2f}",
-    "mufu": lambda p: f"{p.mufu:.2f}",
-    "shfl": lambda p: f"{p.shuffle:.2f}",
-    "limiter": lambda p: p.limiter,
-    "us": lambda p: f"{p.us:.0f}",
-    "of copy": lambda p: f"{p.share:.0%}",
+SHAPE_COLUMNS: dict[str, Callable[[Shape], object]] = {
+    "op": lambda shape: shape.op,
+    "dtype": lambda shape: shape.dtype,
+    "rows": lambda shape: shape.rows,
+    "cols": lambda shape: shape.cols,
+    "launches": lambda shape: shape.launches,
+    "threads": lambda shape: shape.threads,
+    "cluster": lambda shape: shape.cluster,
+    "bytes u": lambda shape: f"{shape.bytes_u:.2f}",
+    "instructions": lambda shape: f"{shape.instructions:.0f}",
+    "issue": lambda shape: f"{shape.issue:.2f}",
 }
 
 
@@ -52,7 +45,7 @@ def print_lines(lines: Iterable[str]) -> None:
         print(line)
 
 
-def print_shapes(rows: Sequence[Prediction]) -> None:
+def print_shapes(rows: Sequence[Shape]) -> None:
     print_table(SHAPE_COLUMNS, rows)
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import ReportError
-from .model import Prediction
+from .shapes import Shape
 
-SHAPES = Path(__file__).parents[1] / "sass_model.csv"
+SHAPES = Path(__file__).parents[1] / "sass_shapes.csv"
 TOLERANCE = 1.03  # of what the file says
 
 
 @dataclass(frozen=True)
 class ShapeBudget:
-    """The limits of a shape. `share` is not checked, but shows what the model makes of a change."""
+    """The limits of a shape."""
 
     op: str
     dtype: str
@@ -24,11 +24,10 @@ class ShapeBudget:
     cols: int
     issue: float
     bytes_u: float
-    share: float
 
     @classmethod
-    def of(cls, row: Prediction) -> ShapeBudget:
-        return cls(row.op, row.dtype, row.rows, row.cols, row.issue, row.bytes_u, row.share)
+    def of(cls, row: Shape) -> ShapeBudget:
+        return cls(row.op, row.dtype, row.rows, row.cols, row.issue, row.bytes_u)
 
 
 def read_shapes(path: Path = SHAPES) -> dict[tuple[str, str, int, int], ShapeBudget]:
@@ -38,7 +37,7 @@ def read_shapes(path: Path = SHAPES) -> dict[tuple[str, str, int, int], ShapeBud
             rows = [
                 ShapeBudget(
                     row["op"], row["dtype"], int(row["rows"]), int(row["cols"]),
-                    float(row["issue"]), float(row["bytes_u"]), float(row["share"]),
+                    float(row["issue"]), float(row["bytes_u"]),
                 )
                 for row in csv.DictReader(file)
             ]  # fmt: skip
@@ -50,7 +49,7 @@ def read_shapes(path: Path = SHAPES) -> dict[tuple[str, str, int, int], ShapeBud
 
 
 def shape_failures(
-    rows: Iterable[Prediction], budget: dict[tuple[str, str, int, int], ShapeBudget]
+    rows: Iterable[Shape], budget: dict[tuple[str, str, int, int], ShapeBudget]
 ) -> Iterator[str]:
     """Messages about shapes that are not in the budget, or exceed it."""
     for row in rows:

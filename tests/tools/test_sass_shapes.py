@@ -1,4 +1,4 @@
-"""The model of tools/sass_report.py: a warp's path, the bytes that move, the predicted time."""
+"""The shapes of tools/sass_report.py: a warp's path, its instructions, the bytes that move."""
 
 import csv
 import dataclasses
@@ -10,21 +10,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from sass import (
-    demand,
-    errors,
-    kernels,
-    launches,
-    limits,
-    measured,
-    model,
-    output,
-    page,
-    predict,
-    shape_gates,
-    toolchain,
-)
-from sass.chips import CHIPS, LATENCY
+from sass import demand, launches, limits, output, shape_gates, shapes, toolchain
+from sass.chips import CHIPS
 from sass.code import parse_sass
 from sass.launches import Case, Region
 from sass.machine import follow
@@ -99,7 +86,6 @@ def test_bytes_are_those_of_the_lanes_inside_the_row(block, lanes):
     base = (5 << 40) + (1 << 32) - 16  # the addition carries into the upper word
     trace = trace_of(ADDRESSES, parameters=base.to_bytes(8, "little"), block=block, blocks=3)
     assert trace.loaded[5] == trace.stored[6] == 16 * lanes
-    assert trace.in_flight == 16 * lanes
     assert trace.instructions == (13 if lanes else 9)
     assert trace.guesses == 0
 
@@ -286,9 +272,9 @@ def test_plans_are_those_of_the_launch_code(program):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("op", predict.OPS)
+@pytest.mark.parametrize("op", shapes.OPS)
 def test_every_operator_of_the_table_is_launched(program, op):
-    for plan in program.plans([Case(op, dtype, 64, 1024) for dtype in predict.DTYPES]):
+    for plan in program.plans([Case(op, dtype, 64, 1024) for dtype in shapes.DTYPES]):
         assert plan.launches
         assert sum(region.bytes for region in plan.regions.values()) > 0
 
@@ -305,10 +291,8 @@ def test_the_constant_bank_has_the_sizes_of_block_grid_and_cluster():
 
 def a_demand(**changes):
     plain = demand.Demand(
-        symbol="kernel", blocks=1320, cluster=1, threads=256,
-        instructions=1320 * 8 * 500, alu=1320 * 8 * 250, mufu=0, shuffles=0,
-        loaded={1: 1320 * 16384.0}, stored={2: 1320 * 16384.0},
-        in_flight=2048, cluster_waits=0, guesses=0,
+        symbol="kernel", blocks=1320, cluster=1, threads=256, instructions=1320 * 8 * 500,
+        loaded={1: 1320 * 16384.0}, stored={2: 1320 * 16384.0}, guesses=0,
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)
 
@@ -319,51 +303,17 @@ REGIONS = {
     3: Region("weight", "shared", 4096),
     4: Region("workspace", "partials", 8192),
 }
-USAGE = kernels.Usage(registers=64, stack=0, shared_bytes=0, threads=256)
 
 
 def test_shared_operands_do_not_count_and_partials_count_once():
     one = a_demand(loaded={1: 1e6, 3: 1e9, 4: 1e6}, stored={2: 2e6, 4: 8192})
-    assert model.moved_bytes(one, REGIONS) == (1e6 + 8192, 2e6 + 8192)
+    assert shapes.moved_bytes(one, REGIONS) == 3e6 + 2 * 8192
 
 
-def test_the_cost_of_a_block_is_that_of_each_resource():
-    cost = model.cost_of(a_demand(), USAGE, REGIONS, CHIP)
-    assert cost.resident == 4  # 64 registers of 256 threads
-    assert cost.busy["memory"] == pytest.approx(32768 / (0.9 * 4.8e12 / 132))
-    assert cost.busy["issue"] == pytest.approx(8 * 500 / 4 / 1.98e9)
-    assert cost.busy["alu"] == pytest.approx(8 * 250 * 2 / 4 / 1.98e9)
-    # A warp requests its 2048 bytes at once: one latency, its loads, then its instructions.
-    assert cost.life == pytest.approx(
-        LATENCY + 16384 / CHIP.bandwidth + cost.busy["issue"], rel=1e-6
-    )
-    assert cost.limiter == "memory"
-
-
-def test_a_kernel_that_leaves_60_percent_of_the_issue_slots_used_has_97_percent_of_a_copy():
-    cost = model.Cost({"memory": 1.0, "issue": 0.6, "alu": 0.3}, life=1.0, resident=8)
-    assert 1 / cost.pace == pytest.approx(0.97, abs=0.002)
-
-
-def test_a_block_alone_does_not_overlap_its_loads_with_its_instructions():
-    cost = model.Cost({"memory": 1.0, "issue": 0.5}, life=1.4, resident=1)
-    assert cost.pace == 1.4
-    assert cost.limiter == "latency"
-
-
-def test_a_launch_takes_whole_waves_and_a_tail():
-    cost = model.Cost({"memory": 1e-6, "issue": 0.0}, life=2e-6, resident=4)
-    wave = 4 * 132
-    assert model.seconds(a_demand(blocks=2 * wave), cost, CHIP) == pytest.approx(8e-6)
-    assert model.seconds(a_demand(blocks=2 * wave + 1), cost, CHIP) == pytest.approx(10e-6)
-    assert model.seconds(a_demand(blocks=2 * wave + 3 * 132), cost, CHIP) == pytest.approx(11e-6)
-
-
-def test_what_the_launch_before_has_read_comes_from_l2_where_it_fits():
-    small = a_demand(loaded={1: 8e6}, stored={})
-    large = a_demand(loaded={1: 80e6}, stored={})
-    assert model.l2_shares([(small, 1), (small, 1)], REGIONS) == [0.0, 1.0]
-    assert model.l2_shares([(large, 1), (large, 1)], REGIONS) == [0.0, 0.0]
+def test_issue_is_the_share_of_what_the_gpu_issues_while_a_copy_runs():
+    copy_seconds = 2 * 1320 * 16384 / (0.9 * 4.8e12)
+    most = 132 * 4 * 1.98e9 * copy_seconds  # a scheduler issues one instruction a clock
+    assert shapes.issue_share(most / 2, REGIONS, CHIP) == pytest.approx(0.5)
 
 
 def test_blocks_that_walk_over_rows_are_extrapolated():
@@ -385,11 +335,9 @@ def test_samples_of_blocks_are_in_range_and_differ():
 
 @pytest.fixture
 def row():
-    return model.Prediction(
+    return shapes.Shape(
         op="softmax", dtype="bfloat16", rows=32768, cols=1024, kernels="k", launches=1,
-        threads=128, cluster=1, resident=8, waves=7.8, kb_in_flight=64, bytes_u=2.0,
-        instructions=480, issue=0.5, alu=0.4, mufu=0.3, shuffle=0.1, limiter="memory", guesses=0,
-        us=32, share=0.97,
+        threads=128, cluster=1, bytes_u=2.0, instructions=480, issue=0.5, guesses=0,
     )  # fmt: skip
 
 
@@ -398,7 +346,7 @@ def row():
     [
         ({"issue": 0.52}, "issue is 0.520, wanted at most 0.515"),
         ({"bytes_u": 3.0}, "bytes_u is 3.000, wanted at most 2.060"),
-        ({"cols": 2048}, "softmax bfloat16 32768 x 2048: not in sass_model.csv"),
+        ({"cols": 2048}, "softmax bfloat16 32768 x 2048: not in sass_shapes.csv"),
     ],
 )
 def test_a_shape_over_its_budget_is_named(row, tmp_path, change, failure):
@@ -421,50 +369,6 @@ def test_limits_are_reported_as_met_or_not(row):
     assert lines[3].endswith("at most 0.6; 0.50")
 
 
-def test_the_page_gets_the_tables_between_its_marks(row, tmp_path, monkeypatch):
-    file = tmp_path / "page.md"
-    monkeypatch.setattr(page, "PAGE", file)
-    file.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    page.write_page([row])
-    text = file.read_text()
-    assert text.startswith(f"before\n{page.BEGIN}") and text.endswith(f"{page.END}\nafter\n")
-    assert "| softmax |  |  | 97%, 0.50, 2.0u |" in text and "old" not in text
-    file.write_text("no marks")
-    with pytest.raises(errors.ReportError, match="page.md lacks the lines"):
-        page.write_page([row])
-
-
-# --- measurements ---------------------------------------------------------------------------------
-
-MEASURED = """op,direction,dtype,rows,cols,width,elements,threads,median_us,copy_us,share
-softmax,forward,bf16,32768,1024,8,32,32,40,32,0.8
-softmax,forward,bf16,32768,1024,8,16,64,50,32,0.64
-layer_norm,backward,float32,8192,4096,4,16,256,200,100,0.5
-spatial_softmax,forward,float32,8192,4096,4,16,256,200,100,0.5
-"""
-
-
-def test_predictions_stand_beside_measurements_with_the_quantiles_of_the_error(row, tmp_path):
-    path = tmp_path / "measured.csv"
-    path.write_text(MEASURED)
-    found = measured.read_measured(path)
-    assert [(one.case, one.share) for one in found] == [
-        (Case("softmax", "bfloat16", 32768, 1024), 0.8),
-        (Case("layer_norm_backward", "float32", 8192, 4096), 0.5),
-    ]
-    backward = dataclasses.replace(row, op="layer_norm_backward", share=0.4)
-    lines = list(measured.comparison_lines(found, [row, backward]))
-    assert lines[1].endswith("97%  80%  +17  memory")
-    assert lines[-1] == "all: 2 cases, error 10%: -7.3, 50%: +3.5, 90%: +14.3"
-
-
-def test_a_damaged_file_of_measurements_is_named(tmp_path):
-    path = tmp_path / "measured.csv"
-    path.write_text("op,rows\nsoftmax,many\n")
-    with pytest.raises(errors.ReportError, match="measured.csv cannot be read"):
-        measured.read_measured(path)
-
-
 # --- the kernels ----------------------------------------------------------------------------------
 
 CHECKED_COLS = (1024, 32768)
@@ -474,10 +378,10 @@ CHECKED_COLS = (1024, 32768)
 def test_shapes_keep_their_budget_of_instructions_and_bytes():
     cases = [
         case
-        for case in predict.table_cases()
+        for case in shapes.table_cases()
         if case.dtype == "bfloat16" and case.cols in CHECKED_COLS and case.tensor_bytes < 1 << 27
     ]
-    rows = predict.predictions(toolchain.codes_of(["90"])["90"], cases)
+    rows = shapes.shapes_of(toolchain.codes_of(["90"])["90"], cases)
     assert list(shape_gates.shape_failures(rows, shape_gates.read_shapes())) == []
     # Less than what has to move, each tensor once, would be a path that was not followed.
     least = {"softmax": 2, "layer_norm": 2, "rms_norm": 2, "masked_softmax": 2, "add_rms_norm": 4}
@@ -490,4 +394,4 @@ def test_the_file_of_shapes_has_the_table():
     with shape_gates.SHAPES.open(newline="") as file:
         found = {(row["op"], row["dtype"], int(row["rows"]), int(row["cols"]))
                  for row in csv.DictReader(file)}  # fmt: skip
-    assert found == {(c.op, c.dtype, c.rows, c.cols) for c in predict.table_cases()}
+    assert found == {(c.op, c.dtype, c.rows, c.cols) for c in shapes.table_cases()}
