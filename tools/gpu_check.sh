@@ -247,6 +247,8 @@ fi
 if [[ $DRY == yes ]]; then
   echo "before the other benches: $planned s of $BUDGET s, and $builds s more for what was not built before"
 fi
+stage bench-models speed 150 "$PYTHON" -m tools.bench models gpt2 bert llama vit --device cuda \
+  --dtype bfloat16 --batch 8 --length 1024 --csv "$OUT/bench-models.csv"
 OPS=(softmax layer_norm masked_softmax rms_norm log_softmax softmax_dropout std_norm add_layer_norm
   add_rms_norm)
 for direction in forward backward; do

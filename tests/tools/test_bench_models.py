@@ -26,7 +26,7 @@ from tools.bench.zoo import MODELS, TINY
 from tools.bench.zoo.model import Model
 
 COLUMNS = (
-    "model,mode,dtype,batch,length,width,threads,eager_ms,inductor_ms,fusedops_ms,speedup,spread,"
+    "model,mode,dtype,batch,length,width,device,threads,eager_ms,inductor_ms,fusedops_ms,speedup,spread,"
     "share_before,share_after,sites_speedup,openvino_ms,onnxruntime_ms"
 ).split(",")
 
@@ -38,8 +38,8 @@ def step(name="nanogpt", mode=steps.INFERENCE, dtype=torch.float32) -> steps.Ste
 def step_time(this=None, speedup=1.5, **changes) -> steps.StepTime:
     this = this or step()
     known = {"model": this.model, "mode": this.mode, "dtype": this.dtype_name}
-    known |= {"batch": this.batch, "threads": this.threads, "speedup": speedup}
-    known |= {"length": this.size.length, "width": this.size.width} | changes
+    known |= {"batch": this.batch, "device": this.device, "threads": this.threads}
+    known |= {"length": this.size.length, "width": this.size.width, "speedup": speedup} | changes
     names = [field.name for field in fields(steps.StepTime)]
     return steps.StepTime(**(dict.fromkeys(names, 1.0) | known))
 
@@ -124,7 +124,7 @@ def test_a_wrong_result_is_not_timed():
 
 
 def chosen(names, *directions, quick=False, dtypes=(torch.float32,), threads=(1,)):
-    return steps.chosen_steps(names, directions, dtypes, threads, 1, TINY, quick)
+    return steps.chosen_steps(names, directions, dtypes, threads, 1, TINY, quick, "cpu")
 
 
 def test_named_models_are_measured_in_both_modes_or_the_one_of_a_pass():

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help = f"default: {', '.join(DEFAULT)}; --pass forward is inference, --pass backward training"
     add("models", nargs="*", type=name, metavar="MODEL", help=help)
     add_common_arguments(parser)
+    add("--device", type=options.device, default=torch.device("cpu"), help="cpu (default) or cuda")
     add("--batch", type=options.positive, default=BATCH, help=f"sequences of a step ({BATCH})")
     add("--length", type=options.positive, default=LENGTH, help=f"tokens of each ({LENGTH})")
     width = options.checked(
@@ -69,15 +70,17 @@ def run(args: argparse.Namespace) -> int:
     if args.resume and not args.csv:
         raise UsageError("--resume: wanted --csv with it, the file with the earlier results")
     work = step_times(args)
-    keep_freed_memory()
-    return measure_and_show(work, print_steps)
+    if args.device.type == "cpu":
+        keep_freed_memory()
+    return measure_and_show(work, print_steps, args.device)
 
 
 def step_times(args: argparse.Namespace) -> Work:
     """Returns the steps to time, and the function that times one. With --resume, steps that are in
     the CSV file are taken from it."""
     dtypes = args.dtype or (DTYPES[:1] if args.quick else DTYPES)
-    every = [1] if args.quick else [1, torch.get_num_threads()]
+    is_on_cpu = args.device.type == "cpu"
+    every = [1, torch.get_num_threads()] if is_on_cpu and not args.quick else [1]
     steps = chosen_steps(
         args.models,
         args.directions or DIRECTIONS,
@@ -86,6 +89,7 @@ def step_times(args: argparse.Namespace) -> Work:
         args.batch,
         size_of(args.length, args.width),
         args.quick,
+        str(args.device),
     )
     require_packages(steps)
     rows = read_steps(args.csv) if args.resume else []
@@ -125,6 +129,8 @@ def require_packages(steps: Sequence[Step]) -> None:
 def check_steps(steps: list[Step]) -> list[Step]:
     """Returns the steps. Raises UsageError if one layer does not fit into this machine's memory."""
     for step in steps:
+        if step.device != "cpu":
+            continue
         scores = step.batch * step.size.heads * step.size.length**2
         features = step.batch * step.size.length * step.size.width
         weights = 12 * step.size.width**2  # A layer has 4 for attention, 8 for the feed-forward.

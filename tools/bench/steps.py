@@ -23,8 +23,9 @@ from fusedops.cli.bench.cases import BACKWARD, FORWARD
 from fusedops.cli.bench.measurement import OURS, REFERENCE, require_small
 from fusedops.cli.timing import (
     Call,
-    WallClock,
+    Clock,
     balanced_orders,
+    clock_for,
     interleave,
     median_ratio,
     relative_spread,
@@ -54,7 +55,7 @@ SLOT_MS = 1.0  # a step takes longer: a slot is one step
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a model on inputs of one size, on a number of threads."""
+    """One step of a model on inputs of one size, on a device, with a number of CPU threads."""
 
     model: str
     mode: str
@@ -62,6 +63,7 @@ class Step:
     threads: int
     batch: int
     size: Size
+    device: str = "cpu"
 
     @property
     def dtype_name(self) -> str:
@@ -71,17 +73,20 @@ class Step:
     def build(self, dropout: bool) -> nn.Module:
         """Returns the model, always with the same weights."""
         torch.manual_seed(0)
-        model = MODELS[self.model].build(self.size, dropout)
+        with torch.device(self.device):
+            model = MODELS[self.model].build(self.size, dropout)
         return model.to(self.dtype).train(self.mode == TRAINING)
 
     def inputs(self) -> dict[str, Any]:
         """Returns the model's inputs, always the same."""
         torch.manual_seed(1)
-        return cast(MODELS[self.model].inputs(self.size, self.batch), self.dtype)
+        with torch.device(self.device):
+            return cast(MODELS[self.model].inputs(self.size, self.batch), self.dtype)
 
     def __str__(self) -> str:
         size = f"{self.batch}x{self.size.length}x{self.size.width}"
-        return f"{self.model} {self.mode} {self.dtype_name} {size}, {self.threads} thread(s)"
+        where = self.device if self.device != "cpu" else f"{self.threads} thread(s)"
+        return f"{self.model} {self.mode} {self.dtype_name} {size}, {where}"
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,8 @@ class StepTime:
 
     The time of a peer is NaN if it is not installed or does not run the step. `speedup` is that of
     fusedops over Inductor, `spread` its interquartile range relative to it. `share_before` and
-    `share_after` are the sites' shares of the step's time with Inductor and with fusedops;
-    `sites_speedup` is the ratio of these times.
+    `share_after` are the sites' shares of the step's time with Inductor and with fusedops, NaN on a
+    GPU; `sites_speedup` is the ratio of these times.
     """
 
     model: str
@@ -100,6 +105,7 @@ class StepTime:
     batch: int
     length: int
     width: int
+    device: str
     threads: int
     eager_ms: float
     inductor_ms: float
@@ -119,8 +125,8 @@ class StepTime:
 
     def is_of(self, step: Step) -> bool:
         """Returns whether this is a measurement of `step`."""
-        own = (self.model, self.mode, self.dtype, self.threads, self.batch)
-        wanted = (step.model, step.mode, step.dtype_name, step.threads, step.batch)
+        own = (self.model, self.mode, self.dtype, self.device, self.threads, self.batch)
+        wanted = (*(step.model, step.mode, step.dtype_name, step.device, step.threads, step.batch),)
         size = (step.size.length, step.size.width)
         return own == wanted and (self.length, self.width) == size
 
@@ -133,6 +139,7 @@ def chosen_steps(
     batch: int,
     size: Size,
     quick: bool,
+    device: str,
 ) -> list[Step]:
     """Returns the steps of the named models, or of the default set, in the modes of these
     directions; each step once."""
@@ -140,7 +147,7 @@ def chosen_steps(
     pairs = QUICK if quick and not names else product(names or DEFAULT, modes)
     chosen = [pair for pair in pairs if pair[1] in modes]
     cells = product(chosen, dtypes, threads)
-    steps = (Step(*pair, dtype, number, batch, size) for pair, dtype, number in cells)
+    steps = (Step(*pair, dtype, number, batch, size, device) for pair, dtype, number in cells)
     return list(dict.fromkeys(steps))
 
 
@@ -162,8 +169,12 @@ def prepare_step(step: Step) -> dict[str, Call]:
 
 
 def prepare_peers(step: Step, expected: Sequence[Tensor]) -> tuple[dict[str, Call], list[str]]:
-    """Returns a call for each installed peer that supports the step, and errors of the others."""
-    calls, problems = {}, []
+    """Returns a call for each installed peer that supports the step, and errors of the others. No
+    peer runs on a GPU."""
+    calls: dict[str, Call] = {}
+    problems: list[str] = []
+    if step.device != "cpu":
+        return calls, problems
     plain = replace(step, dtype=torch.float32)
     for name, peer in PEERS.items():
         if step.mode == TRAINING or not peer.takes(step.dtype):
@@ -181,9 +192,11 @@ def prepare_peers(step: Step, expected: Sequence[Tensor]) -> tuple[dict[str, Cal
 
 def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
     """Times the prepared calls, which take turns, then profiles them."""
-    times = _interleave(calls, turns)
+    times = _interleave(calls, turns, clock_for(step.device))
     medians = {name: statistics.median(times[name]) for name in calls}
-    before, after = (share_of_sites(calls[name]) for name in (INDUCTOR, OURS))
+    before, after = math.nan, math.nan
+    if step.device == "cpu":
+        before, after = (share_of_sites(calls[name]) for name in (INDUCTOR, OURS))
     return StepTime(
         model=step.model,
         mode=step.mode,
@@ -191,6 +204,7 @@ def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
         batch=step.batch,
         length=step.size.length,
         width=step.size.width,
+        device=step.device,
         threads=step.threads,
         eager_ms=medians[REFERENCE],
         inductor_ms=medians[INDUCTOR],
@@ -205,12 +219,12 @@ def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
     )
 
 
-def _interleave(calls: dict[str, Call], turns: int) -> dict[str, list[float]]:
+def _interleave(calls: dict[str, Call], turns: int, clock: Clock) -> dict[str, list[float]]:
     """Times the calls, in every order in each turn, until the ratio is precise enough."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     rounds = len(balanced_orders(list(calls)))
     for turn in range(1, turns + 1):
-        for name, more in interleave(calls, WallClock(), rounds, SLOT_MS).items():
+        for name, more in interleave(calls, clock, rounds, SLOT_MS).items():
             times[name] += more
         # The error of a median is about the spread divided by the root of the number of rounds.
         if _spread(times) < PRECISION * math.sqrt(turn * rounds):
@@ -253,9 +267,10 @@ def _is_random(step: Step) -> bool:
     results would not do: they can be equal if a model rarely drops anything, like Swin its paths.
     """
     call = eager_step(step, dropout=True)
-    before = torch.get_rng_state()
+    state = torch.get_rng_state if step.device == "cpu" else torch.cuda.get_rng_state
+    before = state()
     call()
-    return not torch.equal(before, torch.get_rng_state())
+    return not torch.equal(before, state())
 
 
 @torch.no_grad()
