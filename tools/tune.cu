@@ -434,7 +434,10 @@ void list(const std::vector<Ask>& asks) {
 class Session {
  public:
   explicit Session(const Options& options)
-      : bench_(options.smoke), table_(options.csv), seconds_(options.seconds) {}
+      : is_smoke_(options.smoke),
+        bench_(options.smoke),
+        table_(options.csv),
+        seconds_(options.seconds) {}
 
   bool is_over() const {
     const auto since = std::chrono::steady_clock::now() - start_;
@@ -465,7 +468,8 @@ class Session {
     } else {
       outcome = bench_.measure(nullptr);
     }
-    record(question, incumbent, true, outcome);
+    // A smoke run has recorded the plans of the tables before it comes to the candidates.
+    if (!is_smoke_ || !ask.with_candidates) record(question, incumbent, true, outcome);
     if (!ask.with_candidates || !outcome.error.empty()) return;
     for (const Plan& plan : others(question, incumbent)) {
       if (is_over() || lost_) return;
@@ -492,6 +496,7 @@ class Session {
     lost_ = cudaDeviceSynchronize() != cudaSuccess;
   }
 
+  bool is_smoke_;
   Bench bench_;
   Table table_;
   double seconds_;
