@@ -35,15 +35,23 @@ BUDGET=${BUDGET:-540}
 export PATH=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH:/usr/local/cuda/bin
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
-gpu() { nvidia-smi --id=0 --format=csv,noheader --query-gpu="$1"; }
+has() { "$PYTHON" -c "import $1" 2>/dev/null; }
+finds() { command -v "$1" >/dev/null; }
+# A property of the first GPU, from torch where there is no nvidia-smi.
+gpu() {
+  if finds nvidia-smi; then
+    nvidia-smi --id=0 --format=csv,noheader --query-gpu="$1"
+  else
+    "$PYTHON" -c "import torch; gpu = torch.cuda.get_device_properties(0); print(
+      {'name': gpu.name, 'compute_cap': f'{gpu.major}.{gpu.minor}'}.get('$1', 'unknown'))"
+  fi
+}
 if [[ $DRY == yes ]]; then
   DEVICE=DEVICE
 elif ! DEVICE=$(gpu name); then
-  echo "gpu_check: nvidia-smi finds no GPU" >&2
+  echo "gpu_check: neither nvidia-smi nor torch finds a GPU" >&2
   exit 1
 fi
-has() { "$PYTHON" -c "import $1" 2>/dev/null; }
-finds() { command -v "$1" >/dev/null; }
 
 # --- results ------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ CUDA_TESTS = sorted((ROOT / "tests" / "cuda").glob("test_*.py"))
 #: A Python that runs the tools here as they are, and pretends everything else.
 PYTHON = f"""#!/usr/bin/env bash
 case "$*" in
+  "-c import torch; gpu"*) echo 9.0 ;;
   "-c import "*) exit 0 ;;
   -c*sysconfig*) echo /nowhere ;;
   -c*) echo 3.0 ;;
@@ -230,6 +231,7 @@ def test_an_interrupted_run_keeps_what_it_reached(checkout, which):
 @pytest.mark.exhaustive
 def test_the_budget_ends_the_run_whose_archive_may_lie_elsewhere(checkout):
     archive = checkout.folder / "kept.tar.gz"
+    (checkout.programs / "nvidia-smi").unlink()  # torch knows the GPU too
     assert checkout.run("out", BUDGET="5", ARCHIVE=str(archive))[0] == 1
     assert tarfile.is_tarfile(archive)
     stages = checkout.stages()
@@ -242,7 +244,7 @@ def test_the_budget_ends_the_run_whose_archive_may_lie_elsewhere(checkout):
     [
         (["--bogus"], 2, "wanted [--dry-run] [FOLDER]"),
         (["a", "b"], 2, "wanted [--dry-run] [FOLDER]"),
-        (["out"], 1, "nvidia-smi finds no GPU"),
+        (["out"], 1, "neither nvidia-smi nor torch finds a GPU"),
     ],
 )
 def test_a_bad_command_line_and_a_machine_without_a_gpu_are_refused(
