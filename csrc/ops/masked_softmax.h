@@ -223,7 +223,7 @@ class PreparedOperand {
     }
   }
 
-  // Stores the operand with one value for every element of `sizes`.
+  // Expands the operand to these sizes and makes it contiguous.
   void materialize(SizesView sizes) {
     if (!tensor_) return;
     tensor_ = as_contiguous(op_, expand(*tensor_, sizes));
@@ -260,7 +260,7 @@ class PreparedRowOperand {
     strides = operand ? broadcast_strides(*operand, row_rank) : Sizes(row_rank, 0);
   }
 
-  // Stores the operand with one value for each of the rows of `sizes`.
+  // Expands the operand to these sizes, of the dimensions of rows, and makes it contiguous.
   void materialize(SizesView sizes) {
     if (!tensor_) return;
     tensor_ = as_contiguous(op_, expand(*tensor_, sizes));

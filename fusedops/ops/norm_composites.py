@@ -67,7 +67,9 @@ def _gradients(
 # --- rows, and sums with a residual -------------------------------------------------------------
 
 
-def _rows(op: NormOp, *args: Any) -> Results:
+def _norm_of_rows(op: NormOp, *args: Any) -> Results:
+    """The results of a norm of the rows of its input or, with a residual, of dropout(input) +
+    residual."""
     named = op.named(args)
     input, shape = named["input"], named["normalized_shape"]
     if op.has_residual:
@@ -173,7 +175,7 @@ def _stack_layer_norm_backward(
 for _op in NORM_OPS:
     if not _op.name.startswith("_"):
         _composite = {
-            (False, False): _rows,
+            (False, False): _norm_of_rows,
             (False, True): _rows_backward,
             (True, False): _spatial,
             (True, True): _spatial_backward,

@@ -2,10 +2,10 @@
 //
 // Forward: the scores of a chunk are written to scratch memory in the L1 cache, and all later steps
 // compute the softmax of these scores. Mask and bias thus need one loop for each of their types,
-// and the rest is compiled once for all of them. Columns outside the row's interval, and after the
-// last one that a bool mask leaves visible, are neither read nor computed, unless their result is
-// not 0. Steps have the places that they have in a whole row, and so a row has the bits that a bool
-// mask gives it.
+// and the rest is compiled once for all of them. Columns outside the row's interval, and those
+// after the last one that a bool mask leaves visible, are skipped where their result is 0. Chunks
+// and tiles begin at the same columns whether others are skipped or not, so that an interval gives
+// the bits of a bool mask that hides the same columns.
 #pragma once
 
 #include "cpu/masked_softmax/scratch.h"
@@ -402,8 +402,9 @@ struct MaskedRow {
   }
 
  private:
-  // Write the scores of the visible columns, and return their maximum. One loop applies the scale
-  // and the first operand, or the cap alone; the others apply one more operand each.
+  // write_plain() and write_capped() write the scores of the visible columns to the scratch memory
+  // and return their maximum. The first loop of write_plain() applies the scale and one operand,
+  // that of write_capped() the scale and the soft cap; each further operand has a loop of its own.
   FUSEDOPS_INLINE C write_plain(int64_t begin, C mask_value) const {
     const RowRange seen = in_chunk(visible, begin);
     const auto first = [&](auto operand) {

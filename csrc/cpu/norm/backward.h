@@ -287,8 +287,8 @@ FUSEDOPS_INLINE void finish_row_sums(
   }
 }
 
-// Writes the gradients of the rows: the input's, and the branch's, to which dropout is applied, or
-// which has another dtype.
+// Writes grad_input and, if it is wanted, grad_branch: the same gradient after dropout, or in
+// another dtype.
 template <class T>
 struct NormResults {
   using C = Compute<T>;

@@ -31,8 +31,8 @@ constexpr int64_t softmax_chunk_count(int64_t cols) {
   return ceil_div(cols, kSoftmaxChunk<C>);
 }
 
-// Holds a chunk's maximum, its sum of exp(input - max), and the smallest exponential that is not 0.
-// The exponentials are scaled (exp.h) except for a logarithm.
+// Holds a chunk's maximum, its sum of exp(input - max), and for each lane the smallest exponential
+// that is not 0. The exponentials are scaled (exp.h), except in a log_softmax.
 template <class C>
 struct SoftmaxChunk {
   Vec<C> least;  // of each lane

@@ -8,7 +8,8 @@ namespace fusedops {
 // No instruction set has shorter softmax chunks.
 constexpr int64_t kShortestSoftmaxChunk = 512;
 
-// A chunk has a vector and two numbers.
+// What is kept for each chunk (SoftmaxChunk): a vector of at most 64 bytes and two numbers, padded
+// to the vector's alignment.
 constexpr int64_t kSoftmaxChunkBytes = 128;
 constexpr int64_t softmax_chunks_bytes(int64_t cols) {
   return (cols / kShortestSoftmaxChunk + 1) * kSoftmaxChunkBytes;

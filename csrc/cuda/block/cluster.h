@@ -41,8 +41,9 @@ class RowInBlock {
 
   FUSEDOPS_DEVICE void join() {}
 
-  // Two arrays suffice: a warp that writes to one again has passed the barrier of the reduction in
-  // between, which a warp that still reads it has not reached.
+  // Reductions alternate between two arrays, and two suffice: before a warp writes to an array
+  // again it passes the barrier of the reduction in between. Every warp has reached that one, and
+  // so has read the array.
   template <class Op, class T>
   FUSEDOPS_DEVICE T reduce(T value) {
     static_assert(sizeof(T) <= sizeof(Place));

@@ -143,8 +143,9 @@ int64_t most_workspace_bytes(const Stack& stack) {
 
 constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// The workspace of rows in segments, each of whose partials has that many accumulators. `plan` is
-// the plan without clusters, because a device may refuse them.
+// The bytes of a workspace for rows that are cut into segments: for each segment of each row one
+// partial of `accumulators` numbers. `plan` is the plan without clusters: a device may refuse them,
+// and rows are then cut into segments.
 inline int64_t segment_partials_bytes(
     const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
   if (plan.scope != Scope::kSegments) return 0;

@@ -470,7 +470,9 @@ struct ScoreTile {
     return shown.at(i, j) && ((kTerms & kCausalTerm) == 0 || offset_of(i) + j < left);
   }
 
-  // Only a thread's last vector can be partly visible; the others skip the per-element comparison.
+  // Replaces the hidden scores of vector i by mask_value. A bool mask may hide any element.
+  // Causality can only hide part of the last vector that a thread holds; the others skip that
+  // comparison.
   FUSEDOPS_DEVICE void hide(int i, Acc mask_value) {
     if constexpr ((kTerms & kBoolTerm) != 0) {
 #pragma unroll

@@ -68,7 +68,8 @@ FUSEDOPS_DEVICE Pair<AccumulatorOf<T>> sums_of(
   return tree_sum<kVectors / kGroup>(sums);
 }
 
-// The pairs that _row_partials has left in the workspace, `count` for each row.
+// The sums of g and of g * n that norm_backward_row_partials has left in the workspace: `count`
+// pairs for each row, one for each of its segments.
 struct RowPartials {
   const void* pairs;
   int32_t count;
@@ -114,7 +115,8 @@ FUSEDOPS_DEVICE void write_column_sums(
   if constexpr (kThreads != kByWarp) add_column_sums(shared, cols, to);
 }
 
-// Loads one vector of the row's factors; zeros if the column is outside the row.
+// Loads one vector of what a row's gradients are multiplied by: the weight with its offset, or 1
+// without a weight. A column outside the row gets zeros.
 template <class T, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_scale(
     Acc (&scale)[kWidth], const NormBackward& args, int64_t column, bool is_inside) {

@@ -37,7 +37,7 @@ struct InnerColumns {
     return {static_cast<int64_t>(outer), inner, dim_size};
   }
 
-  // The columns' elements at index 0 of dim_size.
+  // The address of this thread's first column, at index 0 of the softmax's dimension.
   template <class T>
   FUSEDOPS_DEVICE const T* begin(const ConstSlices& slices) const {
     return static_cast<const T*>(slices.data) + outer * slices.outer_stride + inner;

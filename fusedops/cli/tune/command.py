@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     measured = measure_all(graphs, start, args.budget)
     for file, those in files.items():
         if content := as_csv(measured, those):
-            console.print(_written(file, content, measured.interrupted), soft_wrap=True)
+            console.print(_write_table(file, content, measured.interrupted), soft_wrap=True)
     for line in _summary(measured):
         console.print(line, soft_wrap=True)
     if measured.interrupted:
@@ -74,8 +74,9 @@ def run(args: argparse.Namespace) -> int:
     return 1 if measured.failed else 0
 
 
-def _written(file: Path, content: str, interrupted: bool) -> str:
-    """Writes a table, and says so. After an interrupt, an earlier table with more lines stays."""
+def _write_table(file: Path, content: str, interrupted: bool) -> str:
+    """Writes a table, and returns what to print about it. After an interrupt, an earlier table with
+    more lines stays."""
     if interrupted and file.exists():
         lines = content.count("\n")
         before = file.read_bytes().count(b"\n")

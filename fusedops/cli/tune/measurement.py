@@ -150,7 +150,8 @@ def _bursts(calls: dict[str, Call], clock: Clock) -> dict[str, list[float]]:
 
 @functools.cache
 def _copy_ms_per_byte(bytes: int, device: str, threads: int) -> float:
-    """Returns milliseconds for each byte read or written in a copy of a tensor of that size."""
+    """Returns milliseconds for each byte read or written in a copy of a tensor of that size, with
+    torch's present number of threads, which `threads` is for the cache."""
     source = torch.zeros(bytes, dtype=torch.uint8, device=device)
     copy = {"copy": functools.partial(torch.empty_like(source).copy_, source)}
     return min(interleave(copy, clock_for(device), 5, SLOT_MS)["copy"]) / (2 * bytes)

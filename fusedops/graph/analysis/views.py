@@ -35,7 +35,8 @@ def _unsqueezed(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _in_order(places: Sequence[int], rank: int) -> DimMap:
-    """The map of a view of `rank` dimensions that has a tensor's, in order, at `places`."""
+    """The map of a view of `rank` dimensions: those at `places` are the viewed tensor's, in their
+    order and from index 0 on, and the view adds the others."""
     count = len(places)
     return {place - rank: (old - count, 0) for old, place in enumerate(places)}
 

@@ -90,7 +90,8 @@ class Table:
     def cost(self, op: str, mode: str, size: Size) -> Cost | None:
         """The cost of `op`, scaled from the nearest measured size; None if the op has none."""
         dtype = str(size.dtype).removeprefix("torch.")
-        # 16-bit dtypes move the same number of bytes; for other unmeasured dtypes float32 is used.
+        # float16 that was not measured has the costs of bfloat16, which moves as many bytes; any
+        # other dtype has those of float32.
         names = {"float16": ("float16", "bfloat16")}.get(dtype, (dtype, "float32"))
         keys = [(op, mode, name) for name in names]
         sizes = next((self.costs[key] for key in keys if key in self.costs), None)

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 aten = torch.ops.aten
 
-#: The operators by which policies may know what an op computes. The first key that is part of the
-#: op's name counts.
+#: Part of our op's name -> the ATen operators that it may have replaced, which users' checkpoint
+#: policies name. The first key that the op's name contains counts.
 _REPLACED: dict[str, tuple[torch._ops.OpOverload, ...]] = {
     "log_softmax": (aten._log_softmax.default, aten.log_softmax.int),
     "softmax": (aten._softmax.default, aten.softmax.int, aten._safe_softmax.default),

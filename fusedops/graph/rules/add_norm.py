@@ -194,6 +194,7 @@ def _from_branch(branch: Node, residual: Node, total: Node) -> _Residual:
 
 
 def _is_unneeded_cast(call: Call, residual: Node, total: Node) -> bool:
-    """Whether the op converts the input of this call to the same dtype itself."""
+    """Whether the op can take the input of this cast: the cast loses nothing, and the op adds that
+    input to `residual` in the dtype of `total` anyway."""
     is_lossless = call.kind == "cast" and is_widening(call)
     return is_lossless and _adds_to(call.arguments["input"], residual, total)

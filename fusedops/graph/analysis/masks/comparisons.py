@@ -99,7 +99,9 @@ def _ordered_in_document(
 
 
 def _document(rows: Pick, columns: Pick) -> Document | None:
-    """The document that rows and columns are in, if both have elements of one tensor."""
+    """The document that the numbers of rows and of columns define, such as positions within a
+    packed sequence, if both are picked from one tensor at places that differ in the last index
+    alone."""
     same = rows.source is columns.source and rows.places[:-1] == columns.places[:-1]
     return Document(rows.source, rows.places, columns.places) if same and rows.places else None
 

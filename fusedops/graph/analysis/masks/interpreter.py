@@ -97,8 +97,9 @@ class Interpreter:
         return first, other
 
     def position(self, argument: Any) -> Known | None:
-        """Like `read`, but a tensor with one number for each row becomes a term, unless it is the
-        row's index plus a number."""
+        """Like `read`, but an integer tensor with one number for each row becomes a single term,
+        which can limit a bound where its formula, such as 2 * i, cannot. The row's index plus a
+        constant keeps its formula."""
         operand = as_affine(self.read(argument))
         if not isinstance(argument, Node) or isinstance(operand, (BoolTensor, TwoValued, float)):
             return operand
