@@ -14,6 +14,11 @@ def _arange():
     return keys[None, :] <= keys[:, None]
 
 
+def _of_longer_positions():
+    keys = torch.arange(LENGTH + 3)[None, ..., :LENGTH]
+    return keys[..., None, :] <= keys[..., None]
+
+
 def _nested():
     return _ones().tril().view(1, 1, LENGTH, LENGTH).expand(2, 1, -1, -1)
 
@@ -24,6 +29,7 @@ CAUSAL = {
     "not triu": lambda: ~torch.triu(_ones(), 1),
     "triu of zero": lambda: torch.ones(LENGTH, LENGTH).triu(1) == 0,
     "arange": _arange,
+    "an ellipsis": _of_longer_positions,
     "view and expand": _nested,
 }
 

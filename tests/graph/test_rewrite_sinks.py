@@ -125,6 +125,10 @@ def _with_a_sink_in_front(scores, sinks):
     return torch.cat((column, scores), -1).softmax(-1)[..., :-1] @ scores
 
 
+def _padded_in_front(scores, sinks):
+    return F.pad(scores, (1, 0)).softmax(-1)[..., :-1] @ scores
+
+
 OTHERS = [
     _returned,
     _with_the_sinks_probability,
@@ -132,6 +136,7 @@ OTHERS = [
     _without_the_first_column,
     _beside_two_columns,
     _with_a_sink_in_front,
+    _padded_in_front,
 ]
 
 

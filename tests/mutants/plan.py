@@ -48,6 +48,7 @@ EQUIVALENT = {
     },
     "csrc/cuda/softmax/rows.h": {
         "if (start > 1) tile.load(input + start, left, -INFINITY);": "tiles are wider than 1",
+        "if (!(threadIdx.x == 0))": "every thread holds the sum, and writes the same",
     },
     "csrc/cuda/norm/backward.h": {
         "if (kThreads == 0 && cols <= 0) continue;": "no vector of such a thread is inside",
@@ -60,6 +61,9 @@ EQUIVALENT = {
         'return decomposed("softmax", scores, total.dims[(1)], call.node, SEVERAL_DIMS)': (
             "such a site is only reported"
         ),
+    },
+    "fusedops/graph/rewriting/layouts.py": {
+        "(OpCall(aten.sym_size.int, (result, d)))": "a known size is read from the tensor",
     },
     "fusedops/graph/rules/stack.py": {
         "if any(shape != shapes[(1)] for shape in shapes):": "any two that differ differ from both",
