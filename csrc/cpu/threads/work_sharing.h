@@ -63,7 +63,12 @@ class Scratch {
     Memory memory;
     int64_t threads = 0;
   };
-  static constexpr int64_t kCachedBytes = int64_t(1) << 20, kAlignment = 64;
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr int64_t kCachedBytes = 0;  // so that an access beyond the wanted bytes is seen
+#else
+  static constexpr int64_t kCachedBytes = int64_t(1) << 20;
+#endif
+  static constexpr int64_t kAlignment = 64;
 
   static Memory allocate(int64_t bytes) {
     void* memory = std::aligned_alloc(kAlignment, bytes);
