@@ -244,38 +244,30 @@ FUSEDOPS_DEVICE void store_cluster(float*, float, float, uint64_t*, uint32_t) {}
 
 #endif
 
-// Whether the current device has clusters. The first call asks every device.
-inline bool has_clusters() {
-  static const auto majors = [] {
+// An attribute of the current device, or 0 if it is unknown. The first call asks every device.
+template <cudaDeviceAttr kAttribute>
+int device_attribute() {
+  static const auto values = [] {
     std::array<int, 64> found = {};
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) return found;
     for (int i = 0; i < count && i < static_cast<int>(found.size()); ++i) {
-      cudaDeviceGetAttribute(&found[i], cudaDevAttrComputeCapabilityMajor, i);
-    }
-    return found;
-  }();
-  int device = 0;
-  return cudaGetDevice(&device) == cudaSuccess && device < static_cast<int>(majors.size()) &&
-      majors[device] >= 9;
-}
-
-// The most shared memory that a block of the current device may have. The first call asks every
-// device.
-inline int64_t max_shared_bytes() {
-  static const auto limits = [] {
-    std::array<int, 64> found = {};
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) return found;
-    for (int i = 0; i < count && i < static_cast<int>(found.size()); ++i) {
-      cudaDeviceGetAttribute(&found[i], cudaDevAttrMaxSharedMemoryPerBlockOptin, i);
+      cudaDeviceGetAttribute(&found[i], kAttribute, i);
     }
     return found;
   }();
   int device = 0;
   const bool is_known =
-      cudaGetDevice(&device) == cudaSuccess && device < static_cast<int>(limits.size());
-  return is_known ? limits[device] : 0;
+      cudaGetDevice(&device) == cudaSuccess && device < static_cast<int>(values.size());
+  return is_known ? values[device] : 0;
+}
+
+// Whether the current device has clusters.
+inline bool has_clusters() { return device_attribute<cudaDevAttrComputeCapabilityMajor>() >= 9; }
+
+// The most shared memory that a block of the current device may have.
+inline int64_t max_shared_bytes() {
+  return device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>();
 }
 
 // What a kernel's code for one device allows.
