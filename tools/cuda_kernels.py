@@ -19,8 +19,7 @@ CUDA = Path(__file__).parents[1] / "csrc" / "cuda"
 BYTES = {"double": 8, "float": 4, "Half": 2, "BFloat16": 2}
 #: The names of dtypes in the symbols of a library.
 SYMBOLS = {"Half": "__half", "BFloat16": "__nv_bfloat16"}
-STAGING = ("kStagedInRegisters", "kStagedInShared", "kStagedNowhere")
-#: The pass, vectors, scope, elements (or staging) and threads of a line of plans.def.
+#: The pass, vectors, scope, elements and threads of a line of plans.def.
 Plan = tuple[str, str, str, int, int]
 
 
@@ -36,52 +35,38 @@ def plans() -> Iterator[Plan]:
     for name, words in macros(CUDA / "launch/plans.def", *names):
         scope = f"k{name.capitalize()}"
         if name == "SPATIAL":
-            yield "kSpatial", words[0], scope, STAGING.index(words[1]), 0
+            yield "kSpatial", words[0], scope, 0, 0
         else:
             numbers = [int(word) for word in words[2:]]
             elements = numbers[1] if len(numbers) > 1 else numbers[0] if numbers else 0
             yield words[0], words[1], scope, elements, numbers[2] if name == "REGISTERS" else 0
 
 
-def widths(vectors: str, rows: str, results: str) -> list[int]:
+def widths(vectors: str, dtype: str) -> list[int]:
     """The widths of vectors in rows of a dtype, as in width_in() of plan.h and find_kernel()."""
-    item = BYTES[rows]
+    item = BYTES[dtype]
     if vectors == "kDoubles" or item == 8:
         return [1] if vectors == "kDoubles" and item == 8 else []
     if vectors in ("kWide16", "kWide32"):
         return [16 // item] if vectors == f"kWide{8 * item}" else []
-    pairs = vectors == "kUnaligned" and item == 2 and rows == results
-    return [2, 1] if pairs else [1]
-
-
-def stack_has(pass_: str, width: int, elements: int, rows: str) -> bool:
-    """Whether a stack has this kernel, as has_stack_kernel() of plan.h says."""
-    is_wide = width * BYTES[rows] == 16
-    spills = pass_ == "kNormBackward" and not is_wide and elements > 10
-    return BYTES[rows] < 8 and (is_wide or width == 1) and not spills
+    return [2, 1] if vectors == "kUnaligned" and item == 2 else [1]
 
 
 def instances(words: list[str]) -> Iterator[str]:
     """The kernels of one line of kernels.h."""
     _, kind, _, pass_, scope, template, *parameters = words
-    pairs = [pair for _, pair in macros(CUDA / "launch/plans.def", "DTYPES")]
-    for first, second in pairs:
-        rows, results = (second, first) if kind == "kBackward" else (first, second)
-        if rows != results and "Out" not in parameters:
-            continue
+    for _, (dtype,) in macros(CUDA / "launch/plans.def", "DTYPE"):
         for plan_pass, vectors, plan_scope, elements, threads in PLANS:
             if (plan_pass, plan_scope) != (pass_, scope):
                 continue
-            for width in widths(vectors, rows, results):
-                if kind == "kStack" and not stack_has(pass_, width, elements, rows):
+            for width in widths(vectors, dtype):
+                if kind == "kStack" and width * BYTES[dtype] < 16:  # has_stack_kernel() of plan.h
                     continue
                 values = {
-                    "In": SYMBOLS.get(rows, rows),
-                    "Out": SYMBOLS.get(results, results),
+                    "T": SYMBOLS.get(dtype, dtype),
                     "kWidth": width,
                     "kVectors": elements // width,
                     "kThreads": threads,
-                    "kStaging": elements,
                 }
                 spelled = (str(values.get(word, TERMS.get(word, word))) for word in parameters)
                 yield f"{template}<{', '.join(spelled)}>"
@@ -126,11 +111,9 @@ def main() -> None:
         found = kernels(family)
         total += len(found)
         print(f"{len(found):4} {family}")
-        types = Counter(
-            re.match(r"\w+<((?:\w*[a-z]\w*(?:, )?)*)", name)[1].rstrip(", ") for name in found
-        )
-        for dtypes, count in sorted(types.items()):
-            print(f"{count:9} {dtypes}")
+        dtypes = Counter(re.match(r"\w+<(\w+)", name)[1] for name in found)
+        for dtype, count in sorted(dtypes.items()):
+            print(f"{count:9} {dtype}")
         if options.all:
             print(*(f"          {name}" for name in sorted(found)), sep="\n")
     print(f"{total:4} kernels")

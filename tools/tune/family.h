@@ -188,11 +188,11 @@ inline int64_t segments_workspace(const Question& q) {
 }
 
 // Launches as fusedops::cuda::launch_segments() does, but with the segments of `plan`.
-template <class Args>
+template <class Args, class... More>
 Status launch_with_segments(
     void (*partials)(Args, int64_t, fusedops::cuda::Segments),
-    void (*apply)(Args, int64_t, fusedops::cuda::Segments), int64_t row_bytes, const Args& args,
-    const Plan& plan) {
+    void (*apply)(Args, int64_t, fusedops::cuda::Segments, More...), int64_t row_bytes,
+    const Args& args, const Plan& plan, More... more) {
   using namespace fusedops;
   if (partials == nullptr || apply == nullptr) return device::kInvalidValue;
   const auto count = static_cast<int32_t>(cuda::ceil_div(args.cols, plan.segment));
@@ -203,7 +203,7 @@ Status launch_with_segments(
     const int64_t blocks = std::min(args.rows - first, most) * count;
     Status status = device::launch(partials, blocks, threads, nullptr, args, first, segments);
     if (status != device::kSuccess) return status;
-    status = device::launch(apply, blocks, threads, nullptr, args, first, segments);
+    status = device::launch(apply, blocks, threads, nullptr, args, first, segments, more...);
     if (status != device::kSuccess) return status;
   }
   return device::kSuccess;

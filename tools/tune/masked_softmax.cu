@@ -47,12 +47,12 @@ Status launch_plan(const ForwardArgs& args, const Plan& plan) {
   const DType dtype = args.input.dtype;
   if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
   if (!is_wide(row.width, dtype)) {
-    const auto kernel = find_kernel<MaskedForwardAll, CandidatePlans>(dtype, dtype, row);
+    const auto kernel = find_kernel<MaskedForwardAll, CandidatePlans>(dtype, row);
     return launch_rows(kernel, row, args, nullptr);
   }
   const auto kernel = args.scores.causal.on
-      ? find_kernel<MaskedForwardCausal, CandidatePlans>(dtype, dtype, row)
-      : find_kernel<MaskedForwardBool, CandidatePlans>(dtype, dtype, row);
+      ? find_kernel<MaskedForwardCausal, CandidatePlans>(dtype, row)
+      : find_kernel<MaskedForwardBool, CandidatePlans>(dtype, row);
   return launch_rows(kernel, row, args, nullptr);
 }
 
@@ -61,12 +61,12 @@ Status launch_plan(const BackwardArgs& args, const Plan& plan) {
   const DType dtype = args.probabilities.dtype;
   if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
   if (!is_wide(row.width, dtype)) {
-    const auto kernel = find_kernel<MaskedBackwardAll, CandidatePlans>(dtype, dtype, row);
+    const auto kernel = find_kernel<MaskedBackwardAll, CandidatePlans>(dtype, row);
     return launch_rows(kernel, row, args, nullptr);
   }
   const auto kernel = args.scores.causal.on
-      ? find_kernel<MaskedBackwardCausal, CandidatePlans>(dtype, dtype, row)
-      : find_kernel<MaskedBackwardBool, CandidatePlans>(dtype, dtype, row);
+      ? find_kernel<MaskedBackwardCausal, CandidatePlans>(dtype, row)
+      : find_kernel<MaskedBackwardBool, CandidatePlans>(dtype, row);
   return launch_rows(kernel, row, args, nullptr);
 }
 

@@ -80,15 +80,12 @@ Status launch_forward(const NormForward& args, const Plan& plan) {
   const bool adds = args.residual.data != nullptr;
   if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
   if (row.scope == Scope::kSegments) {
-    const auto partials = adds ? find_kernel<AddNormForwardPartials>(dtype, dtype, row)
-                               : find_kernel<NormForwardPartials>(dtype, dtype, row);
-    const auto apply = adds ? find_kernel<AddNormForwardApply>(dtype, dtype, row)
-                            : find_kernel<NormForwardApply>(dtype, dtype, row);
     return launch_with_segments(
-        partials, apply, (1 + adds) * args.cols * size_of(dtype), args, plan);
+        find_kernel<NormForwardPartials>(dtype, row), find_kernel<NormForwardApply>(dtype, row),
+        (1 + adds) * args.cols * size_of(dtype), args, plan);
   }
-  const auto kernel = adds ? find_kernel<AddNormForwardRegisters, CandidatePlans>(dtype, dtype, row)
-                           : find_kernel<NormForwardRegisters, CandidatePlans>(dtype, dtype, row);
+  const auto kernel = adds ? find_kernel<AddNormForwardRegisters, CandidatePlans>(dtype, row)
+                           : find_kernel<NormForwardRegisters, CandidatePlans>(dtype, row);
   return launch_rows(kernel, row, args, nullptr);
 }
 

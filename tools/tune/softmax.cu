@@ -34,11 +34,11 @@ Status launch_plan(const SoftmaxForward& args, const Plan& plan) {
   if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
   if (row.scope == Scope::kSegments) {
     return launch_with_segments(
-        find_kernel<SoftmaxForwardPartials>(dtype, dtype, row),
-        find_kernel<SoftmaxForwardApply>(dtype, dtype, row), args.cols * size_of(dtype), args,
-        plan);
+        find_kernel<SoftmaxForwardPartials>(dtype, row),
+        find_kernel<SoftmaxForwardApply>(dtype, row), args.cols * size_of(dtype), args, plan,
+        RowStatistics{});
   }
-  const auto kernel = find_kernel<SoftmaxForwardRegisters, CandidatePlans>(dtype, dtype, row);
+  const auto kernel = find_kernel<SoftmaxForwardRegisters, CandidatePlans>(dtype, row);
   return launch_rows(kernel, row, args, nullptr);
 }
 
@@ -48,11 +48,10 @@ Status launch_plan(const SoftmaxBackward& args, const Plan& plan) {
   if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
   if (row.scope == Scope::kSegments) {
     return launch_with_segments(
-        find_kernel<SoftmaxBackwardPartials>(dtype, dtype, row),
-        find_kernel<SoftmaxBackwardApply>(dtype, dtype, row), 2 * args.cols * size_of(dtype), args,
-        plan);
+        find_kernel<SoftmaxBackwardPartials>(dtype, row),
+        find_kernel<SoftmaxBackwardApply>(dtype, row), 2 * args.cols * size_of(dtype), args, plan);
   }
-  const auto kernel = find_kernel<SoftmaxBackwardRegisters, CandidatePlans>(dtype, dtype, row);
+  const auto kernel = find_kernel<SoftmaxBackwardRegisters, CandidatePlans>(dtype, row);
   return launch_rows(kernel, row, args, nullptr);
 }
 

@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "args.h"
 #include "cuda/block/device.h"
 #include "cuda/launch/plan.h"
 
@@ -16,6 +17,26 @@ namespace fusedops::cuda {
 
 template <class T>
 using AccumulatorOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Calls body(Type{}), where Type is T or, beside 16 bits, float, as `dtype` says. All threads of a
+// launch take the same path, so that a second dtype of results takes a branch, not a kernel.
+template <class T, class Body>
+FUSEDOPS_DEVICE void with_wider(DType dtype, Body body) {
+  if constexpr (sizeof(T) == 2) {
+    if (dtype == DType::kFloat32) return body(float{});
+  }
+  body(T{});
+}
+
+// The same, where Type is T or, beside floats, a 16-bit type.
+template <class T, class Body>
+FUSEDOPS_DEVICE void with_narrower(DType dtype, Body body) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (dtype == DType::kBFloat16) return body(BFloat16{});
+    if (dtype == DType::kFloat16) return body(Half{});
+  }
+  body(T{});
+}
 
 FUSEDOPS_DEVICE double widen(double x) { return x; }
 FUSEDOPS_DEVICE float widen(float x) { return x; }

@@ -51,6 +51,13 @@ struct Access {
   }
 };
 
+// Whether kernels with rows of `dtype` also know numbers of this other dtype: their own or, beside
+// 16 bits, float. What a kernel reads beside its rows, or writes, is then chosen at run time
+// (with_wider and with_narrower in vec.h).
+constexpr bool is_same_or_wider(DType other, DType dtype) {
+  return other == dtype || (size_of(dtype) == 2 && other == DType::kFloat32);
+}
+
 // The widest vector that divides cols and that every access is aligned for, in elements of `dtype`.
 inline int32_t pick_width(DType dtype, int64_t cols, std::initializer_list<Access> accesses) {
   if (dtype == DType::kFloat64) return 1;
@@ -152,12 +159,12 @@ inline int64_t segment_partials_bytes(
   return rows * plan_segments(cols).count * accumulators * accumulator_bytes(dtype);
 }
 
-// Launches partials(args, first_row, segments) and then apply(...), a block a segment. Each of the
-// two kernels reads `row_bytes` of a row.
-template <class Args>
+// Launches partials(args, first_row, segments) and then apply(args, first_row, segments, more...),
+// a block a segment. Each of the two kernels reads `row_bytes` of a row.
+template <class Args, class... More>
 Status launch_segments(
-    void (*partials)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments),
-    int64_t row_bytes, const Args& args, Stream stream) {
+    void (*partials)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments, More...),
+    int64_t row_bytes, const Args& args, Stream stream, More... more) {
   if (partials == nullptr || apply == nullptr) return device::kInvalidValue;
   if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
   const Segments segments = plan_segments(args.cols);
@@ -167,7 +174,7 @@ Status launch_segments(
     const dim3 threads(kSegmentThreads);
     const Status status = device::launch(partials, blocks, threads, stream, args, first, segments);
     if (status != device::kSuccess) return status;
-    return device::launch(apply, blocks, threads, stream, args, first, segments);
+    return device::launch(apply, blocks, threads, stream, args, first, segments, more...);
   });
 }
 

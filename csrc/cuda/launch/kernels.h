@@ -1,8 +1,8 @@
 // find_kernel(): the kernel that was compiled for the dtypes and the plan of a launch.
 //
 // A family lists its kernels in a header kernels.h, with the macros below. find_kernel()
-// instantiates a kernel for every pair of dtypes and every plan of its pass in plans.def, and for
-// nothing else.
+// instantiates a kernel for every dtype and every plan of its pass in plans.def, and for nothing
+// else.
 #pragma once
 
 #include <utility>
@@ -25,22 +25,25 @@ using RowKernel = void (*)(Args, int64_t);
 template <class Args>
 using SegmentKernel = void (*)(Args, int64_t, Segments);
 
-// kBackward: the rows that are read have the dtype Out of a pair, and the results In. kStack: a
-// kernel for a stack of tensors, compiled for any number of threads.
-enum class KernelKind { kForward, kBackward, kStack };
+// The bool: whether the strip is staged in shared memory.
+template <class Args>
+using StripKernel = void (*)(Args, int64_t, bool);
 
-// Defines `Name`, a kernel for find_kernel(). Its template arguments may be In and Out, the types
-// of the rows that are read and of the results; kWidth, kVectors and kThreads; and kStaging.
-#define KERNEL(Name, kind, Function_, pass, scope, kernel, ...)                          \
-  struct Name {                                                                          \
-    using Function = Function_;                                                          \
-    static constexpr KernelKind kKind = KernelKind::kind;                                \
-    static constexpr Pass kPass = Pass::pass;                                            \
-    static constexpr Scope kScope = Scope::scope;                                        \
-    template <class In, class Out, int kWidth, int kVectors, int kThreads, int kStaging> \
-    static constexpr Function instance() {                                               \
-      return &kernel<__VA_ARGS__>;                                                       \
-    }                                                                                    \
+// kStack: a kernel for a stack of tensors, compiled for any number of threads.
+enum class KernelKind { kSingle, kStack };
+
+// Defines `Name`, a kernel for find_kernel(). Its template arguments may be T, the type of the rows
+// that are read; kWidth, kVectors and kThreads.
+#define KERNEL(Name, kind, Function_, pass, scope, kernel, ...) \
+  struct Name {                                                 \
+    using Function = Function_;                                 \
+    static constexpr KernelKind kKind = KernelKind::kind;       \
+    static constexpr Pass kPass = Pass::pass;                   \
+    static constexpr Scope kScope = Scope::scope;               \
+    template <class T, int kWidth, int kVectors, int kThreads>  \
+    static constexpr Function instance() {                      \
+      return &kernel<__VA_ARGS__>;                              \
+    }                                                           \
   };
 // Defines Name(dtype), which returns the kernel for the accumulators of that dtype.
 #define ACCUMULATOR_KERNEL(Name, kernel)                                \
@@ -62,69 +65,58 @@ template <class Kernel, class Plans>
 inline constexpr PlanRange kPlansOf = plans_of(Kernel::kPass, Plans::kList);
 
 // Sets `found` to the kernel for one listed plan if it has these elements and threads.
-template <class Kernel, class Plans, class In, class Out, int kWidth, size_t kIndex>
+template <class Kernel, class Plans, class T, int kWidth, size_t kIndex>
 void find_in_plan(int32_t elements, int32_t threads, FunctionOf<Kernel>& found) {
   constexpr ListedPlan listed = kPlansOf<Kernel, Plans>.first[kIndex];
   constexpr bool kIsStack = Kernel::kKind == KernelKind::kStack;
   constexpr bool kIsOne = listed.scope == Kernel::kScope &&
-      width_in(listed, kWidth, sizeof(In)) == kWidth &&
-      (!kIsStack || has_stack_kernel(listed.pass, listed.elements, kWidth, sizeof(In)));
+      width_in(listed, kWidth, sizeof(T)) == kWidth &&
+      (!kIsStack || has_stack_kernel(kWidth, sizeof(T)));
   if constexpr (kIsOne) {
-    constexpr int kVectors = listed.elements / kWidth;
     const bool has_threads = kIsStack || listed.threads == threads;
     if (listed.elements == elements && has_threads) {
-      found =
-          Kernel::template instance<In, Out, kWidth, kVectors, listed.threads, listed.elements>();
+      found = Kernel::template instance<T, kWidth, listed.elements / kWidth, listed.threads>();
     }
   }
 }
 
-template <class Kernel, class Plans, class In, class Out, int kWidth, size_t... kIndex>
+template <class Kernel, class Plans, class T, int kWidth, size_t... kIndex>
 FunctionOf<Kernel> find_in_plans(
     int32_t elements, int32_t threads, std::index_sequence<kIndex...>) {
   FunctionOf<Kernel> found = nullptr;
-  (find_in_plan<Kernel, Plans, In, Out, kWidth, kIndex>(elements, threads, found), ...);
+  (find_in_plan<Kernel, Plans, T, kWidth, kIndex>(elements, threads, found), ...);
   return found;
 }
 
-// Only rows and results of one 16-bit dtype have kernels for 4-byte vectors.
-template <class Kernel, class Plans, class In, class Out>
+// Only 16 bits have kernels for 4-byte vectors.
+template <class Kernel, class Plans, class T>
 FunctionOf<Kernel> find_width(int32_t width, int32_t elements, int32_t threads) {
-  constexpr int kWidest = sizeof(In) == 8 ? 1 : kMaxVectorBytes / sizeof(In);
+  constexpr int kWidest = sizeof(T) == 8 ? 1 : kMaxVectorBytes / sizeof(T);
   constexpr std::make_index_sequence<kPlansOf<Kernel, Plans>.count> kEach{};
-  if (width == 1) return find_in_plans<Kernel, Plans, In, Out, 1>(elements, threads, kEach);
-  if (width == kWidest)
-    return find_in_plans<Kernel, Plans, In, Out, kWidest>(elements, threads, kEach);
-  if constexpr (sizeof(In) == 2 && std::is_same_v<In, Out>) {
-    if (width == 2) return find_in_plans<Kernel, Plans, In, Out, 2>(elements, threads, kEach);
+  if (width == 1) return find_in_plans<Kernel, Plans, T, 1>(elements, threads, kEach);
+  if (width == kWidest) return find_in_plans<Kernel, Plans, T, kWidest>(elements, threads, kEach);
+  if constexpr (sizeof(T) == 2) {
+    if (width == 2) return find_in_plans<Kernel, Plans, T, 2>(elements, threads, kEach);
   }
   return nullptr;
 }
 
-// The kernel for rows and results of these dtypes, vectors of `width`, `elements` a thread and a
-// fixed number of threads (0 if it is not fixed); null if there is none.
+// The kernel for rows of this dtype, vectors of `width`, `elements` a thread and a fixed number of
+// threads (0 if it is not fixed); null if there is none.
 template <class Kernel, class Plans = ShippedPlans>
 FunctionOf<Kernel> find_kernel(
-    DType rows, DType results, int32_t width, int32_t elements = 0, int32_t threads = 0) {
-  if constexpr (Kernel::kKind == KernelKind::kBackward) {
-#define DTYPES(In, Out)                                                  \
-  if (rows == kDTypeOf<Out> && results == kDTypeOf<In>) {                \
-    return find_width<Kernel, Plans, Out, In>(width, elements, threads); \
+    DType dtype, int32_t width, int32_t elements = 0, int32_t threads = 0) {
+#define DTYPE(T)                                                   \
+  if (dtype == kDTypeOf<T>) {                                      \
+    return find_width<Kernel, Plans, T>(width, elements, threads); \
   }
 #include "cuda/launch/plans.def"
-  } else {
-#define DTYPES(In, Out)                                                  \
-  if (rows == kDTypeOf<In> && results == kDTypeOf<Out>) {                \
-    return find_width<Kernel, Plans, In, Out>(width, elements, threads); \
-  }
-#include "cuda/launch/plans.def"
-  }
   return nullptr;
 }
 
 template <class Kernel, class Plans = ShippedPlans>
-FunctionOf<Kernel> find_kernel(DType rows, DType results, const RowPlan& plan) {
-  return find_kernel<Kernel, Plans>(rows, results, plan.width, plan.elements, plan.fixed_threads);
+FunctionOf<Kernel> find_kernel(DType dtype, const RowPlan& plan) {
+  return find_kernel<Kernel, Plans>(dtype, plan.width, plan.elements, plan.fixed_threads);
 }
 
 }  // namespace fusedops::cuda

@@ -58,10 +58,6 @@ enum class Pass {
 // and would need a third more kernels.
 enum class Vectors { kWide16, kWide32, kUnaligned, kSingle, kDoubles };
 
-// Where the spatial kernels keep a strip, the dim_size indices of a segment of neighbouring inner
-// columns, between their two passes over it. kStagedNowhere: they load it twice.
-enum SpatialStaging : int { kStagedInRegisters, kStagedInShared, kStagedNowhere };
-
 // A line of plans.def: rows of up to max_cols columns have this plan.
 struct ListedPlan {
   Pass pass;
@@ -84,8 +80,7 @@ inline constexpr ListedPlan kPlans[] = {
 #define SEGMENTS(pass, vectors, elements) \
   {Pass::pass, Vectors::vectors, Scope::kSegments, kAnyLength, elements, 0, 1},
 #define LOOPED(pass, vectors) {Pass::pass, Vectors::vectors, Scope::kLooped, kAnyLength, 0, 0, 1},
-#define SPATIAL(vectors, staging) \
-  {Pass::kSpatial, Vectors::vectors, Scope::kSpatial, kAnyLength, staging, 0, 1},
+#define SPATIAL(vectors) {Pass::kSpatial, Vectors::vectors, Scope::kSpatial, kAnyLength, 0, 0, 1},
 #include "cuda/launch/plans.def"
 };
 
@@ -309,25 +304,24 @@ struct SpatialPlan {
   int32_t inner_threads;  // side by side in a segment
   int32_t dim_threads;    // threads that share a column
   int64_t segments;       // for each outer index
-  SpatialStaging staging;
-  int64_t shared_bytes;  // of the strip, where it is kept there
+  int64_t shared_bytes;   // of the strip, if it is staged there between the two passes; else 0
 };
 
 // The number of threads that share a column fixes its bits. It depends on dim_size alone, and on
-// how many tensors are staged.
+// how many tensors a strip has.
 struct SpatialDims {
   int32_t threads;
-  SpatialStaging staging;
+  bool is_staged;
 };
 
 constexpr SpatialDims plan_spatial_dims(int64_t dim_size, int32_t tensors) {
   int32_t threads = 1;
   while (threads < kMaxRegisterThreads && threads * kTileIndices < dim_size) threads *= 2;
-  if (threads * kTileIndices >= dim_size) return {threads, kStagedInRegisters};
+  if (threads * kTileIndices >= dim_size) return {threads, false};
   threads = kStreamThreads;
   while (threads < kMaxSharedThreads && threads * kStripIndices < dim_size * tensors) threads *= 2;
-  if (threads * kStripIndices >= dim_size * tensors) return {threads, kStagedInShared};
-  return {kStreamThreads, kStagedNowhere};
+  if (threads * kStripIndices >= dim_size * tensors) return {threads, true};
+  return {kStreamThreads, false};
 }
 
 // A block of the device may have max_shared_bytes. If that is too little for a strip, and always in
@@ -341,13 +335,12 @@ constexpr SpatialPlan plan_spatial(
   while (threads * dims.threads > kMaxThreads) threads /= 2;
   while (threads * dims.threads < kSpatialThreads && threads * width < inner) threads *= 2;
   const int64_t segments = ceil_div(inner, int64_t{threads} * width);
-  SpatialPlan plan = {width, threads, dims.threads, segments, dims.staging, 0};
-  if (dims.staging == kStagedInShared) {
+  SpatialPlan plan = {width, threads, dims.threads, segments, 0};
+  if (dims.is_staged && element_bytes < 8) {
     const int32_t indices = round_up(dim_size, dims.threads * kTileIndices);
     plan.shared_bytes = int64_t{tensors} * indices * threads * vector_bytes;
   }
-  const bool fits = plan.shared_bytes + kReduceBytes <= max_shared_bytes;
-  if (element_bytes == 8 || !fits) plan.staging = kStagedNowhere, plan.shared_bytes = 0;
+  if (plan.shared_bytes + kReduceBytes > max_shared_bytes) plan.shared_bytes = 0;
   return plan;
 }
 
@@ -424,13 +417,9 @@ constexpr NormBackwardPlan plan_norm_backward(
   return {{row}, {}, count_partitions(rows, row.rows, wave, most)};
 }
 
-// The kernels of stacks take their threads from the launch: without constant offsets, 16 elements
-// of an unaligned row spill in the backward pass of norms. Such tensors are launched one by one, as
-// are those in 4-byte vectors or of doubles, so that each has the bits that it has alone.
-constexpr bool has_stack_kernel(Pass pass, int32_t elements, int32_t width, int32_t element_bytes) {
-  const bool is_wide = width * element_bytes == kMaxVectorBytes;
-  const bool spills = pass == Pass::kNormBackward && !is_wide && elements > 10;
-  return element_bytes < 8 && (is_wide || width == 1) && !spills;
+// Only wide rows have kernels for stacks. Other tensors are launched one by one.
+constexpr bool has_stack_kernel(int32_t width, int32_t element_bytes) {
+  return width * element_bytes == kMaxVectorBytes;
 }
 
 // The kernel that adds partials has 32 threads for each column of a block. A block has a cache line

@@ -6,22 +6,16 @@
 
 namespace fusedops::cuda {
 
-// The kernel for rows and results of these dtypes that stages strips as `plan` says.
-template <class Kernel>
-FunctionOf<Kernel> find_kernel(DType rows, DType results, const SpatialPlan& plan) {
-  return find_kernel<Kernel>(rows, results, plan.width, plan.staging);
-}
-
-// Launches kernel(args, first_segment) with a block for each segment of inner columns.
+// Launches kernel(args, first_segment, staged) with a block for each segment of inner columns.
 template <class Args>
 Status launch_inner_segments(
-    void (*kernel)(Args, int64_t), const SpatialPlan& plan, const Args& args, Stream stream) {
+    StripKernel<Args> kernel, const SpatialPlan& plan, const Args& args, Stream stream) {
   if (kernel == nullptr) return device::kInvalidValue;
   const dim3 threads(plan.inner_threads, plan.dim_threads);
   const int64_t blocks = args.outer * plan.segments;
   return for_each_launch(blocks, device::max_grid(), [&](int64_t first, int64_t count) {
     return device::launch_with_shared(
-        kernel, plan.shared_bytes, count, threads, stream, args, first);
+        kernel, plan.shared_bytes, count, threads, stream, args, first, plan.shared_bytes > 0);
   });
 }
 

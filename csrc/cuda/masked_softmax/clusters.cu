@@ -5,13 +5,12 @@
 namespace fusedops::cuda {
 
 Status launch_clusters(const ForwardArgs& args, const RowPlan& plan, Stream stream) {
-  const auto kernel = find_kernel<MaskedForwardCluster>(args.input.dtype, args.output.dtype, plan);
+  const auto kernel = find_kernel<MaskedForwardCluster>(args.input.dtype, plan);
   return launch_row_clusters(kernel, plan, args, stream);
 }
 
 Status launch_clusters(const BackwardArgs& args, const RowPlan& plan, Stream stream) {
-  const auto kernel =
-      find_kernel<MaskedBackwardCluster>(args.probabilities.dtype, args.grad_input.dtype, plan);
+  const auto kernel = find_kernel<MaskedBackwardCluster>(args.probabilities.dtype, plan);
   return launch_row_clusters(kernel, plan, args, stream);
 }
 

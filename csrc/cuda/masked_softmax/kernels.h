@@ -8,52 +8,52 @@
 namespace fusedops::cuda {
 
 KERNEL(
-    MaskedForwardNoTerms, kForward, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
-    masked_softmax_forward_registers, In, Out, kWidth, kVectors, kNoTerms, kThreads)
+    MaskedForwardNoTerms, kSingle, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
+    masked_softmax_forward_registers, T, kWidth, kVectors, kNoTerms, kThreads)
 KERNEL(
-    MaskedForwardCausal, kForward, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
-    masked_softmax_forward_registers, In, Out, kWidth, kVectors, kCausalTerm, kThreads)
+    MaskedForwardCausal, kSingle, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
+    masked_softmax_forward_registers, T, kWidth, kVectors, kCausalTerm, kThreads)
 KERNEL(
-    MaskedForwardBool, kForward, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
-    masked_softmax_forward_registers, In, Out, kWidth, kVectors, kBoolTerm, kThreads)
+    MaskedForwardBool, kSingle, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
+    masked_softmax_forward_registers, T, kWidth, kVectors, kBoolTerm, kThreads)
 KERNEL(
-    MaskedForwardNumbers, kForward, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
-    masked_softmax_forward_registers, In, Out, kWidth, kVectors, kNumbersTerm, kThreads)
+    MaskedForwardNumbers, kSingle, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
+    masked_softmax_forward_registers, T, kWidth, kVectors, kNumbersTerm, kThreads)
 KERNEL(
-    MaskedForwardAll, kForward, RowKernel<ForwardArgs>, kAnyMasked, kRegisters,
-    masked_softmax_forward_registers, In, Out, kWidth, kVectors, kAllTerms, kThreads)
+    MaskedForwardAll, kSingle, RowKernel<ForwardArgs>, kAnyMasked, kRegisters,
+    masked_softmax_forward_registers, T, kWidth, kVectors, kAllTerms, kThreads)
 KERNEL(
-    MaskedForwardCapped, kForward, RowKernel<ForwardArgs>, kAnyMasked, kRegisters,
-    masked_softmax_forward_registers, In, Out, kWidth, kVectors, kCappedTerms, kThreads)
+    MaskedForwardCapped, kSingle, RowKernel<ForwardArgs>, kAnyMasked, kRegisters,
+    masked_softmax_forward_registers, T, kWidth, kVectors, kCappedTerms, kThreads)
 KERNEL(
-    MaskedForwardCluster, kForward, RowKernel<ForwardArgs>, kAnyMasked, kCluster,
-    masked_softmax_forward_cluster, In, Out, kWidth, kVectors)
+    MaskedForwardCluster, kSingle, RowKernel<ForwardArgs>, kAnyMasked, kCluster,
+    masked_softmax_forward_cluster, T, kWidth, kVectors)
 KERNEL(
-    MaskedForwardLooped, kForward, RowKernel<ForwardArgs>, kAnyMasked, kLooped,
-    masked_softmax_forward_looped, In, Out, kWidth)
+    MaskedForwardLooped, kSingle, RowKernel<ForwardArgs>, kAnyMasked, kLooped,
+    masked_softmax_forward_looped, T, kWidth)
 KERNEL(
-    MaskedForwardUnaligned, kForward, RowKernel<ForwardArgs>, kPlainMasked, kRegisters,
-    masked_softmax_forward_unaligned, In, Out, kWidth, kVectors, kThreads)
+    MaskedForwardUnaligned, kSingle, RowKernel<ForwardArgs>, kPlainMasked, kRegisters,
+    masked_softmax_forward_unaligned, T, kWidth, kVectors, kThreads)
 KERNEL(
-    MaskedBackwardNoTerms, kBackward, RowKernel<BackwardArgs>, kMaskedBackward, kRegisters,
-    masked_softmax_backward_registers, In, Out, kWidth, kVectors, kNoTerms)
+    MaskedBackwardNoTerms, kSingle, RowKernel<BackwardArgs>, kMaskedBackward, kRegisters,
+    masked_softmax_backward_registers, T, kWidth, kVectors, kNoTerms)
 KERNEL(
-    MaskedBackwardCausal, kBackward, RowKernel<BackwardArgs>, kMaskedBackward, kRegisters,
-    masked_softmax_backward_registers, In, Out, kWidth, kVectors, kCausalTerm)
+    MaskedBackwardCausal, kSingle, RowKernel<BackwardArgs>, kMaskedBackward, kRegisters,
+    masked_softmax_backward_registers, T, kWidth, kVectors, kCausalTerm)
 KERNEL(
-    MaskedBackwardBool, kBackward, RowKernel<BackwardArgs>, kMaskedBackward, kRegisters,
-    masked_softmax_backward_registers, In, Out, kWidth, kVectors, kBoolTerm)
+    MaskedBackwardBool, kSingle, RowKernel<BackwardArgs>, kMaskedBackward, kRegisters,
+    masked_softmax_backward_registers, T, kWidth, kVectors, kBoolTerm)
 KERNEL(
-    MaskedBackwardAll, kBackward, RowKernel<BackwardArgs>, kAnyMasked, kRegisters,
-    masked_softmax_backward_registers, In, Out, kWidth, kVectors, kAllTerms)
+    MaskedBackwardAll, kSingle, RowKernel<BackwardArgs>, kAnyMasked, kRegisters,
+    masked_softmax_backward_registers, T, kWidth, kVectors, kAllTerms)
 KERNEL(
-    MaskedBackwardCluster, kBackward, RowKernel<BackwardArgs>, kAnyMasked, kCluster,
-    masked_softmax_backward_cluster, In, Out, kWidth, kVectors)
+    MaskedBackwardCluster, kSingle, RowKernel<BackwardArgs>, kAnyMasked, kCluster,
+    masked_softmax_backward_cluster, T, kWidth, kVectors)
 KERNEL(
-    MaskedBackwardLooped, kBackward, RowKernel<BackwardArgs>, kAnyMasked, kLooped,
-    masked_softmax_backward_looped, In, Out, kWidth)
+    MaskedBackwardLooped, kSingle, RowKernel<BackwardArgs>, kAnyMasked, kLooped,
+    masked_softmax_backward_looped, T, kWidth)
 KERNEL(
-    MaskedBackwardUnaligned, kBackward, RowKernel<BackwardArgs>, kPlainMasked, kRegisters,
-    masked_softmax_backward_unaligned, In, Out, kWidth, kVectors, kThreads)
+    MaskedBackwardUnaligned, kSingle, RowKernel<BackwardArgs>, kPlainMasked, kRegisters,
+    masked_softmax_backward_unaligned, T, kWidth, kVectors, kThreads)
 
 }  // namespace fusedops::cuda

@@ -71,34 +71,33 @@ inline RowPlan plan_of(const ForwardArgs& args, int32_t width, int32_t cluster_l
   return plan_rows(pass, args.cols, width, bytes, cluster_limit);
 }
 
-FunctionOf<MaskedForwardAll> forward_registers(
-    int32_t terms, DType in, DType out, const RowPlan& plan) {
+FunctionOf<MaskedForwardAll> forward_registers(int32_t terms, DType dtype, const RowPlan& plan) {
   switch (terms) {
     case kNoTerms:
-      return find_kernel<MaskedForwardNoTerms>(in, out, plan);
+      return find_kernel<MaskedForwardNoTerms>(dtype, plan);
     case kCausalTerm:
-      return find_kernel<MaskedForwardCausal>(in, out, plan);
+      return find_kernel<MaskedForwardCausal>(dtype, plan);
     case kBoolTerm:
-      return find_kernel<MaskedForwardBool>(in, out, plan);
+      return find_kernel<MaskedForwardBool>(dtype, plan);
     case kNumbersTerm:
-      return find_kernel<MaskedForwardNumbers>(in, out, plan);
+      return find_kernel<MaskedForwardNumbers>(dtype, plan);
     case kCappedTerms:
-      return find_kernel<MaskedForwardCapped>(in, out, plan);
+      return find_kernel<MaskedForwardCapped>(dtype, plan);
   }
-  return find_kernel<MaskedForwardAll>(in, out, plan);
+  return find_kernel<MaskedForwardAll>(dtype, plan);
 }
 
 Status launch_scope(const ForwardArgs& args, const RowPlan& plan, Stream stream) {
-  const DType in = args.input.dtype, out = args.output.dtype;
+  const DType dtype = args.input.dtype;
   switch (plan.scope) {
     case Scope::kRegisters: {
-      const int32_t terms = terms_of(args.scores, in, plan.width);
-      return launch_rows(forward_registers(terms, in, out, plan), plan, args, stream);
+      const int32_t terms = terms_of(args.scores, dtype, plan.width);
+      return launch_rows(forward_registers(terms, dtype, plan), plan, args, stream);
     }
     case Scope::kCluster:
       return launch_clusters(args, plan, stream);
     case Scope::kLooped:
-      return launch_rows(find_kernel<MaskedForwardLooped>(in, out, plan), plan, args, stream);
+      return launch_rows(find_kernel<MaskedForwardLooped>(dtype, plan), plan, args, stream);
     default:
       return device::kInvalidValue;
   }
@@ -118,10 +117,11 @@ ForwardArgs prepared(const MaskedSoftmaxForward& given) {
 Status launch(const MaskedSoftmaxForward& given, Stream stream) {
   const ForwardArgs args = prepared(given);
   const DType dtype = args.input.dtype;
+  if (!is_same_or_wider(args.output.dtype, dtype)) return device::kInvalidValue;
   const int32_t width = width_of(args);
   const RowPlan plan = plan_unaligned(args.scores, args.dropout, args.cols, width, dtype);
   if (plan.elements > 0) {
-    const auto kernel = find_kernel<MaskedForwardUnaligned>(dtype, args.output.dtype, plan);
+    const auto kernel = find_kernel<MaskedForwardUnaligned>(dtype, plan);
     return launch_unaligned(kernel, plan, args, stream);
   }
   const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
@@ -148,31 +148,29 @@ inline RowPlan plan_of(const BackwardArgs& args, int32_t width, int32_t cluster_
   return plan_rows(pass, args.cols, width, bytes, cluster_limit);
 }
 
-FunctionOf<MaskedBackwardAll> backward_registers(
-    int32_t terms, DType rows, DType results, const RowPlan& plan) {
+FunctionOf<MaskedBackwardAll> backward_registers(int32_t terms, DType dtype, const RowPlan& plan) {
   switch (terms) {
     case kNoTerms:
-      return find_kernel<MaskedBackwardNoTerms>(rows, results, plan);
+      return find_kernel<MaskedBackwardNoTerms>(dtype, plan);
     case kCausalTerm:
-      return find_kernel<MaskedBackwardCausal>(rows, results, plan);
+      return find_kernel<MaskedBackwardCausal>(dtype, plan);
     case kBoolTerm:
-      return find_kernel<MaskedBackwardBool>(rows, results, plan);
+      return find_kernel<MaskedBackwardBool>(dtype, plan);
   }
-  return find_kernel<MaskedBackwardAll>(rows, results, plan);
+  return find_kernel<MaskedBackwardAll>(dtype, plan);
 }
 
 Status launch_scope(const BackwardArgs& args, const RowPlan& plan, Stream stream) {
-  const DType rows = args.probabilities.dtype, results = args.grad_input.dtype;
+  const DType dtype = args.probabilities.dtype;
   switch (plan.scope) {
     case Scope::kRegisters: {
       const int32_t terms = terms_of(args, plan.width);
-      return launch_rows(backward_registers(terms, rows, results, plan), plan, args, stream);
+      return launch_rows(backward_registers(terms, dtype, plan), plan, args, stream);
     }
     case Scope::kCluster:
       return launch_clusters(args, plan, stream);
     case Scope::kLooped:
-      return launch_rows(
-          find_kernel<MaskedBackwardLooped>(rows, results, plan), plan, args, stream);
+      return launch_rows(find_kernel<MaskedBackwardLooped>(dtype, plan), plan, args, stream);
     default:
       return device::kInvalidValue;
   }
@@ -192,12 +190,13 @@ BackwardArgs prepared(const MaskedSoftmaxBackward& given) {
 Status launch(const MaskedSoftmaxBackward& given, Stream stream) {
   const BackwardArgs args = prepared(given);
   const DType dtype = args.probabilities.dtype;
+  if (!is_same_or_wider(dtype, args.grad_input.dtype)) return device::kInvalidValue;
   const int32_t width = width_of(args);
   const RowPlan plan = args.grad_sinks == nullptr
       ? plan_unaligned(args.scores, args.dropout, args.cols, width, dtype)
       : RowPlan{};
   if (plan.elements > 0) {
-    const auto kernel = find_kernel<MaskedBackwardUnaligned>(dtype, args.grad_input.dtype, plan);
+    const auto kernel = find_kernel<MaskedBackwardUnaligned>(dtype, plan);
     return launch_unaligned(kernel, plan, args, stream);
   }
   const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };

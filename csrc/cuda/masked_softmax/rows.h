@@ -32,19 +32,20 @@ using BackwardArgs = WithDivisors<MaskedSoftmaxBackward>;
 
 // The numbers that turn the scores of a row into exponentials. A row whose results are zeros
 // (`zero`) needs no exponentials: all of its columns get `hidden`, which is 0.
-template <int kTerms, class Out>
+template <int kTerms, class In>
 struct MaskedExponentials {
-  using Acc = AccumulatorOf<Out>;
+  using Acc = AccumulatorOf<In>;
   Acc largest;           // score of the row, with sink and hidden columns
   Acc hidden = 0;        // the exponential of a column in a skipped vector
   Acc sink = -INFINITY;  // the score of the sink
   int32_t skipped;       // the number of columns in skipped vectors
+  DType results;
   bool zero;
 
   FUSEDOPS_DEVICE MaskedExponentials(
       const MaskedSoftmaxForward& args, const ScoreRow& row, int32_t skipped_cols,
       Acc visible_largest, bool is_zero)
-      : largest(visible_largest), skipped(skipped_cols), zero(is_zero) {
+      : largest(visible_largest), skipped(skipped_cols), results(args.output.dtype), zero(is_zero) {
     if constexpr (kHasAll<kTerms>) {
       if (args.scores.sinks.data != nullptr && row.cols > 0 && !zero) {
         sink = static_cast<const Acc*>(args.scores.sinks.data)[row.sinks];
@@ -54,11 +55,11 @@ struct MaskedExponentials {
     if (skipped == 0 || zero) return;
     const auto mask_value = static_cast<Acc>(args.scores.mask_value);
     largest = device::maximum(largest, mask_value);
-    hidden = exponential<Out>(mask_value - largest);
+    hidden = exponential_for<In>(results, mask_value - largest);
   }
 
   FUSEDOPS_DEVICE Acc exponential_of_sink() const {
-    return sink == -INFINITY ? Acc(0) : exponential<Out>(sink - largest);
+    return sink == -INFINITY ? Acc(0) : exponential_for<In>(results, sink - largest);
   }
 };
 
@@ -69,8 +70,8 @@ struct Normaliser {
   Acc hidden;    // the probability of a column in a skipped vector
   Acc sink = 1;  // the probability of the sink; 1 where the row is zeros
 
-  template <int kTerms, class Out>
-  FUSEDOPS_DEVICE Normaliser(const MaskedExponentials<kTerms, Out>& exponentials, Acc held_sum) {
+  template <int kTerms, class In>
+  FUSEDOPS_DEVICE Normaliser(const MaskedExponentials<kTerms, In>& exponentials, Acc held_sum) {
     Acc sum = held_sum + static_cast<Acc>(exponentials.skipped) * exponentials.hidden;
     if constexpr (kHasAll<kTerms>) {
       sink = exponentials.exponential_of_sink();
@@ -204,42 +205,47 @@ FUSEDOPS_DEVICE void store_rest(
 }
 
 // The softmax of this thread's row, which stays in registers.
-template <
-    class RowScope, class In, class Out, int kWidth, int kVectors, int kTerms, int kThreads = 0>
+template <class RowScope, class In, int kWidth, int kVectors, int kTerms, int kThreads = 0>
 FUSEDOPS_DEVICE void masked_softmax_row(const ForwardArgs& args, int64_t index) {
-  using Acc = AccumulatorOf<Out>;
+  using Acc = AccumulatorOf<In>;
   RowScope scope;
   const auto row = ScoreRow::with_terms<kTerms>(args, index);
   const int32_t own = scope.template own_columns<kWidth * kVectors>(row.cols).start;
   const int32_t start = row.template first<kWidth>() + own;
 
-  ScoreTile<kTerms, In, Out, kWidth, kVectors, kThreads> tile;
-  tile.load(args.input, args.scores, row, start);
+  ScoreTile<kTerms, In, kWidth, kVectors, kThreads> tile;
+  tile.load(args, row, start);
   scope.join();
 
   const Acc largest = scope.template reduce<Max>(tile.largest);
   bool zero = false;
   if (args.zero_masked_rows) zero = scope.template reduce<Max>(Acc(tile.sees())) == 0;
   if (zero) tile.skip();
-  const MaskedExponentials<kTerms, Out> exponentials(
+  const MaskedExponentials<kTerms, In> exponentials(
       args, row, row.template skipped_cols<kWidth>(), largest, zero);
 
-  const Acc sum = scope.template reduce<Sum>(tile.exponentiate(exponentials.largest));
-  const Normaliser<Acc> normaliser(exponentials, sum);
-  store_row<Out, kWidth>(args, row, start, tile, normaliser);
-  if constexpr (kHasAll<kTerms>) {
-    if (scope.is_first()) store_rest<Out, kWidth>(args, row, normaliser);
-  }
+  Acc own_sum;
+  with_wider<In>(args.output.dtype, [&](auto type) {
+    own_sum = tile.template exponentiate<decltype(type)>(exponentials.largest);
+  });
+  const Normaliser<Acc> normaliser(exponentials, scope.template reduce<Sum>(own_sum));
+
+  with_wider<In>(args.output.dtype, [&](auto type) {
+    using Out = decltype(type);
+    store_row<Out, kWidth>(args, row, start, tile, normaliser);
+    if constexpr (kHasAll<kTerms>) {
+      if (scope.is_first()) store_rest<Out, kWidth>(args, row, normaliser);
+    }
+  });
 }
 
-template <class In, class Out, int kWidth, int kVectors, int kTerms, int kThreads = 0>
+template <class In, int kWidth, int kVectors, int kTerms, int kThreads = 0>
 FUSEDOPS_KERNEL(
     (kMaskedSoftmaxThreads<In, kWidth, kWidth * kVectors, kHasAll<kTerms>>),
     (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
   assume_row_threads<kThreads>();
-  masked_softmax_row<OneBlock, In, Out, kWidth, kVectors, kTerms, kThreads>(
-      args, launch_row(first_row));
+  masked_softmax_row<OneBlock, In, kWidth, kVectors, kTerms, kThreads>(args, launch_row(first_row));
 }
 
 // The cluster kernels are bound to one block a multiprocessor, because floats spill if the compiler
@@ -248,19 +254,18 @@ masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
 template <class T>
 inline constexpr int kMaskedClusterBound = sizeof(T) == 4 ? 768 : kMaskedClusterThreads;
 
-template <class In, class Out, int kWidth, int kVectors>
+template <class In, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kMaskedClusterBound<In>), 1)
 masked_softmax_forward_cluster(ForwardArgs args, int64_t first_row) {
-  masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kGeneralTerms>(
-      args, cluster_row(first_row));
+  masked_softmax_row<Cluster, In, kWidth, kVectors, kGeneralTerms>(args, cluster_row(first_row));
 }
 
 // A block has one row. The sum of a thread whose columns are all -inf stays 0, so that the rest of
 // the row is right.
-template <class In, class Out, int kWidth>
+template <class In, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
-  using Acc = AccumulatorOf<Out>;
+  using Acc = AccumulatorOf<In>;
   constexpr int kTerms = kGeneralTerms;
   // The 2 stands for scores and terms. With twice as many vectors, the exponentials would spill.
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
@@ -270,31 +275,36 @@ masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   const auto row = ScoreRow::with_terms<kTerms>(args, launch_row(first_row));
   const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;
 
-  ScoreTile<kTerms, In, Out, kWidth, kVectors> tile;
-  Acc largest = -INFINITY, sum = 0, seen = 0;
+  ScoreTile<kTerms, In, kWidth, kVectors> tile;
+  RunningSoftmax<Acc> own;
+  Acc seen = 0;
   const int64_t first = row.template first<kWidth>();
   for (int64_t start = first; start < row.visible; start += step) {
-    tile.load(args.input, args.scores, row, start);
+    tile.load(args, row, start);
     if (args.zero_masked_rows) seen = device::maximum(seen, Acc(tile.sees()));
-    const Acc new_max = device::maximum(largest, tile.largest);
-    const Acc shift = finite_or_zero(new_max);
-    sum = sum * exponential<Out>(largest - shift) + tile.exponentiate(shift);
-    largest = new_max;
+    with_wider<In>(args.output.dtype, [&](auto type) {
+      using Out = decltype(type);
+      own.template move_to<Out>(device::maximum(own.largest, tile.largest));
+      own.sum += tile.template exponentiate<Out>(finite_or_zero(own.largest));
+    });
   }
-  const Acc row_largest = row_reduce<Max>(largest, shared_max);
+  const Acc row_largest = row_reduce<Max>(own.largest, shared_max);
   const bool zero = args.zero_masked_rows && row_reduce<Max>(seen, shared_seen) == 0;
-  const MaskedExponentials<kTerms, Out> exponentials(
+  const MaskedExponentials<kTerms, In> exponentials(
       args, row, row.template skipped_cols<kWidth>(), row_largest, zero);
-  sum *= exponential<Out>(largest - finite_or_zero(exponentials.largest));
+  own.move_to(exponentials.largest);
 
-  const Normaliser<Acc> normaliser(exponentials, row_reduce<Sum>(sum, shared_sums));
-  for (int64_t start = first; start < row.cols; start += step) {
-    tile.load(args.input, args.scores, row, start);
-    if (zero) tile.skip();
-    tile.exponentiate(exponentials.largest);
-    store_row<Out, kWidth>(args, row, start, tile, normaliser);
-  }
-  store_rest<Out, kWidth>(args, row, normaliser);
+  const Normaliser<Acc> normaliser(exponentials, row_reduce<Sum>(own.sum, shared_sums));
+  with_wider<In>(args.output.dtype, [&](auto type) {
+    using Out = decltype(type);
+    for (int64_t start = first; start < row.cols; start += step) {
+      tile.load(args, row, start);
+      if (zero) tile.skip();
+      tile.template exponentiate<Out>(exponentials.largest);
+      store_row<Out, kWidth>(args, row, start, tile, normaliser);
+    }
+    store_rest<Out, kWidth>(args, row, normaliser);
+  });
 }
 
 // Whether the backward pass reads the hidden columns too, because they have a probability other
@@ -368,11 +378,11 @@ struct MaskedGradientTile {
     return tree_sum<kVectors>(sums);
   }
 
+  // Stores the gradients of the scores at `to`, the address of column `start`.
   template <class Out>
   FUSEDOPS_DEVICE void store_to(
-      const Rows& grad_input, const ScoreRow& row, int64_t start,
-      const ShownElements<kWidth, kVectors>& shown, Acc scale, Acc sum) const {
-    Out* const to = row_of<Out>(grad_input, row.index) + start;
+      Out* to, const ScoreRow& row, int64_t start, const ShownElements<kWidth, kVectors>& shown,
+      Acc scale, Acc sum) const {
     const auto left = static_cast<int32_t>(row.cols - start);
     const auto visible = static_cast<int32_t>(row.visible - start) - column_of<kWidth>(0);
 #pragma unroll
@@ -416,8 +426,8 @@ FUSEDOPS_DEVICE void store_rest(
   for_each_before<kWidth>(first, [&](int64_t column) { zeros.store(to + column); });
 }
 
-// Out is the type of grad_input, T that of grad_output and the probabilities.
-template <class RowScope, class T, class Out, int kWidth, int kVectors, int kTerms>
+// T is the type of grad_output and the probabilities.
+template <class RowScope, class T, int kWidth, int kVectors, int kTerms>
 FUSEDOPS_DEVICE void masked_softmax_gradient_row(const BackwardArgs& args, int64_t index) {
   using Acc = AccumulatorOf<T>;
   RowScope scope;
@@ -446,29 +456,32 @@ FUSEDOPS_DEVICE void masked_softmax_gradient_row(const BackwardArgs& args, int64
   tile.drop(DropoutRow<Acc>(args.dropout, row.index), start);
   const Acc sum = scope.template reduce<Sum>(tile.sum());
   const auto scale = static_cast<Acc>(args.scores.scale);
-  tile.template store_to<Out>(args.grad_input, row, start, shown, scale, sum);
-  if constexpr (kTerms == kAllTerms) {
-    if (scope.is_first()) store_rest<Out, kWidth>(args, row, first, sum);
-  }
+  with_narrower<T>(args.grad_input.dtype, [&](auto type) {
+    using Out = decltype(type);
+    Out* const to = row_of<Out>(args.grad_input, row.index) + start;
+    tile.store_to(to, row, start, shown, scale, sum);
+    if constexpr (kTerms == kAllTerms) {
+      if (scope.is_first()) store_rest<Out, kWidth>(args, row, first, sum);
+    }
+  });
 }
 
-template <class T, class Out, int kWidth, int kVectors, int kTerms>
+template <class T, int kWidth, int kVectors, int kTerms>
 FUSEDOPS_KERNEL((kMaskedSoftmaxBackwardThreads<T, kWidth, kWidth * kVectors>))
 masked_softmax_backward_registers(BackwardArgs args, int64_t first_row) {
-  masked_softmax_gradient_row<OneBlock, T, Out, kWidth, kVectors, kTerms>(
-      args, launch_row(first_row));
+  masked_softmax_gradient_row<OneBlock, T, kWidth, kVectors, kTerms>(args, launch_row(first_row));
 }
 
-template <class T, class Out, int kWidth, int kVectors>
+template <class T, int kWidth, int kVectors>
 FUSEDOPS_KERNEL(kMaskedClusterThreads, 1)
 masked_softmax_backward_cluster(BackwardArgs args, int64_t first_row) {
-  masked_softmax_gradient_row<Cluster, T, Out, kWidth, kVectors, kAllTerms>(
+  masked_softmax_gradient_row<Cluster, T, kWidth, kVectors, kAllTerms>(
       args, cluster_row(first_row));
 }
 
 // Bound to one block a multiprocessor, which has 32 KB in flight: without the bound the compiler
 // makes room for two blocks of 16 bits, and spills.
-template <class T, class Out, int kWidth>
+template <class T, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, 1)
 masked_softmax_backward_looped(BackwardArgs args, int64_t first_row) {
   using Acc = AccumulatorOf<T>;
@@ -500,9 +513,14 @@ masked_softmax_backward_looped(BackwardArgs args, int64_t first_row) {
     shown.template load<kAllTerms>(mask, row.mask + start * mask.col_stride, left);
     shown.hide_before(static_cast<int32_t>(row.begin - start) - column_of<kWidth>(0));
     tile.drop(dropout, start);
-    tile.template store_to<Out>(args.grad_input, row, start, shown, scale, sum);
+    with_narrower<T>(args.grad_input.dtype, [&](auto type) {
+      auto* const to = row_of<decltype(type)>(args.grad_input, row.index) + start;
+      tile.store_to(to, row, start, shown, scale, sum);
+    });
   }
-  store_rest<Out, kWidth>(args, row, first, sum);
+  with_narrower<T>(args.grad_input.dtype, [&](auto type) {
+    store_rest<decltype(type), kWidth>(args, row, first, sum);
+  });
 }
 
 }  // namespace fusedops::cuda

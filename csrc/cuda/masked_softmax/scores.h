@@ -308,8 +308,8 @@ FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
   }
 }
 
-// Computes a score before terms are added to it.
-template <int kTerms, class Out, class Acc>
+// Compute a score before terms are added to it.
+template <class Acc>
 struct Scaling {
   Acc scale;
 
@@ -318,10 +318,10 @@ struct Scaling {
 };
 
 template <class Out, class Acc>
-struct Scaling<kCappedTerms, Out, Acc> {
+struct SoftCap {
   Acc scale, cap, inverse;
 
-  FUSEDOPS_DEVICE explicit Scaling(const Scores& scores)
+  FUSEDOPS_DEVICE explicit SoftCap(const Scores& scores)
       : scale(static_cast<Acc>(scores.scale)),
         cap(static_cast<Acc>(scores.softcap)),
         inverse(device::reciprocal(cap)) {}
@@ -367,21 +367,21 @@ struct AddedTerms<kAllTerms, In, Acc, kWidth, kVectors> {
 // visible column is held as a whole, with mask_value as the score of hidden columns. Other vectors
 // are skipped: they are neither read nor computed, and have no values. A warp skips a vector at
 // once if causality hides all of its columns.
-template <int kTerms, class In, class Out, int kWidth, int kVectors, int kThreads = 0>
+template <int kTerms, class In, int kWidth, int kVectors, int kThreads = 0>
 struct ScoreTile {
-  using Acc = AccumulatorOf<Out>;
+  using Acc = AccumulatorOf<In>;
   Acc values[kVectors][kWidth];
   Acc largest;
   ShownElements<kWidth, kVectors> shown;
   int32_t left;  // visible columns from this thread's first one on
 
   // Loads from column `start` of the row on.
-  FUSEDOPS_DEVICE void load(
-      const ConstRows& input, const Scores& scores, const ScoreRow& row, int64_t start) {
+  FUSEDOPS_DEVICE void load(const MaskedSoftmaxForward& args, const ScoreRow& row, int64_t start) {
+    const Scores& scores = args.scores;
     const auto cols = static_cast<int32_t>(row.visible - start);
     left = cols - column_of<kWidth>(0);
     Tile<In, kWidth, kVectors> tile;
-    const In* const own = row_of<In>(input, row.index) + start + column_of<kWidth>(0);
+    const In* const own = row_of<In>(args.input, row.index) + start + column_of<kWidth>(0);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       if (holds(i)) tile.vectors[i] = Vec<In, kWidth>::load(moved_by(own, offset_of(i)));
@@ -405,10 +405,13 @@ struct ScoreTile {
         largest = device::maximum(largest, largest_of(values[i]));
       }
     };
-    if constexpr (kTerms == kGeneralTerms) {
-      if (scores.softcap == 0) return score(Scaling<kAllTerms, Out, Acc>(scores));
+    const bool is_capped =
+        kTerms == kCappedTerms || (kTerms == kGeneralTerms && scores.softcap != 0);
+    if constexpr ((kTerms & kCapTerm) != 0) {
+      const auto capped = [&](auto type) { score(SoftCap<decltype(type), Acc>(scores)); };
+      if (is_capped) return with_wider<In>(args.output.dtype, capped);
     }
-    score(Scaling<kTerms & kCappedTerms, Out, Acc>(scores));
+    if constexpr (kTerms != kCappedTerms) score(Scaling<Acc>(scores));
   }
 
   // Skips all vectors from now on.
@@ -426,6 +429,7 @@ struct ScoreTile {
   }
 
   // Replaces the scores by e^(score - shift), and returns their sum.
+  template <class Out>
   FUSEDOPS_DEVICE Acc exponentiate(Acc shift) {
     Acc sum = 0;
 #pragma unroll

@@ -277,9 +277,9 @@ struct UnalignedScores {
 };
 
 // The softmax of this thread's rows.
-template <class In, class Out, class UnalignedRows>
+template <class In, class UnalignedRows>
 FUSEDOPS_DEVICE void unaligned_masked_softmax(const ForwardArgs& args, int64_t first) {
-  using Acc = AccumulatorOf<Out>;
+  using Acc = AccumulatorOf<In>;
   constexpr int kRows = UnalignedRows::kRows;
   RowInBlock<UnalignedRows::kThreads> scope;
   const UnalignedRows rows(args, first);
@@ -299,13 +299,15 @@ FUSEDOPS_DEVICE void unaligned_masked_softmax(const ForwardArgs& args, int64_t f
   }
   const auto exponentials_of = [&](int r) {
     const int32_t skipped = UnalignedRows::kCausal ? rows.cols - rows.rows[r].visible : 0;
-    return MaskedExponentials<kNoTerms, Out>(args, rows.rows[r], skipped, largest[r], zero[r] != 0);
+    return MaskedExponentials<kNoTerms, In>(args, rows.rows[r], skipped, largest[r], zero[r] != 0);
   };
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     shifts[r] = zero[r] ? Acc(INFINITY) : exponentials_of(r).largest;
   }
-  scores.template exponentiate<Out>(rows, shifts, sums);
+  with_wider<In>(args.output.dtype, [&](auto type) {
+    scores.template exponentiate<decltype(type)>(rows, shifts, sums);
+  });
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const Acc sum = scope.template reduce<Sum>(sums[r]);
@@ -313,15 +315,18 @@ FUSEDOPS_DEVICE void unaligned_masked_softmax(const ForwardArgs& args, int64_t f
     scales[r] = normaliser.scale;
     hidden[r] = normaliser.hidden;
   }
-  const auto store_to = [&](const Rows& tensor) {
-    rows.template store<Out>(tensor, scores.values, scales);
-    if constexpr (UnalignedRows::kCausal) rows.template store_hidden<Out>(tensor, hidden);
-  };
-  if (args.probabilities.data != nullptr) store_to(args.probabilities);
-  store_to(args.output);
+  with_wider<In>(args.output.dtype, [&](auto type) {
+    using Out = decltype(type);
+    const auto store_to = [&](const Rows& tensor) {
+      rows.template store<Out>(tensor, scores.values, scales);
+      if constexpr (UnalignedRows::kCausal) rows.template store_hidden<Out>(tensor, hidden);
+    };
+    if (args.probabilities.data != nullptr) store_to(args.probabilities);
+    store_to(args.output);
+  });
 }
 
-template <class In, class Out, int kWidth, int kVectors, int kThreads>
+template <class In, int kWidth, int kVectors, int kThreads>
 FUSEDOPS_KERNEL(kRowBlockThreads, kUnalignedBlocks<kVectors>)
 masked_softmax_forward_unaligned(ForwardArgs args, int64_t first_row) {
   static_assert(kWidth == 1);
@@ -329,14 +334,14 @@ masked_softmax_forward_unaligned(ForwardArgs args, int64_t first_row) {
   constexpr int kRows = rows_of_thread(kVectors);
   const int64_t row = unaligned_row<kThreads, kRows>(first_row);
   if (args.scores.causal.on) {
-    unaligned_masked_softmax<In, Out, UnalignedRows<kVectors, kThreads, kRows, true>>(args, row);
+    unaligned_masked_softmax<In, UnalignedRows<kVectors, kThreads, kRows, true>>(args, row);
   } else {
-    unaligned_masked_softmax<In, Out, UnalignedRows<kVectors, kThreads, kRows, false>>(args, row);
+    unaligned_masked_softmax<In, UnalignedRows<kVectors, kThreads, kRows, false>>(args, row);
   }
 }
 
 // The gradients of this thread's rows.
-template <class T, class Out, class UnalignedRows>
+template <class T, class UnalignedRows>
 FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(const BackwardArgs& args, int64_t first) {
   using Acc = AccumulatorOf<T>;
   constexpr int kRows = UnalignedRows::kRows, kElements = UnalignedRows::kElements;
@@ -386,10 +391,12 @@ FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(const BackwardArgs& args,
       results[r][i] = mask.shows(r, i) ? results[r][i] : Acc(0);
     }
   }
-  rows.template store<Out>(args.grad_input, results, scales);
+  with_narrower<T>(args.grad_input.dtype, [&](auto type) {
+    rows.template store<decltype(type)>(args.grad_input, results, scales);
+  });
 }
 
-template <class T, class Out, int kWidth, int kVectors, int kThreads>
+template <class T, int kWidth, int kVectors, int kThreads>
 FUSEDOPS_KERNEL(kRowBlockThreads)
 masked_softmax_backward_unaligned(BackwardArgs args, int64_t first_row) {
   static_assert(kWidth == 1);
@@ -397,10 +404,9 @@ masked_softmax_backward_unaligned(BackwardArgs args, int64_t first_row) {
   constexpr int kRows = rows_of_thread(kVectors);
   const int64_t row = unaligned_row<kThreads, kRows>(first_row);
   if (args.scores.causal.on) {
-    unaligned_masked_softmax_gradient<T, Out, UnalignedRows<kVectors, kThreads, kRows, true>>(
-        args, row);
+    unaligned_masked_softmax_gradient<T, UnalignedRows<kVectors, kThreads, kRows, true>>(args, row);
   } else {
-    unaligned_masked_softmax_gradient<T, Out, UnalignedRows<kVectors, kThreads, kRows, false>>(
+    unaligned_masked_softmax_gradient<T, UnalignedRows<kVectors, kThreads, kRows, false>>(
         args, row);
   }
 }

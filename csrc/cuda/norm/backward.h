@@ -269,7 +269,7 @@ class NormGradientRow {
       if (wants_input_) cuda::store(grad_input_ + offset, values);
       if (!wants_branch_) return;
       dropout_.apply(values, static_cast<int32_t>(start_ + offset));
-      with_branch<T>(branch_, [&](auto type) {
+      with_narrower<T>(branch_, [&](auto type) {
         cuda::store(static_cast<decltype(type)*>(grad_branch_) + offset, values);
       });
     }
@@ -279,7 +279,7 @@ class NormGradientRow {
   static FUSEDOPS_DEVICE void* branch_row(const NormBackward& args, int64_t row, int64_t start) {
     void* to = nullptr;
     if constexpr (kAdd) {  // no other norm has a branch
-      with_branch<T>(args.grad_branch.dtype, [&](auto type) {
+      with_narrower<T>(args.grad_branch.dtype, [&](auto type) {
         to = row_of<decltype(type)>(args.grad_branch, row) + start;
       });
     }

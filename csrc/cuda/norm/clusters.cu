@@ -8,15 +8,15 @@ namespace fusedops::cuda {
 Status launch_clusters(const NormForward& args, const RowPlan& plan, Stream stream) {
   const DType dtype = args.output.dtype;
   const auto kernel = args.residual.data == nullptr
-      ? find_kernel<NormForwardCluster>(dtype, dtype, plan)
-      : find_kernel<AddNormForwardCluster>(dtype, dtype, plan);
+      ? find_kernel<NormForwardCluster>(dtype, plan)
+      : find_kernel<AddNormForwardCluster>(dtype, plan);
   return launch_row_clusters(kernel, plan, args, stream);
 }
 
 Status launch_clusters(const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
-  const auto kernel = adds(args) ? find_kernel<AddNormBackwardCluster>(dtype, dtype, plan)
-                                 : find_kernel<NormBackwardCluster>(dtype, dtype, plan);
+  const auto kernel = adds(args) ? find_kernel<AddNormBackwardCluster>(dtype, plan)
+                                 : find_kernel<NormBackwardCluster>(dtype, plan);
   if (kernel == nullptr) return device::kInvalidValue;
   return device::launch_clusters(
       kernel, plan.partitions * plan.blocks, plan.blocks, dim3(plan.threads), stream, args);

@@ -34,17 +34,6 @@ FUSEDOPS_DEVICE bool is_wider(const ConstColumns& parameter) {
   return sizeof(T) == 2 && parameter.dtype == DType::kFloat32;
 }
 
-// Calls body(Type{}), where Type is the type of a branch, or of its gradient, beside rows of T: T
-// or, beside floats, a 16-bit type. All threads of a launch take the same path.
-template <class T, class Body>
-FUSEDOPS_DEVICE void with_branch(DType dtype, Body body) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (dtype == DType::kBFloat16) return body(BFloat16{});
-    if (dtype == DType::kFloat16) return body(Half{});
-  }
-  body(T{});
-}
-
 // --- what the kinds differ in -------------------------------------------------------------------
 
 // sum / count, corrected by the remainder. The rounded 1 / count alone would give every row the

@@ -70,7 +70,7 @@ class NormInput {
       // The residual is loaded first, because a 16-bit branch is converted as soon as it arrives.
       tile.template load<kThreads>(residual_ + start, cols, 0);
       Tile<T, kWidth, kVectors> branch;
-      with_branch<T>(
+      with_narrower<T>(
           args_.input.dtype, [&](auto type) { load_branch<kThreads>(branch, type, start, cols); });
       for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
         const int64_t column = start + column_of<kWidth, kThreads>(i);
@@ -401,16 +401,14 @@ struct NormPartial {
   }
 };
 
-// The base of a segment is the mean of its first tile, which is loaded once for base and moments.
-// With kAdd, a sum that is not wanted stays in the output until _apply normalises it.
-template <class T, int kWidth, bool kAdd>
-FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
-norm_forward_partials(NormForward args, int64_t first_row, Segments segments) {
+// The moments of a segment. Its base is the mean of its first tile, which is loaded once for base
+// and moments. With kAdd, a sum that is not wanted stays in the output until _apply normalises it.
+template <bool kAdd, class T, int kWidth>
+FUSEDOPS_DEVICE void save_moments(const NormForward& args, Segments segments, Segment segment) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, (kAdd ? 2 : 1)>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   FUSEDOPS_SHARED(Pair<Acc>, shared_moments, kMaxWarps);
-  const Segment segment(segments, args.cols, first_row, blockIdx.x);
   T* const sum = row_of<T>(args.sum.data ? args.sum : args.output, segment.row);
   const NormInput<T, kAdd> input(args, segment.row, sum);
 
@@ -438,6 +436,17 @@ norm_forward_partials(NormForward args, int64_t first_row, Segments segments) {
       base, mean_offset, squares_of(sums, mean_offset)};
 }
 
+template <class T, int kWidth>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+norm_forward_partials(NormForward args, int64_t first_row, Segments segments) {
+  const Segment segment(segments, args.cols, first_row, blockIdx.x);
+  if (args.residual.data != nullptr) {
+    save_moments<true, T, kWidth>(args, segments, segment);
+  } else {
+    save_moments<false, T, kWidth>(args, segments, segment);
+  }
+}
+
 // Merges the segments of a row. The base is the rounded mean of the row.
 template <class Acc>
 FUSEDOPS_DEVICE NormStatistics<Acc> merged_norm(
@@ -463,17 +472,18 @@ FUSEDOPS_DEVICE NormStatistics<Acc> merged_norm(
 }
 
 // The first tile is loaded while the partials are merged.
-template <class T, int kWidth, bool kAdd>
+template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 norm_forward_apply(NormForward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
-  constexpr int kVectors = kLoopVectors<kWidth, (kAdd ? 2 : 1)>;
+  constexpr int kVectors = kLoopVectors<kWidth, 1>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   FUSEDOPS_SHARED(Pair<Acc>, shared_moments, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
   T* const output = row_of<T>(args.output, segment.row);
   const T* const sum = args.sum.data ? row_of<T>(args.sum, segment.row) : output;
-  const T* const input = (kAdd ? sum : row_of<T>(args.input, segment.row)) + segment.start;
+  const T* const input =
+      (args.residual.data ? sum : row_of<T>(args.input, segment.row)) + segment.start;
 
   Tile<T, kWidth, kVectors> tile;
   tile.load(input, segment.cols, 0);

@@ -8,73 +8,72 @@
 
 namespace fusedops::cuda {
 
+// Whether kernels read this weight or bias beside rows of `dtype`.
+inline bool fits(const ConstColumns& parameter, DType dtype) {
+  return parameter.data == nullptr || is_same_or_wider(parameter.dtype, dtype);
+}
+
 using NormSegmentKernel = void (*)(NormBackward, int64_t, Segments, RowPartials);
 
 // The bool among the template arguments is kAdd (forward.h, backward.h).
 KERNEL(
-    NormForwardRegisters, kForward, RowKernel<NormForward>, kNormForward, kRegisters,
-    norm_forward_registers, In, kWidth, kVectors, false, kThreads)
+    NormForwardRegisters, kSingle, RowKernel<NormForward>, kNormForward, kRegisters,
+    norm_forward_registers, T, kWidth, kVectors, false, kThreads)
 KERNEL(
-    NormForwardCluster, kForward, RowKernel<NormForward>, kNormForward, kCluster,
-    norm_forward_cluster, In, kWidth, kVectors, false)
+    NormForwardCluster, kSingle, RowKernel<NormForward>, kNormForward, kCluster,
+    norm_forward_cluster, T, kWidth, kVectors, false)
 KERNEL(
-    NormForwardPartials, kForward, SegmentKernel<NormForward>, kNormForward, kSegments,
-    norm_forward_partials, In, kWidth, false)
+    NormForwardPartials, kSingle, SegmentKernel<NormForward>, kNormForward, kSegments,
+    norm_forward_partials, T, kWidth)
 KERNEL(
-    NormForwardApply, kForward, SegmentKernel<NormForward>, kNormForward, kSegments,
-    norm_forward_apply, In, kWidth, false)
+    NormForwardApply, kSingle, SegmentKernel<NormForward>, kNormForward, kSegments,
+    norm_forward_apply, T, kWidth)
 KERNEL(
     NormStackRegisters, kStack, Kernel<NormStack>, kNormForward, kRegisters, norm_stack_registers,
-    In, kWidth, kVectors)
+    T, kWidth, kVectors)
 KERNEL(
-    AddNormForwardRegisters, kForward, RowKernel<NormForward>, kAddNormForward, kRegisters,
-    norm_forward_registers, In, kWidth, kVectors, true, kThreads)
+    AddNormForwardRegisters, kSingle, RowKernel<NormForward>, kAddNormForward, kRegisters,
+    norm_forward_registers, T, kWidth, kVectors, true, kThreads)
 KERNEL(
-    AddNormForwardCluster, kForward, RowKernel<NormForward>, kAddNormForward, kCluster,
-    norm_forward_cluster, In, kWidth, kVectors, true)
+    AddNormForwardCluster, kSingle, RowKernel<NormForward>, kAddNormForward, kCluster,
+    norm_forward_cluster, T, kWidth, kVectors, true)
 KERNEL(
-    AddNormForwardPartials, kForward, SegmentKernel<NormForward>, kAddNormForward, kSegments,
-    norm_forward_partials, In, kWidth, true)
+    NormBackwardRegisters, kSingle, Kernel<NormBackward>, kNormBackward, kRegisters,
+    norm_backward_registers, T, kWidth, kVectors, false, kThreads)
 KERNEL(
-    AddNormForwardApply, kForward, SegmentKernel<NormForward>, kAddNormForward, kSegments,
-    norm_forward_apply, In, kWidth, true)
+    NormBackwardCluster, kSingle, Kernel<NormBackward>, kNormBackward, kCluster,
+    norm_backward_cluster, T, kWidth, kVectors, false)
 KERNEL(
-    NormBackwardRegisters, kForward, Kernel<NormBackward>, kNormBackward, kRegisters,
-    norm_backward_registers, In, kWidth, kVectors, false, kThreads)
+    NormBackwardSegments, kSingle, NormSegmentKernel, kNormBackward, kSegments,
+    norm_backward_segments, T, kWidth, kVectors, false)
 KERNEL(
-    NormBackwardCluster, kForward, Kernel<NormBackward>, kNormBackward, kCluster,
-    norm_backward_cluster, In, kWidth, kVectors, false)
-KERNEL(
-    NormBackwardSegments, kForward, NormSegmentKernel, kNormBackward, kSegments,
-    norm_backward_segments, In, kWidth, kVectors, false)
-KERNEL(
-    NormBackwardRowPartials, kForward, SegmentKernel<NormBackward>, kNormBackward, kSegments,
-    norm_backward_row_partials, In, kWidth)
+    NormBackwardRowPartials, kSingle, SegmentKernel<NormBackward>, kNormBackward, kSegments,
+    norm_backward_row_partials, T, kWidth)
 KERNEL(
     NormStackBackwardRegisters, kStack, Kernel<NormStackBackward>, kNormBackward, kRegisters,
-    norm_stack_backward_registers, In, kWidth, kVectors)
+    norm_stack_backward_registers, T, kWidth, kVectors)
 KERNEL(
-    AddNormBackwardRegisters, kForward, Kernel<NormBackward>, kAddNormBackward, kRegisters,
-    norm_backward_registers, In, kWidth, kVectors, true, kThreads)
+    AddNormBackwardRegisters, kSingle, Kernel<NormBackward>, kAddNormBackward, kRegisters,
+    norm_backward_registers, T, kWidth, kVectors, true, kThreads)
 KERNEL(
-    AddNormBackwardCluster, kForward, Kernel<NormBackward>, kAddNormBackward, kCluster,
-    norm_backward_cluster, In, kWidth, kVectors, true)
+    AddNormBackwardCluster, kSingle, Kernel<NormBackward>, kAddNormBackward, kCluster,
+    norm_backward_cluster, T, kWidth, kVectors, true)
 KERNEL(
-    AddNormBackwardSegments, kForward, NormSegmentKernel, kAddNormBackward, kSegments,
-    norm_backward_segments, In, kWidth, kVectors, true)
+    AddNormBackwardSegments, kSingle, NormSegmentKernel, kAddNormBackward, kSegments,
+    norm_backward_segments, T, kWidth, kVectors, true)
 KERNEL(
-    AddNormBackwardRowPartials, kForward, SegmentKernel<NormBackward>, kAddNormBackward, kSegments,
-    norm_backward_row_partials, In, kWidth)
+    AddNormBackwardRowPartials, kSingle, SegmentKernel<NormBackward>, kAddNormBackward, kSegments,
+    norm_backward_row_partials, T, kWidth)
 ACCUMULATOR_KERNEL(norm_backward_finish_of, norm_backward_finish)
 FLOAT_KERNEL(norm_stack_backward_finish_of, norm_stack_backward_finish)
 KERNEL(
-    SpatialNormForwardStrip, kForward, RowKernel<SpatialNormForward>, kSpatial, kSpatial,
-    spatial_norm_forward, In, kWidth, kStaging)
+    SpatialNormForwardStrip, kSingle, StripKernel<SpatialNormForward>, kSpatial, kSpatial,
+    spatial_norm_forward, T, kWidth)
 KERNEL(
-    SpatialNormBackwardStrip, kForward, RowKernel<SpatialNormBackward>, kSpatial, kSpatial,
-    spatial_norm_backward, In, kWidth, kStaging)
+    SpatialNormBackwardStrip, kSingle, StripKernel<SpatialNormBackward>, kSpatial, kSpatial,
+    spatial_norm_backward, T, kWidth)
 KERNEL(
-    SpatialNormChannelSums, kForward, RowKernel<SpatialNormBackward>, kSpatial, kSegments,
-    spatial_norm_channel_sums, In, kWidth)
+    SpatialNormChannelSums, kSingle, RowKernel<SpatialNormBackward>, kSpatial, kSegments,
+    spatial_norm_channel_sums, T, kWidth)
 
 }  // namespace fusedops::cuda

@@ -7,18 +7,10 @@
 
 namespace fusedops::cuda {
 
-// Whether kernels read this weight or bias beside rows of `dtype`: it has that dtype too, or is
-// float beside 16-bit rows.
-inline bool fits(const ConstColumns& parameter, DType dtype) {
-  const bool is_wider = size_of(dtype) == 2 && parameter.dtype == DType::kFloat32;
-  return parameter.data == nullptr || parameter.dtype == dtype || is_wider;
-}
-
-// The same for a branch, or its gradient, which may have 16 bits beside float rows.
+// Whether kernels read or write a branch, or its gradient, beside rows of `dtype`.
 template <class AnyRows>
 bool fits_branch(const AnyRows& branch, DType dtype) {
-  const bool is_16_bits = dtype == DType::kFloat32 && size_of(branch.dtype) == 2;
-  return branch.data == nullptr || branch.dtype == dtype || is_16_bits;
+  return branch.data == nullptr || is_same_or_wider(dtype, branch.dtype);
 }
 
 inline int32_t width_of(const NormForward& args) {
@@ -39,19 +31,17 @@ Status launch_scope(const NormForward& args, const RowPlan& plan, Stream stream)
   const bool adds = args.residual.data != nullptr;
   switch (plan.scope) {
     case Scope::kRegisters: {
-      const auto kernel = adds ? find_kernel<AddNormForwardRegisters>(dtype, dtype, plan)
-                               : find_kernel<NormForwardRegisters>(dtype, dtype, plan);
+      const auto kernel = adds ? find_kernel<AddNormForwardRegisters>(dtype, plan)
+                               : find_kernel<NormForwardRegisters>(dtype, plan);
       return launch_rows(kernel, plan, args, stream);
     }
     case Scope::kCluster:
       return launch_clusters(args, plan, stream);
     case Scope::kSegments: {
-      const auto partials = adds ? find_kernel<AddNormForwardPartials>(dtype, dtype, plan)
-                                 : find_kernel<NormForwardPartials>(dtype, dtype, plan);
-      const auto apply = adds ? find_kernel<AddNormForwardApply>(dtype, dtype, plan)
-                              : find_kernel<NormForwardApply>(dtype, dtype, plan);
       const int64_t row_bytes = (1 + adds) * args.cols * size_of(dtype);
-      return launch_segments(partials, apply, row_bytes, args, stream);
+      return launch_segments(
+          find_kernel<NormForwardPartials>(dtype, plan), find_kernel<NormForwardApply>(dtype, plan),
+          row_bytes, args, stream);
     }
     default:
       return device::kInvalidValue;
@@ -79,7 +69,7 @@ Status launch(const NormStack& stack, Stream stream) {
   if (!fits(first.weight, dtype) || !fits(first.bias, dtype)) return device::kInvalidValue;
   const RowPlan plan = plan_of(first, narrowest(stack, width_of), cluster_limit());
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
-  const auto kernel = find_kernel<NormStackRegisters>(dtype, dtype, plan);
+  const auto kernel = find_kernel<NormStackRegisters>(dtype, plan);
   const bool is_one_launch = plan.scope == Scope::kRegisters && kernel != nullptr &&
       blocks <= device::max_grid() && !first.residual.data;
   if (!is_one_launch) return launch_each(stack, stream);
@@ -136,8 +126,8 @@ int64_t workspace_bytes(const NormBackward& args) {
 
 Status launch_registers(const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
-  const auto kernel = adds(args) ? find_kernel<AddNormBackwardRegisters>(dtype, dtype, plan)
-                                 : find_kernel<NormBackwardRegisters>(dtype, dtype, plan);
+  const auto kernel = adds(args) ? find_kernel<AddNormBackwardRegisters>(dtype, plan)
+                                 : find_kernel<NormBackwardRegisters>(dtype, plan);
   if (kernel == nullptr) return device::kInvalidValue;
   return device::launch(kernel, plan.partitions, dim3(plan.threads, plan.rows), stream, args);
 }
@@ -147,8 +137,8 @@ Status launch_row_partials(
     const NormBackward& args, const NormBackwardPlan& plan, int64_t first_row, int64_t rows,
     Stream stream) {
   const DType dtype = args.input.dtype;
-  const auto kernel = adds(args) ? find_kernel<AddNormBackwardRowPartials>(dtype, dtype, plan)
-                                 : find_kernel<NormBackwardRowPartials>(dtype, dtype, plan);
+  const auto kernel = adds(args) ? find_kernel<AddNormBackwardRowPartials>(dtype, plan)
+                                 : find_kernel<NormBackwardRowPartials>(dtype, plan);
   const Segments segments = plan_segments(args.cols);
   const int64_t most = device::max_grid() / segments.count;
   return for_each_launch(rows, most, [&](int64_t first, int64_t some_rows) {
@@ -164,8 +154,8 @@ Status launch_row_partials(
 Status launch_backward_segments(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
-  const auto kernel = adds(args) ? find_kernel<AddNormBackwardSegments>(dtype, dtype, plan)
-                                 : find_kernel<NormBackwardSegments>(dtype, dtype, plan);
+  const auto kernel = adds(args) ? find_kernel<AddNormBackwardSegments>(dtype, plan)
+                                 : find_kernel<NormBackwardSegments>(dtype, plan);
   if (kernel == nullptr) return device::kInvalidValue;
   NormBackward of_rows = args;
   of_rows.workspace = static_cast<char*>(args.workspace) + column_partials_bytes(args, plan);
@@ -236,7 +226,7 @@ Status launch(const NormStackBackward& stack, Stream stream) {
   if (!fits(first.weight, dtype)) return device::kInvalidValue;
   if (workspace_bytes(stack) > stack.workspace_bytes) return device::kInvalidValue;
   const NormBackwardPlan plan = plan_of(stack);
-  const auto kernel = find_kernel<NormStackBackwardRegisters>(dtype, dtype, plan);
+  const auto kernel = find_kernel<NormStackBackwardRegisters>(dtype, plan);
   const bool is_one_launch = plan.scope == Scope::kRegisters && kernel != nullptr && !adds(first);
   if (!is_one_launch) return launch_each(stack, stream);
   const dim3 row_threads(plan.threads, plan.rows);

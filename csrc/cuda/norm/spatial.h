@@ -103,16 +103,17 @@ FUSEDOPS_DEVICE void save_column(
 
 // Bound to one block a multiprocessor: without the bound the compiler makes room for two blocks of
 // 1024 threads, and spills.
-template <class T, int kWidth, int kStaging>
+template <class T, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>), 1)
-spatial_norm_forward(SpatialNormForward args, int64_t first_segment) {
+spatial_norm_forward(SpatialNormForward args, int64_t first_segment, bool staged) {
   using Acc = AccumulatorOf<T>;
   constexpr int32_t kSharedValues = kSpatialMaxThreads<T, kWidth> * kWidth;
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
-  using Strip = SpatialStrip<T, kWidth, kStaging>;
+  using Strip = SpatialStrip<T, kWidth>;
   Strip strip(
-      columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size, 0);
+      columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size, 0,
+      staged);
   Acc bases[kWidth] = {}, sums[kWidth] = {}, squares[kWidth] = {};
   if (has_mean(args)) {
     load_bases(bases, strip, args, shared);
@@ -173,19 +174,20 @@ struct ColumnStatistics {
   }
 };
 
-template <class T, int kWidth, int kStaging>
+template <class T, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>))
-spatial_norm_backward(SpatialNormBackward args, int64_t first_segment) {
+spatial_norm_backward(SpatialNormBackward args, int64_t first_segment, bool staged) {
   using Acc = AccumulatorOf<T>;
   constexpr int32_t kSharedValues = kSpatialMaxThreads<T, kWidth> * kWidth;
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
-  using Strip = SpatialStrip<T, kWidth, kStaging>;
+  using Strip = SpatialStrip<T, kWidth>;
   Strip grads(
       columns.begin<T>(args.grad_output), args.grad_output.dim_stride, columns.dim_size,
-      args.dim_size, 0);
+      args.dim_size, 0, staged);
   Strip inputs(
-      columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size, 1);
+      columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size, 1,
+      staged);
   const NormBackward row = as_row(args);
   const ColumnStatistics<kWidth, Acc> statistics(
       args, columns.outer * args.inner + columns.inner, columns.dim_size > 0);

@@ -7,21 +7,15 @@
 
 namespace fusedops::cuda {
 
-// Whether kernels read this weight or bias beside an input of `dtype`.
-inline bool fits_beside(const ConstColumns& parameter, DType dtype) {
-  const bool is_wider = size_of(dtype) == 2 && parameter.dtype == DType::kFloat32;
-  return parameter.data == nullptr || parameter.dtype == dtype || is_wider;
-}
-
 Status launch(const SpatialNormForward& args, Stream stream) {
   const DType dtype = args.input.dtype;
-  if (!fits_beside(args.weight, dtype) || !fits_beside(args.bias, dtype)) {
+  if (!fits(args.weight, dtype) || !fits(args.bias, dtype)) {
     return device::kInvalidValue;
   }
   const int32_t width = pick_wide_or_single(dtype, args.inner, {args.input, args.output});
   const SpatialPlan plan =
       plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 1, device::max_shared_bytes());
-  const auto kernel = find_kernel<SpatialNormForwardStrip>(dtype, dtype, plan);
+  const auto kernel = find_kernel<SpatialNormForwardStrip>(dtype, width);
   return launch_inner_segments(kernel, plan, args, stream);
 }
 
@@ -58,13 +52,13 @@ inline Status launch_input(const SpatialNormBackward& args, int32_t width, Strea
   const DType dtype = args.input.dtype;
   const SpatialPlan plan =
       plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 2, device::max_shared_bytes());
-  const auto kernel = find_kernel<SpatialNormBackwardStrip>(dtype, dtype, plan);
+  const auto kernel = find_kernel<SpatialNormBackwardStrip>(dtype, width);
   return launch_inner_segments(kernel, plan, args, stream);
 }
 
 Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
-  const auto kernel = find_kernel<SpatialNormChannelSums>(dtype, dtype, plan.width);
+  const auto kernel = find_kernel<SpatialNormChannelSums>(dtype, plan.width);
   if (kernel == nullptr) return device::kInvalidValue;
   const dim3 threads(plan.inner_threads, plan.channel_threads);
   const Status status = device::launch(kernel, plan.blocks, threads, stream, args, plan.partitions);
@@ -87,7 +81,7 @@ int64_t workspace_bytes(const SpatialNormBackward& args) {
 }
 
 Status launch(const SpatialNormBackward& args, Stream stream) {
-  if (!fits_beside(args.weight, args.input.dtype)) return device::kInvalidValue;
+  if (!fits(args.weight, args.input.dtype)) return device::kInvalidValue;
   if (workspace_bytes(args) > 0 && !args.workspace) return device::kInvalidValue;
   const int32_t width = width_of(args);
   Status status = device::kSuccess;

@@ -5,13 +5,12 @@
 namespace fusedops::cuda {
 
 Status launch_clusters(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
-  const auto kernel = find_kernel<SoftmaxForwardCluster>(args.input.dtype, args.output.dtype, plan);
+  const auto kernel = find_kernel<SoftmaxForwardCluster>(args.input.dtype, plan);
   return launch_row_clusters(kernel, plan, args, stream);
 }
 
 Status launch_clusters(const SoftmaxBackward& args, const RowPlan& plan, Stream stream) {
-  const auto kernel =
-      find_kernel<SoftmaxBackwardCluster>(args.output.dtype, args.grad_input.dtype, plan);
+  const auto kernel = find_kernel<SoftmaxBackwardCluster>(args.output.dtype, plan);
   return launch_row_clusters(kernel, plan, args, stream);
 }
 

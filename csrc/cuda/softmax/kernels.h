@@ -8,42 +8,41 @@
 
 namespace fusedops::cuda {
 
+using SoftmaxApplyKernel = void (*)(SoftmaxForward, int64_t, Segments, RowStatistics);
+
 KERNEL(
-    SoftmaxForwardRegisters, kForward, RowKernel<SoftmaxForward>, kSoftmaxForward, kRegisters,
-    softmax_forward_registers, In, Out, kWidth, kVectors, kThreads)
+    SoftmaxForwardRegisters, kSingle, RowKernel<SoftmaxForward>, kSoftmaxForward, kRegisters,
+    softmax_forward_registers, T, kWidth, kVectors, kThreads)
 KERNEL(
-    SoftmaxForwardCluster, kForward, RowKernel<SoftmaxForward>, kSoftmaxForward, kCluster,
-    softmax_forward_cluster, In, Out, kWidth, kVectors)
+    SoftmaxForwardCluster, kSingle, RowKernel<SoftmaxForward>, kSoftmaxForward, kCluster,
+    softmax_forward_cluster, T, kWidth, kVectors)
 KERNEL(
-    SoftmaxForwardPartials, kForward, SegmentKernel<SoftmaxForward>, kSoftmaxForward, kSegments,
-    softmax_forward_partials, In, Out, kWidth)
+    SoftmaxForwardPartials, kSingle, SegmentKernel<SoftmaxForward>, kSoftmaxForward, kSegments,
+    softmax_forward_partials, T, kWidth)
 KERNEL(
-    SoftmaxForwardApply, kForward, SegmentKernel<SoftmaxForward>, kSoftmaxForward, kSegments,
-    softmax_forward_apply, In, Out, kWidth)
+    SoftmaxForwardApply, kSingle, SoftmaxApplyKernel, kSoftmaxForward, kSegments,
+    softmax_forward_apply, T, kWidth)
 KERNEL(
     SoftmaxStackRegisters, kStack, Kernel<SoftmaxStack>, kSoftmaxForward, kRegisters,
-    softmax_stack_registers, In, kWidth, kVectors)
+    softmax_stack_registers, T, kWidth, kVectors)
 KERNEL(
-    SoftmaxBackwardRegisters, kBackward, RowKernel<SoftmaxBackward>, kSoftmaxBackward, kRegisters,
-    softmax_backward_registers, In, Out, kWidth, kVectors, kThreads)
+    SoftmaxBackwardRegisters, kSingle, RowKernel<SoftmaxBackward>, kSoftmaxBackward, kRegisters,
+    softmax_backward_registers, T, kWidth, kVectors, kThreads)
 KERNEL(
-    SoftmaxBackwardCluster, kBackward, RowKernel<SoftmaxBackward>, kSoftmaxBackward, kCluster,
-    softmax_backward_cluster, In, Out, kWidth, kVectors)
+    SoftmaxBackwardCluster, kSingle, RowKernel<SoftmaxBackward>, kSoftmaxBackward, kCluster,
+    softmax_backward_cluster, T, kWidth, kVectors)
 KERNEL(
-    SoftmaxBackwardPartials, kBackward, SegmentKernel<SoftmaxBackward>, kSoftmaxBackward, kSegments,
-    softmax_backward_partials, In, Out, kWidth)
+    SoftmaxBackwardPartials, kSingle, SegmentKernel<SoftmaxBackward>, kSoftmaxBackward, kSegments,
+    softmax_backward_partials, T, kWidth)
 KERNEL(
-    SoftmaxBackwardApply, kBackward, SegmentKernel<SoftmaxBackward>, kSoftmaxBackward, kSegments,
-    softmax_backward_apply, In, Out, kWidth)
-KERNEL(
-    SoftmaxStatisticsApply, kForward, SegmentKernel<SoftmaxApply>, kSoftmaxForward, kSegments,
-    softmax_statistics_apply, In, Out, kWidth)
+    SoftmaxBackwardApply, kSingle, SegmentKernel<SoftmaxBackward>, kSoftmaxBackward, kSegments,
+    softmax_backward_apply, T, kWidth)
 ACCUMULATOR_KERNEL(statistics_merge_of, softmax_statistics_merge)
 KERNEL(
-    SpatialSoftmaxForwardStrip, kForward, RowKernel<SpatialSoftmaxForward>, kSpatial, kSpatial,
-    spatial_softmax_forward, In, Out, kWidth, kStaging)
+    SpatialSoftmaxForwardStrip, kSingle, StripKernel<SpatialSoftmaxForward>, kSpatial, kSpatial,
+    spatial_softmax_forward, T, kWidth)
 KERNEL(
-    SpatialSoftmaxBackwardStrip, kBackward, RowKernel<SpatialSoftmaxBackward>, kSpatial, kSpatial,
-    spatial_softmax_backward, In, Out, kWidth, kStaging)
+    SpatialSoftmaxBackwardStrip, kSingle, StripKernel<SpatialSoftmaxBackward>, kSpatial, kSpatial,
+    spatial_softmax_backward, T, kWidth)
 
 }  // namespace fusedops::cuda

@@ -7,10 +7,8 @@
 
 namespace fusedops::cuda {
 
-// There are no kernels for 4-byte vectors that turn 16-bit input into floats.
 inline int32_t width_of(const SoftmaxForward& args) {
-  const auto pick = args.input.dtype == args.output.dtype ? pick_width : pick_wide_or_single;
-  return pick(args.input.dtype, args.cols, {args.input, args.output});
+  return pick_width(args.input.dtype, args.cols, {args.input, args.output});
 }
 
 inline int32_t width_of(const SoftmaxBackward& args) {
@@ -28,22 +26,24 @@ inline RowPlan plan_of(const SoftmaxBackward& args, int32_t width, int32_t clust
 }
 
 Status launch_scope(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
-  const DType in = args.input.dtype, out = args.output.dtype;
+  const DType dtype = args.input.dtype;
   switch (plan.scope) {
     case Scope::kRegisters:
-      return launch_rows(find_kernel<SoftmaxForwardRegisters>(in, out, plan), plan, args, stream);
+      return launch_rows(find_kernel<SoftmaxForwardRegisters>(dtype, plan), plan, args, stream);
     case Scope::kCluster:
       return launch_clusters(args, plan, stream);
     case Scope::kSegments:
       return launch_segments(
-          find_kernel<SoftmaxForwardPartials>(in, out, plan),
-          find_kernel<SoftmaxForwardApply>(in, out, plan), args.cols * size_of(in), args, stream);
+          find_kernel<SoftmaxForwardPartials>(dtype, plan),
+          find_kernel<SoftmaxForwardApply>(dtype, plan), args.cols * size_of(dtype), args, stream,
+          RowStatistics{});
     default:
       return device::kInvalidValue;
   }
 }
 
 Status launch(const SoftmaxForward& args, Stream stream) {
+  if (!is_same_or_wider(args.output.dtype, args.input.dtype)) return device::kInvalidValue;
   const int32_t width = width_of(args);
   const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
   return launch_plan(args, plan_within, stream);
@@ -58,11 +58,12 @@ int64_t workspace_bytes(const SoftmaxForward& args) {
 Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const DType dtype = first.input.dtype;
+  if (!is_same_or_wider(first.output.dtype, dtype)) return device::kInvalidValue;
   const RowPlan plan = plan_of(first, narrowest(stack, width_of), cluster_limit());
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
-  const auto kernel = find_kernel<SoftmaxStackRegisters>(dtype, first.output.dtype, plan);
-  const bool is_one_launch = plan.scope == Scope::kRegisters && dtype == first.output.dtype &&
-      kernel != nullptr && blocks <= device::max_grid();
+  const auto kernel = find_kernel<SoftmaxStackRegisters>(dtype, plan);
+  const bool is_one_launch =
+      plan.scope == Scope::kRegisters && kernel != nullptr && blocks <= device::max_grid();
   if (!is_one_launch) return launch_each(stack, stream);
   return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
 }
@@ -70,24 +71,24 @@ Status launch(const SoftmaxStack& stack, Stream stream) {
 int64_t workspace_bytes(const SoftmaxStack& stack) { return most_workspace_bytes(stack); }
 
 Status launch_scope(const SoftmaxBackward& args, const RowPlan& plan, Stream stream) {
-  const DType rows = args.output.dtype, results = args.grad_input.dtype;
+  const DType dtype = args.output.dtype;
   switch (plan.scope) {
     case Scope::kRegisters:
-      return launch_rows(
-          find_kernel<SoftmaxBackwardRegisters>(rows, results, plan), plan, args, stream);
+      return launch_rows(find_kernel<SoftmaxBackwardRegisters>(dtype, plan), plan, args, stream);
     case Scope::kCluster:
       return launch_clusters(args, plan, stream);
     case Scope::kSegments:
       return launch_segments(
-          find_kernel<SoftmaxBackwardPartials>(rows, results, plan),
-          find_kernel<SoftmaxBackwardApply>(rows, results, plan), 2 * args.cols * size_of(rows),
-          args, stream);
+          find_kernel<SoftmaxBackwardPartials>(dtype, plan),
+          find_kernel<SoftmaxBackwardApply>(dtype, plan), 2 * args.cols * size_of(dtype), args,
+          stream);
     default:
       return device::kInvalidValue;
   }
 }
 
 Status launch(const SoftmaxBackward& args, Stream stream) {
+  if (!is_same_or_wider(args.output.dtype, args.grad_input.dtype)) return device::kInvalidValue;
   const int32_t width = width_of(args);
   const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
   return launch_plan(args, plan_within, stream);
@@ -100,10 +101,12 @@ int64_t workspace_bytes(const SoftmaxBackward& args) {
 
 // --- softmax in two steps -----------------------------------------------------------------------
 
-// The arguments of softmax_forward_partials, which writes to the workspace alone.
+// The arguments of softmax_forward_partials, which writes to the workspace alone. The statistics
+// have the precision of accumulators.
 SoftmaxForward as_forward(const SoftmaxStatistics& args) {
   SoftmaxForward forward{};
   forward.input = args.input;
+  forward.output.dtype = args.input.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   forward.workspace = args.workspace;
   forward.rows = args.rows;
   forward.cols = args.cols;
@@ -113,10 +116,9 @@ SoftmaxForward as_forward(const SoftmaxStatistics& args) {
 Status launch(const SoftmaxStatistics& args, Stream stream) {
   if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
   const DType dtype = args.input.dtype;
-  const DType accumulator = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
   const Segments segments = plan_segments(args.cols);
   const int32_t width = pick_wide_or_single(dtype, args.cols, {args.input});
-  const auto partials = find_kernel<SoftmaxForwardPartials>(dtype, accumulator, width);
+  const auto partials = find_kernel<SoftmaxForwardPartials>(dtype, width);
   const auto merge = statistics_merge_of(dtype);
   const dim3 threads(kSegmentThreads);
   const int64_t most = device::max_grid() / segments.count;
@@ -133,15 +135,23 @@ int64_t workspace_bytes(const SoftmaxStatistics& args) {
 }
 
 Status launch(const SoftmaxApply& args, Stream stream) {
-  const DType in = args.input.dtype, out = args.output.dtype;
+  const DType dtype = args.input.dtype;
+  if (!is_same_or_wider(args.output.dtype, dtype)) return device::kInvalidValue;
   const Segments segments = plan_segments(args.cols);
-  const int32_t width = pick_wide_or_single(in, args.cols, {args.input, args.output});
-  const auto kernel = find_kernel<SoftmaxStatisticsApply>(in, out, width);
+  const int32_t width = pick_wide_or_single(dtype, args.cols, {args.input, args.output});
+  const auto kernel = find_kernel<SoftmaxForwardApply>(dtype, width);
   if (kernel == nullptr) return device::kInvalidValue;
+  SoftmaxForward forward{};
+  forward.input = args.input;
+  forward.output = args.output;
+  forward.rows = args.rows;
+  forward.cols = args.cols;
+  const RowStatistics given = {args.max, args.sum};
   const int64_t most = device::max_grid() / segments.count;
   return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
     const int64_t blocks = rows * segments.count;
-    return device::launch(kernel, blocks, dim3(kSegmentThreads), stream, args, first, segments);
+    return device::launch(
+        kernel, blocks, dim3(kSegmentThreads), stream, forward, first, segments, given);
   });
 }
 

@@ -35,6 +35,14 @@ FUSEDOPS_DEVICE Acc exponential(Acc x) {
   }
 }
 
+// The same for rows of T with results of `dtype`.
+template <class T, class Acc>
+FUSEDOPS_DEVICE Acc exponential_for(DType dtype, Acc x) {
+  Acc result;
+  with_wider<T>(dtype, [&](auto type) { result = exponential<decltype(type)>(x); });
+  return result;
+}
+
 // The maximum to subtract from values. It is 0 if all of them are -inf, so that their exponentials
 // are 0, not NaN.
 template <class Acc>
@@ -60,22 +68,13 @@ FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affi
   store(to, result);
 }
 
-// The softmax of this thread's row, which stays in registers.
-template <class RowScope, class In, class Out, int kWidth, int kVectors>
-FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
-  using Acc = AccumulatorOf<Out>;
-  constexpr int kThreads = RowScope::kThreads;
-  RowScope scope;
-  const auto [start, cols] = scope.template own_columns<kWidth * kVectors>(
-      row < args.rows ? static_cast<int32_t>(args.cols) : 0);
-
-  Tile<In, kWidth, kVectors> tile;
-  tile.template load<kThreads>(row_of<In>(args.input, row) + start, cols, -INFINITY);
-  scope.join();
-
-  const Acc largest = scope.template reduce<Max>(tile.max());
-
-  Acc values[kVectors][kWidth], sums[kVectors];
+// Sets `values` to the exponentials of a tile or, for the logarithm, to x - largest, and returns
+// the sum of the exponentials.
+template <class Out, class In, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE Acc exponentiate(
+    Acc (&values)[kVectors][kWidth], const Tile<In, kWidth, kVectors>& tile, Acc largest,
+    bool log) {
+  Acc sums[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     Acc exponentials[kWidth];
@@ -83,43 +82,79 @@ FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
     for (int j = 0; j < kWidth; ++j) {
       const Acc shifted = tile.at(i, j) - largest;
       exponentials[j] = exponential<Out>(shifted);
-      values[i][j] = args.log ? shifted : exponentials[j];
+      values[i][j] = log ? shifted : exponentials[j];
     }
     sums[i] = tree_sum<kWidth>(exponentials);
   }
-  const Acc sum = scope.template reduce<Sum>(tree_sum<kVectors>(sums));
-  const Affine<Acc> affine(args.log, sum);
-
-  store_by<kWidth, kVectors, kThreads>(
-      row_of<Out>(args.output, row) + start, cols,
-      [&](int i, int32_t, Out* to) { store_normalised(to, values[i], affine); });
+  return tree_sum<kVectors>(sums);
 }
 
-template <class In, class Out, int kWidth, int kVectors, int kThreads = 0>
+// The softmax of this thread's row, which stays in registers.
+template <class RowScope, class In, int kWidth, int kVectors>
+FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
+  using Acc = AccumulatorOf<In>;
+  constexpr int kThreads = RowScope::kThreads;
+  RowScope scope;
+  const ColumnRange own = scope.template own_columns<kWidth * kVectors>(
+      row < args.rows ? static_cast<int32_t>(args.cols) : 0);
+
+  Tile<In, kWidth, kVectors> tile;
+  tile.template load<kThreads>(row_of<In>(args.input, row) + own.start, own.cols, -INFINITY);
+  scope.join();
+
+  const Acc largest = scope.template reduce<Max>(tile.max());
+  Acc values[kVectors][kWidth], own_sum;
+  with_wider<In>(args.output.dtype, [&](auto type) {
+    own_sum = exponentiate<decltype(type)>(values, tile, largest, args.log);
+  });
+  const Affine<Acc> affine(args.log, scope.template reduce<Sum>(own_sum));
+
+  with_wider<In>(args.output.dtype, [&](auto type) {
+    using Out = decltype(type);
+    store_by<kWidth, kVectors, kThreads>(
+        row_of<Out>(args.output, row) + own.start, own.cols,
+        [&](int i, int32_t, Out* to) { store_normalised(to, values[i], affine); });
+  });
+}
+
+template <class In, int kWidth, int kVectors, int kThreads = 0>
 FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors, kThreads>))
 softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
   assume_row_threads<kThreads>();
-  softmax_row<RowInBlock<kThreads>, In, Out, kWidth, kVectors>(args, launch_row(first_row));
+  softmax_row<RowInBlock<kThreads>, In, kWidth, kVectors>(args, launch_row(first_row));
 }
 
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kSoftmaxThreads<T, kWidth, kWidth * kVectors>))
 softmax_stack_registers(SoftmaxStack stack) {
   const StackBlock at(stack.count);
-  softmax_row<OneBlock, T, T, kWidth, kVectors>(stack[at.tensor], at.row());
+  softmax_row<OneBlock, T, kWidth, kVectors>(stack[at.tensor], at.row());
 }
 
-template <class In, class Out, int kWidth, int kVectors>
+template <class In, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kClusterThreads<In, kWidth, kWidth * kVectors>))
 softmax_forward_cluster(SoftmaxForward args, int64_t first_row) {
-  softmax_row<ClusterOf<In, kWidth>, In, Out, kWidth, kVectors>(args, cluster_row(first_row));
+  softmax_row<ClusterOf<In, kWidth>, In, kWidth, kVectors>(args, cluster_row(first_row));
 }
 
-// The sum of a thread or segment that is all -inf stays 0, so that the rest of the row is right.
-template <class In, class Out, int kWidth>
+// The maximum of some values and the sum of their exponentials, e^(x - max). The sum of values that
+// are all -inf is 0, so that the rest of the row is right.
+template <class Acc>
+struct RunningSoftmax {
+  Acc largest = -INFINITY, sum = 0;
+
+  // Moves the sum to another maximum, which is not smaller, to the precision of `Out`.
+  template <class Out = Acc>
+  FUSEDOPS_DEVICE void move_to(Acc other) {
+    sum *= exponential<Out>(largest - finite_or_zero(other));
+    largest = other;
+  }
+};
+
+template <class In, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
 softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segments) {
-  using Acc = AccumulatorOf<Out>;
+  using Acc = AccumulatorOf<In>;
   constexpr int kVectors = kLoopVectors<kWidth, 1>;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
@@ -127,30 +162,26 @@ softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segmen
   const In* const input = row_of<In>(args.input, segment.row) + segment.start;
 
   Tile<In, kWidth, kVectors> tile;
-  Acc largest = -INFINITY, sum = 0;
+  RunningSoftmax<Acc> own;
   for (int32_t start = 0; start < segment.cols; start += tile.step()) {
     tile.load(input + start, segment.cols - start, -INFINITY);
-    const Acc new_max = device::maximum(largest, tile.max());
-    const Acc shift = finite_or_zero(new_max);
-    Acc exponentials[kVectors * kWidth];
-#pragma unroll
-    for (int k = 0; k < kVectors * kWidth; ++k) {
-      exponentials[k] = exponential<Out>(tile.at(k / kWidth, k % kWidth) - shift);
-    }
-    sum = sum * exponential<Out>(largest - shift) + tree_sum<kVectors * kWidth>(exponentials);
-    largest = new_max;
+    Acc exponentials[kVectors][kWidth];
+    with_wider<In>(args.output.dtype, [&](auto type) {
+      using Out = decltype(type);
+      own.template move_to<Out>(device::maximum(own.largest, tile.max()));
+      own.sum += exponentiate<Out>(exponentials, tile, finite_or_zero(own.largest), false);
+    });
   }
-  const Acc segment_largest = row_reduce<Max>(largest, shared_max);
-  sum = row_reduce<Sum>(
-      sum * exponential<Out>(largest - finite_or_zero(segment_largest)), shared_sums);
+  const Acc largest = row_reduce<Max>(own.largest, shared_max);
+  own.move_to(largest);
+  const Acc sum = row_reduce<Sum>(own.sum, shared_sums);
   if (threadIdx.x == 0) {
-    partials_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = {
-        segment_largest, sum};
+    partials_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = {largest, sum};
   }
 }
 
 // The maximum and the sum of a row from its segments. All blocks add in the same order.
-template <class Out, class Acc>
+template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> merged_softmax(
     const Pair<Acc>* partials, int32_t count, Acc* shared_max, Acc* shared_sums) {
   Acc largest = -INFINITY, sum = 0;
@@ -159,50 +190,73 @@ FUSEDOPS_DEVICE Pair<Acc> merged_softmax(
   }
   largest = row_reduce<Max>(largest, shared_max);
   for (int32_t i = threadIdx.x; i < count; i += blockDim.x) {
-    sum += partials[i].second * exponential<Out>(partials[i].first - finite_or_zero(largest));
+    RunningSoftmax<Acc> partial{partials[i].first, partials[i].second};
+    partial.move_to(largest);
+    sum += partial.sum;
   }
   return {largest, row_reduce<Sum>(sum, shared_sums)};
 }
 
+// Stores the softmax of a tile, of which `cols` columns are inside the row, from `to` on.
+template <class Out, class In, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void store_softmax(
+    Out* to, int32_t cols, const Tile<In, kWidth, kVectors>& tile, Acc largest, Affine<Acc> affine,
+    bool log) {
+  store_by<kWidth, kVectors>(to, cols, [&](int i, int32_t, Out* at) {
+    Acc values[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const Acc shifted = tile.at(i, j) - largest;
+      values[j] = log ? shifted : exponential<Out>(shifted);
+    }
+    store_normalised(at, values, affine);
+  });
+}
+
+// The maxima and sums of rows from SoftmaxStatistics; null if the partials of segments are merged.
+struct RowStatistics {
+  const void *max, *sum;
+};
+
 // The first tile is loaded while the partials are merged.
-template <class In, class Out, int kWidth>
+template <class In, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
-softmax_forward_apply(SoftmaxForward args, int64_t first_row, Segments segments) {
-  using Acc = AccumulatorOf<Out>;
+softmax_forward_apply(
+    SoftmaxForward args, int64_t first_row, Segments segments, RowStatistics given) {
+  using Acc = AccumulatorOf<In>;
   constexpr int kVectors = kLoopVectors<kWidth, 1>;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
   const In* const input = row_of<In>(args.input, segment.row) + segment.start;
-  Out* const output = row_of<Out>(args.output, segment.row) + segment.start;
 
   Tile<In, kWidth, kVectors> tile;
   tile.load(input, segment.cols, -INFINITY);
-  const auto* const partials = partials_of<Pair<Acc>>(args.workspace, segments, segment.row);
-  const auto [largest, sum] =
-      merged_softmax<Out>(partials, segments.count, shared_max, shared_sums);
+  Acc largest, sum;
+  if (given.max != nullptr) {
+    largest = finite_or_zero(static_cast<const Acc*>(given.max)[segment.row]);
+    sum = static_cast<const Acc*>(given.sum)[segment.row];
+  } else {
+    const auto* const partials = partials_of<Pair<Acc>>(args.workspace, segments, segment.row);
+    const Pair<Acc> merged = merged_softmax(partials, segments.count, shared_max, shared_sums);
+    largest = merged.first;
+    sum = merged.second;
+  }
   const Affine<Acc> affine(args.log, sum);
 
   for (int32_t start = 0; start < segment.cols; start += tile.step()) {
     const int32_t left = segment.cols - start;
     if (start > 0) tile.load(input + start, left, -INFINITY);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      Acc values[kWidth];
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const Acc shifted = tile.at(i, j) - largest;
-        values[j] = args.log ? shifted : exponential<Out>(shifted);
-      }
-      const int32_t column = column_of<kWidth>(i);
-      if (column < left) store_normalised(output + start + column, values, affine);
-    }
+    with_wider<In>(args.output.dtype, [&](auto type) {
+      auto* const to = row_of<decltype(type)>(args.output, segment.row) + segment.start + start;
+      store_softmax(to, left, tile, largest, affine, args.log);
+    });
   }
 }
 
 // One vector of the backward pass. `probability` is the output or, for the logarithm, its
 // exponential.
-template <class Out, class T, int kWidth>
+template <class T, int kWidth>
 struct SoftmaxGradient {
   using Acc = AccumulatorOf<T>;
   Acc grad[kWidth], probability[kWidth];
@@ -215,7 +269,7 @@ struct SoftmaxGradient {
     for (int j = 0; j < kWidth; ++j) {
       grad[j] = grad_output.at(j);
       const Acc value = output.at(j);
-      probability[j] = log ? exponential<Out>(value) : value;
+      probability[j] = log ? exponential<T>(value) : value;
     }
   }
 
@@ -233,6 +287,7 @@ struct SoftmaxGradient {
     return log ? grad[j] - probability[j] * sum : probability[j] * (grad[j] - sum);
   }
 
+  template <class Out>
   FUSEDOPS_DEVICE void store_to(Out* to, Acc sum) const {
     Acc results[kWidth];
 #pragma unroll
@@ -241,19 +296,19 @@ struct SoftmaxGradient {
   }
 };
 
-// Out is the type of grad_input, T that of grad_output and output.
-template <class RowScope, class T, class Out, int kWidth, int kVectors>
+// T is the type of grad_output and output.
+template <class RowScope, class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
-  using Gradient = SoftmaxGradient<Out, T, kWidth>;
+  using Gradient = SoftmaxGradient<T, kWidth>;
   constexpr int kThreads = RowScope::kThreads;
   RowScope scope;
-  const auto [start, cols] = scope.template own_columns<kWidth * kVectors>(
+  const ColumnRange own = scope.template own_columns<kWidth * kVectors>(
       row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<T, kWidth, kVectors> grads, outputs;
-  grads.template load<kThreads>(row_of<T>(args.grad_output, row) + start, cols, 0);
-  outputs.template load<kThreads>(row_of<T>(args.output, row) + start, cols, 0);
+  grads.template load<kThreads>(row_of<T>(args.grad_output, row) + own.start, own.cols, 0);
+  outputs.template load<kThreads>(row_of<T>(args.output, row) + own.start, own.cols, 0);
   scope.join();
 
   Acc sums[kVectors];
@@ -263,31 +318,33 @@ FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t r
   }
   const Acc sum = scope.template reduce<Sum>(tree_sum<kVectors>(sums));
 
-  store_by<kWidth, kVectors, kThreads>(
-      row_of<Out>(args.grad_input, row) + start, cols, [&](int i, int32_t, Out* to) {
-        Gradient(grads.vectors[i], outputs.vectors[i], args.log).store_to(to, sum);
-      });
+  with_narrower<T>(args.grad_input.dtype, [&](auto type) {
+    using Out = decltype(type);
+    store_by<kWidth, kVectors, kThreads>(
+        row_of<Out>(args.grad_input, row) + own.start, own.cols, [&](int i, int32_t, Out* to) {
+          Gradient(grads.vectors[i], outputs.vectors[i], args.log).store_to(to, sum);
+        });
+  });
 }
 
-template <class T, class Out, int kWidth, int kVectors, int kThreads = 0>
+template <class T, int kWidth, int kVectors, int kThreads = 0>
 FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<T, kWidth, kThreads>), (kLeastBlocks<T, kWidth>))
 softmax_backward_registers(SoftmaxBackward args, int64_t first_row) {
   assume_row_threads<kThreads>();
-  softmax_gradient_row<RowInBlock<kThreads>, T, Out, kWidth, kVectors>(args, launch_row(first_row));
+  softmax_gradient_row<RowInBlock<kThreads>, T, kWidth, kVectors>(args, launch_row(first_row));
 }
 
-template <class T, class Out, int kWidth, int kVectors>
+template <class T, int kWidth, int kVectors>
 FUSEDOPS_KERNEL(kMaxThreads)
 softmax_backward_cluster(SoftmaxBackward args, int64_t first_row) {
-  softmax_gradient_row<ClusterOf<T, kWidth>, T, Out, kWidth, kVectors>(
-      args, cluster_row(first_row));
+  softmax_gradient_row<ClusterOf<T, kWidth>, T, kWidth, kVectors>(args, cluster_row(first_row));
 }
 
-template <class T, class Out, int kWidth>
+template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 softmax_backward_partials(SoftmaxBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
-  using Gradient = SoftmaxGradient<Out, T, kWidth>;
+  using Gradient = SoftmaxGradient<T, kWidth>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, blockIdx.x);
@@ -311,17 +368,16 @@ softmax_backward_partials(SoftmaxBackward args, int64_t first_row, Segments segm
     partials_of<Acc>(args.workspace, segments, segment.row)[segment.index] = sum;
 }
 
-template <class T, class Out, int kWidth>
+template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 softmax_backward_apply(SoftmaxBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
-  using Gradient = SoftmaxGradient<Out, T, kWidth>;
+  using Gradient = SoftmaxGradient<T, kWidth>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
   const T* const grad_output = row_of<T>(args.grad_output, segment.row) + segment.start;
   const T* const output = row_of<T>(args.output, segment.row) + segment.start;
-  Out* const grad_input = row_of<Out>(args.grad_input, segment.row) + segment.start;
 
   Tile<T, kWidth, kVectors> grads, outputs;
   grads.load(grad_output, segment.cols, 0);
@@ -335,12 +391,14 @@ softmax_backward_apply(SoftmaxBackward args, int64_t first_row, Segments segment
       grads.load(grad_output + start, left, 0);
       outputs.load(output + start, left, 0);
     }
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t column = column_of<kWidth>(i);
-      const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
-      if (column < left) gradient.store_to(grad_input + start + column, sum);
-    }
+    with_narrower<T>(args.grad_input.dtype, [&](auto type) {
+      using Out = decltype(type);
+      store_by<kWidth, kVectors>(
+          row_of<Out>(args.grad_input, segment.row) + segment.start + start, left,
+          [&](int i, int32_t, Out* to) {
+            Gradient(grads.vectors[i], outputs.vectors[i], args.log).store_to(to, sum);
+          });
+    });
   }
 }
 

@@ -4,10 +4,10 @@
 // Contract: slices as in args.h; kWidth divides inner, and every run of inner elements is aligned
 // for kWidth of them. A block has a segment of blockDim.x * kWidth neighbouring inner columns of
 // one outer index, so that its loads are coalesced. blockDim.y threads, a power of two, share a
-// column: thread y has the indices y, y + blockDim.y, ... of dim_size. kStaging says where elements
-// stay between the two passes over them: in registers, where kSpatialVectors * blockDim.y >=
-// dim_size; in dynamic shared memory, where each tensor has room for dim_size rounded up to a
-// multiple of that; or nowhere, so that they are loaded again, usually from L2.
+// column: thread y has the indices y, y + blockDim.y, ... of dim_size. Between the two passes over
+// them, elements stay in registers, where kSpatialVectors * blockDim.y >= dim_size; or in dynamic
+// shared memory, if a launch is `staged` and has room for dim_size rounded up to a multiple of
+// that, for each tensor. Otherwise they are loaded again, usually from L2.
 //
 // Numerics: as in rows.h. The bits of a column depend on the dtypes, dim_size and blockDim.y
 // alone.
@@ -50,21 +50,25 @@ struct InnerColumns {
 
 // This thread's part of a strip: kWidth columns at every blockDim.y-th index of dim_size, a tile of
 // kSpatialVectors of them at a time. The first pass calls load(), the second one load_again().
-template <class T, int kWidth, int kStaging>
+template <class T, int kWidth>
 class SpatialStrip {
  public:
   static constexpr int kVectors = kSpatialVectors<T>;
   Vec<T, kWidth> vectors[kVectors];
 
-  // `tensor` numbers the tensors of which the block keeps a strip.
+  // `tensor` numbers the tensors of which the block keeps a strip, `staged` in shared memory or
+  // not.
   FUSEDOPS_DEVICE SpatialStrip(
-      const T* begin, int64_t dim_stride, uint32_t dim_size, uint32_t tensor_dim_size, int tensor)
-      : begin_(begin), dim_stride_(dim_stride), dim_size_(dim_size) {
-    if constexpr (kStaging == kStagedInShared) {
-      const uint32_t tiles = (tensor_dim_size + step() - 1) / step();
-      kept_ = device::dynamic_shared<T>() +
-          (tensor * tiles * kVectors * block_threads() + own_thread()) * kWidth;
-    }
+      const T* begin, int64_t dim_stride, uint32_t dim_size, uint32_t tensor_dim_size, int tensor,
+      bool staged)
+      : begin_(begin),
+        dim_stride_(dim_stride),
+        dim_size_(dim_size),
+        is_one_tile_(tensor_dim_size <= step()) {
+    if (sizeof(T) == 8 || !staged) return;  // a strip of doubles never is
+    const uint32_t tiles = (tensor_dim_size + step() - 1) / step();
+    kept_ = device::dynamic_shared<T>() +
+        (tensor * tiles * kVectors * block_threads() + own_thread()) * kWidth;
   }
 
   // The number of indices in a tile.
@@ -76,21 +80,17 @@ class SpatialStrip {
   // All loads are issued before the first use. Elements beyond dim_size are `fill`.
   FUSEDOPS_DEVICE void load(uint32_t start, AccumulatorOf<T> fill) {
     load_global(start, fill);
-    if constexpr (kStaging == kStagedInShared) {
+    if (kept_ == nullptr) return;
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) vectors[i].store(kept(start, i));
-    }
+    for (int i = 0; i < kVectors; ++i) vectors[i].store(kept(start, i));
   }
 
-  // Elements beyond dim_size are undefined.
+  // Elements beyond dim_size are undefined. Doubles, kept beside the exponentials, would spill.
   FUSEDOPS_DEVICE void load_again(uint32_t start) {
-    if constexpr (kStaging == kStagedNowhere) load_global(start, 0);
-    if constexpr (kStaging == kStagedInShared) {
+    if (sizeof(T) < 8 && is_one_tile_) return;
+    if (kept_ == nullptr) return load_global(start, 0);
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        vectors[i] = Vec<T, kWidth>::load_cached(kept(start, i));
-      }
-    }
+    for (int i = 0; i < kVectors; ++i) vectors[i] = Vec<T, kWidth>::load_cached(kept(start, i));
   }
 
  private:
@@ -114,7 +114,8 @@ class SpatialStrip {
   const T* begin_;
   int64_t dim_stride_;
   uint32_t dim_size_;
-  T* kept_ = nullptr;
+  bool is_one_tile_;
+  T* kept_ = nullptr;  // in shared memory; null where nothing is
 };
 
 // Reduces over the threads that share columns, in a tree; all of them get the result. `shared` has
@@ -140,92 +141,107 @@ FUSEDOPS_DEVICE void column_reduce(Acc (&values)[kWidth], Acc* shared) {
   __syncthreads();
 }
 
-template <class In, class Out, int kWidth, int kStaging>
-FUSEDOPS_KERNEL((kSpatialMaxThreads<In, kWidth>))
-spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment) {
-  using Acc = AccumulatorOf<Out>;
-  constexpr int32_t kSharedValues = kSpatialMaxThreads<In, kWidth> * kWidth;
-  FUSEDOPS_SHARED(Acc, shared, kSharedValues);
-  const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
-  constexpr int kVectors = kSpatialVectors<In>;
-  SpatialStrip<In, kWidth, kStaging> strip(
-      columns.begin<In>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size, 0);
-  Acc largest[kWidth], sums[kWidth] = {};
+// Adds the loaded tile to the running softmax of each column.
+template <class Out, class Strip, int kWidth, class Acc>
+FUSEDOPS_DEVICE void add_tile(RunningSoftmax<Acc> (&columns)[kWidth], const Strip& strip) {
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) largest[j] = -INFINITY;
-  for (uint32_t start = 0; start < columns.dim_size; start += strip.step()) {
-    strip.load(start, -INFINITY);
+  for (int j = 0; j < kWidth; ++j) {
+    Acc largest = columns[j].largest, exponentials[Strip::kVectors];
+#pragma unroll
+    for (int i = 0; i < Strip::kVectors; ++i) {
+      largest = device::maximum(largest, strip.vectors[i].at(j));
+    }
+    columns[j].template move_to<Out>(largest);
+    const Acc shift = finite_or_zero(largest);
+#pragma unroll
+    for (int i = 0; i < Strip::kVectors; ++i) {
+      exponentials[i] = exponential<Out>(strip.vectors[i].at(j) - shift);
+    }
+    columns[j].sum += tree_sum<Strip::kVectors>(exponentials);
+  }
+}
+
+// Stores the loaded tile of a column; `to` is the column's first element. `last` is a factor or, for
+// the logarithm, a summand.
+template <class Out, class Strip, int kWidth, class Acc>
+FUSEDOPS_DEVICE void store_tile(
+    Out* to, int64_t dim_stride, const Strip& strip, uint32_t start, uint32_t dim_size, bool log,
+    const RunningSoftmax<Acc> (&columns)[kWidth], const Acc (&last)[kWidth]) {
+  to += Strip::index_of(start, 0) * dim_stride;
+#pragma unroll
+  for (int i = 0; i < Strip::kVectors; ++i, to += blockDim.y * dim_stride) {
+    Acc values[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      Acc new_max = largest[j], exponentials[kVectors];
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        new_max = device::maximum(new_max, strip.vectors[i].at(j));
-      }
-      const Acc shift = finite_or_zero(new_max);
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        exponentials[i] = exponential<Out>(strip.vectors[i].at(j) - shift);
-      }
-      sums[j] = sums[j] * exponential<Out>(largest[j] - shift) + tree_sum<kVectors>(exponentials);
-      largest[j] = new_max;
+      const Acc shifted = strip.vectors[i].at(j) - columns[j].largest;
+      values[j] = log ? shifted + last[j] : exponential<Out>(shifted) * last[j];
     }
+    if (Strip::index_of(start, i) < dim_size) store(to, values);
   }
-  Acc own_largest[kWidth];
+}
+
+template <class In, int kWidth>
+FUSEDOPS_KERNEL((kSpatialMaxThreads<In, kWidth>))
+spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment, bool staged) {
+  using Acc = AccumulatorOf<In>;
+  constexpr int32_t kSharedValues = kSpatialMaxThreads<In, kWidth> * kWidth;
+  FUSEDOPS_SHARED(Acc, shared, kSharedValues);
+  const InnerColumns at = InnerColumns::of<kWidth>(args, first_segment);
+  SpatialStrip<In, kWidth> strip(
+      at.begin<In>(args.input), args.input.dim_stride, at.dim_size, args.dim_size, 0, staged);
+  RunningSoftmax<Acc> columns[kWidth];
+  for (uint32_t start = 0; start < at.dim_size; start += strip.step()) {
+    strip.load(start, -INFINITY);
+    with_wider<In>(args.output.dtype, [&](auto type) { add_tile<decltype(type)>(columns, strip); });
+  }
+  Acc largest[kWidth], sums[kWidth], last[kWidth];
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) own_largest[j] = largest[j];
+  for (int j = 0; j < kWidth; ++j) largest[j] = columns[j].largest;
   column_reduce<Max>(largest, shared);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    sums[j] *= exponential<Out>(own_largest[j] - finite_or_zero(largest[j]));
+    columns[j].move_to(largest[j]);
+    sums[j] = columns[j].sum;
   }
   column_reduce<Sum>(sums, shared);
-  Acc last[kWidth];  // a factor or, for the logarithm, a summand
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     last[j] = args.log ? -device::log(sums[j]) : device::reciprocal(sums[j]);
   }
 
-  Out* to = columns.begin<Out>(args.output) + threadIdx.y * args.output.dim_stride;
-  for (uint32_t start = 0; start < columns.dim_size; start += strip.step()) {
+  for (uint32_t start = 0; start < at.dim_size; start += strip.step()) {
     strip.load_again(start);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      Acc values[kWidth];
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const Acc shifted = strip.vectors[i].at(j) - largest[j];
-        values[j] = args.log ? shifted + last[j] : exponential<Out>(shifted) * last[j];
-      }
-      if (strip.index_of(start, i) < columns.dim_size) store(to, values);
-      to += blockDim.y * args.output.dim_stride;
-    }
+    with_wider<In>(args.output.dtype, [&](auto type) {
+      store_tile(
+          at.begin<decltype(type)>(args.output), args.output.dim_stride, strip, start, at.dim_size,
+          args.log, columns, last);
+    });
   }
 }
 
-// Out is the type of grad_input, T that of grad_output and output.
-template <class T, class Out, int kWidth, int kStaging>
+// T is the type of grad_output and output.
+template <class T, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>))
-spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment) {
+spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment, bool staged) {
   using Acc = AccumulatorOf<T>;
-  using Gradient = SoftmaxGradient<Out, T, kWidth>;
+  using Gradient = SoftmaxGradient<T, kWidth>;
   constexpr int32_t kSharedValues = kSpatialMaxThreads<T, kWidth> * kWidth;
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
-  constexpr int kVectors = kSpatialVectors<T>;
-  using Strip = SpatialStrip<T, kWidth, kStaging>;
+  using Strip = SpatialStrip<T, kWidth>;
   Strip grads(
       columns.begin<T>(args.grad_output), args.grad_output.dim_stride, columns.dim_size,
-      args.dim_size, 0);
+      args.dim_size, 0, staged);
   Strip outputs(
-      columns.begin<T>(args.output), args.output.dim_stride, columns.dim_size, args.dim_size, 1);
+      columns.begin<T>(args.output), args.output.dim_stride, columns.dim_size, args.dim_size, 1,
+      staged);
   Acc sums[kWidth] = {};
   for (uint32_t start = 0; start < columns.dim_size; start += Strip::step()) {
     grads.load(start, 0);
     outputs.load(start, 0);
     Acc tile_sums[kWidth] = {};
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+    for (int i = 0; i < Strip::kVectors; ++i) {
       const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) tile_sums[j] += gradient.term(j);
@@ -235,19 +251,22 @@ spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment) {
   }
   column_reduce<Sum>(sums, shared);
 
-  Out* to = columns.begin<Out>(args.grad_input) + threadIdx.y * args.grad_input.dim_stride;
   for (uint32_t start = 0; start < columns.dim_size; start += Strip::step()) {
     grads.load_again(start);
     outputs.load_again(start);
+    with_narrower<T>(args.grad_input.dtype, [&](auto type) {
+      const int64_t dim_stride = args.grad_input.dim_stride;
+      auto* to =
+          columns.begin<decltype(type)>(args.grad_input) + Strip::index_of(start, 0) * dim_stride;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
-      Acc results[kWidth];
+      for (int i = 0; i < Strip::kVectors; ++i, to += blockDim.y * dim_stride) {
+        const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
+        Acc results[kWidth];
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) results[j] = gradient.result(j, sums[j]);
-      if (grads.index_of(start, i) < columns.dim_size) store(to, results);
-      to += blockDim.y * args.grad_input.dim_stride;
-    }
+        for (int j = 0; j < kWidth; ++j) results[j] = gradient.result(j, sums[j]);
+        if (Strip::index_of(start, i) < columns.dim_size) store(to, results);
+      }
+    });
   }
 }
 

@@ -123,8 +123,11 @@ int64_t simt_launch_lengths(
   });
 }
 
-// The blocks of a cluster of the last launch, dry or not.
+// The blocks of a cluster, and the dynamic shared memory, of the last launch, dry or not.
 unsigned simt_last_cluster() { return simt::last_launch().cluster; }
+int64_t simt_last_shared_bytes() {
+  return static_cast<int64_t>(simt::last_launch().dynamic_shared);
+}
 
 using Visitor =
     void(const char* kernel, uint64_t launches, uint64_t dry_launches, unsigned threads);

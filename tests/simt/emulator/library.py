@@ -272,6 +272,11 @@ class Emulator:
         self.kernels_of(args)
         return self.library.simt_last_cluster()
 
+    def shared_bytes_of(self, args: Args) -> int:
+        """The dynamic shared memory of the last kernel that launch(args) would run, in bytes."""
+        self.kernels_of(args)
+        return self.library.simt_last_shared_bytes()
+
     def executed(self) -> set[str]:
         """The kernels that ran in this process."""
         return {kernel for kernel, record in self.records().items() if record.launches > 0}
