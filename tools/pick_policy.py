@@ -50,12 +50,8 @@ PASSES = {
     **dict.fromkeys(SOFTMAX, "kSoftmax"), **dict.fromkeys(MASKED, "kMasked"),
     **dict.fromkeys(NORMS, "kNorm"), **dict.fromkeys(ADD_NORMS, "kAddNorm"),
 }  # fmt: skip
-#: Numbers that hold for all lengths, the column that varies them, and their directions.
-CONSTANTS = {
-    "kNormBackwardBlocks": ("partitions", ("backward",)),
-    "kRowBlockThreads": ("threads", ("forward", "backward")),
-    "kSegmentCols": ("segment", ("forward", "backward")),
-}
+#: Numbers that hold for all lengths, and the column that varies them.
+CONSTANTS = {"kRowBlockThreads": "threads", "kSegmentCols": "segment"}
 #: The passes whose blocks may have fewer threads, with more partitions.
 THREADS_SHOWN = ("kNormBackward", "kAddNormBackward")
 
@@ -364,10 +360,9 @@ def updated_plans(text: str, cases: Sequence[Case]) -> str:
             before, after = ("".join(f"{line}\n" for line in some)
                              for some in (lines, updated_lines(lines, own)))  # fmt: skip
             text = text.replace(before, after)
-    for name, (column, directions) in CONSTANTS.items():
+    for name, column in CONSTANTS.items():
         match = re.search(rf"CONSTANT\({name}, (\d+)\)", text)
-        own = [case for case in cases if case.direction in directions]
-        found = best_constant(own, column, int(match[1])) if match else None
+        found = best_constant(cases, column, int(match[1])) if match else None
         if match and found and found[1] * KEPT > 1:
             text = text.replace(match[0], f"CONSTANT({name}, {found[0]})")
     return text

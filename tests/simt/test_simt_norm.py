@@ -122,6 +122,30 @@ def partials_bytes(emulator, rows, cols, dtype, width, adds):
     return emulator.workspace_bytes(args)
 
 
+@pytest.mark.parametrize("multiprocessors", [14, 108, 114, 148, 170])
+def test_the_backward_pass_has_whole_waves_on_any_gpu(emulator, multiprocessors):
+    """On a part of a GPU, an A100, an H100 with PCIe, a B200 and an RTX 5090, as on an H100."""
+    emulator.configure(Config(multiprocessors=multiprocessors))
+    partials = partials_bytes(emulator, 100_000, 1024, "bfloat16", 8, adds=False)
+    blocks = partials // (2 * 1024 * 4)
+    assert blocks >= 64 and blocks % multiprocessors == 0
+
+
+@pytest.mark.parametrize("dtype, width, cols", [("bfloat16", 8, 72), ("float32", 4, 8196)])
+def test_the_number_of_multiprocessors_changes_only_the_order_of_sums_over_rows(
+    emulator, dtype, width, cols
+):
+    case = NormCase(BACKWARD, dtype, 600, cols, width, clusters=True)
+    given = inputs(case)
+    expected = run(emulator, case, given)
+    emulator.configure(Config(multiprocessors=20))
+    found = run(emulator, case, given)
+    assert np.array_equal(found["grad_input"], expected["grad_input"])
+    judge = Judge()
+    judge.add(case, given, found)
+    judge.conclude()
+
+
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("rows", [8192, 8200, 20_000, 1_000_000])
 def test_backward_moves_each_tensor_once_and_a_fifth_of_one_in_partials(emulator, adds, rows):

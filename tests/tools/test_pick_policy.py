@@ -18,7 +18,6 @@ HEADER = (
 )
 PLANS = """\
 CONSTANT(kSegmentCols, 4096)
-CONSTANT(kNormBackwardBlocks, 264)
 // Why these.
 REGISTERS(kSoftmaxForward, kWide16, 512, 16, 0)
 REGISTERS(kSoftmaxForward, kWide16, 1024, 32, 0)
@@ -274,17 +273,15 @@ def test_a_line_has_no_more_columns_than_its_fixed_threads_hold(pick):
 def test_one_number_for_all_lengths_is_picked_by_its_worst_length(pick):
     lines = [
         line
-        for cols, gain in ((1024, 1.2), (4096, 1.1))
+        for cols, gain in ((1 << 20, 1.2), (1 << 21, 1.1))
         for line in (
-            row(
-                cols, 16, 0.7, incumbent=True, op="layer_norm", direction="backward", partitions=264
-            ),
-            row(cols, 16, 0.7 * gain, op="layer_norm", direction="backward", partitions=132),
-            row(cols, 16, 0.6, op="layer_norm", direction="backward", partitions=528),
+            row(cols, 0, 0.7, incumbent=True, segment=4096),
+            row(cols, 0, 0.7 * gain, segment=8192),
+            row(cols, 0, 0.6, segment=2048),
         )
     ]
     _, text = pick(lines, "--write")
-    assert "CONSTANT(kNormBackwardBlocks, 132)" in text
+    assert "CONSTANT(kSegmentCols, 8192)" in text
 
 
 def backward_block(cols: int, threads: int, share: float | str, rows: int = 1000) -> str:

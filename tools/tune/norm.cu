@@ -91,9 +91,9 @@ Status launch_forward(const NormForward& args, const Plan& plan) {
 
 // --- the plans of the backward pass -------------------------------------------------------------
 
-// Partitions in multiples of the multiprocessors of a Hopper. Half of the incumbent's number is
-// measured too: for few rows, fewer partials may be faster.
-constexpr int64_t kPartitions[] = {132, 264, 396, 528};
+// Partitions of one to four waves. Half of the incumbent's number is measured too: for few rows,
+// fewer partials may be faster.
+constexpr int64_t kMostWaves = 4;
 
 Plan backward_plan(const Question& q) {
   const NormBackward args = backward_of(q, any_memory(std::vector<Array>(kGradSum + 1)));
@@ -109,7 +109,8 @@ std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
   const Pass pass = has_residual(q) ? Pass::kAddNormBackward : Pass::kNormBackward;
   std::vector<Plan> plans = cluster_plans(q, pass, width, kNormBackwardThreads);
   for (Plan& plan : plans) {
-    plan.partitions = count_partitions(q.rows, 1, kClusterMultiprocessors / plan.blocks);
+    const int64_t used = cluster_multiprocessors(device::multiprocessors());
+    plan.partitions = count_partitions(q.rows, 1, wave_of(used, plan.blocks));
   }
   return plans;
 }
@@ -122,7 +123,7 @@ std::vector<Plan> smaller_backward_blocks(const Question& q, const Plan& incumbe
   std::vector<Plan> plans;
   for (const int32_t threads : kBlockThreads) {
     if (incumbent.blocks > 1 || threads < incumbent.row_threads) continue;
-    const int64_t wave = kNormBackwardBlocks * (kNormBackwardThreads / threads);
+    const int64_t wave = device::multiprocessors() * (kNormBackwardThreads / threads);
     plans.push_back(incumbent);
     plans.back().rows = threads / incumbent.row_threads;
     plans.back().partitions = count_partitions(q.rows, plans.back().rows, wave);
@@ -137,7 +138,9 @@ std::vector<Plan> backward_candidates(const Question& q) {
   if (incumbent.segment > 0) return plans;
   append(plans, smaller_backward_blocks(q, incumbent));
   std::vector<int64_t> counts = {std::max<int64_t>(1, incumbent.partitions / 2)};
-  counts.insert(counts.end(), std::begin(kPartitions), std::end(kPartitions));
+  for (int64_t waves = 1; waves <= kMostWaves; ++waves) {
+    counts.push_back(waves * device::multiprocessors());
+  }
   for (const int64_t partitions : counts) {
     if (partitions > ceil_div(q.rows, incumbent.rows)) continue;
     plans.push_back(incumbent);
@@ -158,7 +161,7 @@ Status launch_backward(const NormBackward& args, const Plan& plan) {
 
 int64_t backward_workspace(const Question& q) {
   const NormBackward args = backward_of(q, any_memory(std::vector<Array>(kGradSum + 1)));
-  const int64_t most = *std::max_element(std::begin(kPartitions), std::end(kPartitions));
+  const int64_t most = kMostWaves * device::multiprocessors();
   return std::max(workspace_bytes(args), 2 * most * q.cols * int64_t{sizeof(float)});
 }
 

@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #if defined(__CUDACC__)
+#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
@@ -268,6 +269,11 @@ inline bool has_clusters() { return device_attribute<cudaDevAttrComputeCapabilit
 // The most shared memory that a block of the current device may have.
 inline int64_t max_shared_bytes() {
   return device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>();
+}
+
+// The multiprocessors of the current device, at least one.
+inline int64_t multiprocessors() {
+  return std::max(device_attribute<cudaDevAttrMultiProcessorCount>(), 1);
 }
 
 // What a kernel's code for one device allows.

@@ -2,8 +2,8 @@
 //
 // A row's plan depends on cols, dtype and vector width, never on the number of rows: a row alone
 // and the same row in any batch have the same bits. It depends on the device only in that some
-// devices have no clusters, or refuse them. The limits come from registers and bytes in flight,
-// computed for an H200 and not yet measured.
+// devices have no clusters, or refuse them. How many blocks share the sums of columns depends on
+// the number of rows, and of the device's multiprocessors.
 #pragma once
 
 #include <cstddef>
@@ -346,12 +346,22 @@ constexpr SpatialPlan plan_spatial(
 
 // Backward of norms: blocks walk over the rows of a partition. Their 512 threads have up to 128
 // registers each, all that a multiprocessor has, and 32 KB of the next row in flight. One block for
-// each of the 132 multiprocessors of a Hopper is one wave; two blocks of half the threads would
-// write twice the partials. A partial is a pair of accumulators for each column, written and read
-// once: with 132 partitions that is 0.13 of the input's bytes for 8192 rows of 16 bits.
-inline constexpr int64_t kMultiprocessors = 132;
-// Clusters of four or eight blocks use only this many, because each lies in a GPC of 16 or 18.
-inline constexpr int64_t kClusterMultiprocessors = 128;
+// each multiprocessor of the device is one wave; two blocks of half the threads would write twice
+// the partials. A partial is a pair of accumulators for each column, written and read once: with
+// the 132 partitions of a Hopper that is 0.13 of the input's bytes for 8192 rows of 16 bits.
+//
+// The blocks of a cluster of four or more lie in one GPC, of 16 or 18 multiprocessors on a Hopper:
+// a wave of them has this many.
+constexpr int64_t cluster_multiprocessors(int64_t multiprocessors) {
+  constexpr int64_t kGpc = 16;
+  return multiprocessors < kGpc ? multiprocessors : multiprocessors / kGpc * kGpc;
+}
+
+// The blocks or clusters of a wave; at least one.
+constexpr int64_t wave_of(int64_t multiprocessors, int64_t blocks) {
+  return multiprocessors > blocks ? multiprocessors / blocks : 1;
+}
+
 // A partition has at least this many rows, so that partials have no more bytes than tensors (with
 // four rows of 16 bits, two thirds). One more row in a block costs 0.7 us, because its loads are in
 // flight already; in that time L2 moves 3.5 MB, the partials of 53 partitions of 4096 columns.
@@ -392,27 +402,29 @@ constexpr int64_t longest_in_registers(Pass pass, int32_t width, int32_t element
 
 // Plans segments of about equal length, as few as possible of at most `longest` columns each.
 constexpr NormBackwardPlan plan_norm_backward_segments(
-    int64_t longest, int64_t rows, int64_t cols, RowPlan row, int32_t element_bytes) {
+    int64_t longest, int64_t rows, int64_t cols, RowPlan row, int32_t element_bytes,
+    int64_t multiprocessors) {
   const int64_t least = ceil_div(cols, longest);
   const int32_t each = round_up(ceil_div(cols, least), row.width);
   const Segments segments = {each, static_cast<int32_t>(ceil_div(cols, each))};
   row.threads = threads_per_row(each, row.elements, row.width * element_bytes);
-  const int64_t wave = segments.count < kMultiprocessors ? kMultiprocessors / segments.count : 1;
+  const int64_t wave = wave_of(multiprocessors, segments.count);
   return {{row}, segments, count_partitions(rows, 1, wave)};
 }
 
 constexpr NormBackwardPlan plan_norm_backward(
     bool adds, int32_t cluster_limit, int64_t rows, int64_t cols, int32_t width,
-    int32_t element_bytes) {
+    int32_t element_bytes, int64_t multiprocessors) {
   const Pass pass = adds ? Pass::kAddNormBackward : Pass::kNormBackward;
   const RowPlan row =
       plan_rows(pass, cols, width, element_bytes, cluster_limit, kNormBackwardThreads);
   if (row.scope == Scope::kSegments) {
     const int64_t longest = longest_in_registers(pass, width, element_bytes);
-    return plan_norm_backward_segments(longest, rows, cols, row, element_bytes);
+    return plan_norm_backward_segments(longest, rows, cols, row, element_bytes, multiprocessors);
   }
   const bool is_cluster = row.scope == Scope::kCluster;
-  const int64_t wave = is_cluster ? kClusterMultiprocessors / row.blocks : kNormBackwardBlocks;
+  const int64_t used = is_cluster ? cluster_multiprocessors(multiprocessors) : multiprocessors;
+  const int64_t wave = wave_of(used, row.blocks);
   const int64_t most = row.blocks > 2 ? 2 * kAccuratePartitions : kAccuratePartitions;
   return {{row}, {}, count_partitions(rows, row.rows, wave, most)};
 }
@@ -423,13 +435,11 @@ constexpr bool has_stack_kernel(int32_t width, int32_t element_bytes) {
 }
 
 // The kernel that adds partials has 32 threads for each column of a block. A block has a cache line
-// of floats or, if there are few columns, a sector: 1056 columns then have a block for each
-// multiprocessor.
+// of floats or, if these would be fewer than the multiprocessors, a sector.
 inline constexpr int32_t kMinFinishCols = 8, kMaxFinishCols = 32;
 
-constexpr int32_t finish_cols(int64_t cols) {
-  return cols < kMultiprocessors * kMaxFinishCols ? kMinFinishCols : kMaxFinishCols;
+constexpr int32_t finish_cols(int64_t cols, int64_t multiprocessors) {
+  return cols < multiprocessors * kMaxFinishCols ? kMinFinishCols : kMaxFinishCols;
 }
-static_assert(ceil_div(1056, finish_cols(1056)) == kMultiprocessors);
 
 }  // namespace fusedops::cuda

@@ -19,8 +19,8 @@
 // in segments, [rows][segments] pairs: the sums of g and of g * n.
 //
 // Numerics: computed in float (double for double), each result rounded once. There are no atomics:
-// rows, cols, dtype and alignment fix every order of summation. A row's gradient does not depend on
-// the other rows.
+// rows, cols, dtype, alignment and the device's multiprocessors fix every order of summation. A
+// row's gradient does not depend on the other rows.
 #pragma once
 
 #include "cuda/block/cluster.h"

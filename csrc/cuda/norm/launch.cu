@@ -88,7 +88,8 @@ inline int32_t width_of(const NormBackward& args) {
 
 inline NormBackwardPlan plan_of(const NormBackward& args, int32_t width, int32_t cluster_limit) {
   const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
-  return plan_norm_backward(adds(args), cluster_limit, args.rows, args.cols, width, bytes);
+  return plan_norm_backward(
+      adds(args), cluster_limit, args.rows, args.cols, width, bytes, device::multiprocessors());
 }
 
 inline bool wants_rows(const NormBackward& args) {
@@ -176,7 +177,7 @@ Status launch_backward_segments(
 
 // Launches the kernel that adds up the partials of columns.
 Status launch_finish(const NormBackward& args, int64_t partitions, Stream stream) {
-  const int32_t cols = finish_cols(args.cols);
+  const int32_t cols = finish_cols(args.cols, device::multiprocessors());
   return device::launch_behind(
       norm_backward_finish_of(args.input.dtype), ceil_div(args.cols, cols),
       dim3(cols, device::kWarpLanes), stream, args, partitions);
@@ -233,7 +234,7 @@ Status launch(const NormStackBackward& stack, Stream stream) {
   const Status status =
       device::launch(kernel, stack.count * plan.partitions, row_threads, stream, stack);
   if (!wants_columns(first) || status != device::kSuccess) return status;
-  const int32_t cols = finish_cols(first.cols);
+  const int32_t cols = finish_cols(first.cols, device::multiprocessors());
   return device::launch_behind(
       norm_stack_backward_finish_of(), stack.count * ceil_div(first.cols, cols),
       dim3(cols, device::kWarpLanes), stream, stack, plan.partitions);

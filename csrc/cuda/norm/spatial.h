@@ -9,7 +9,7 @@
 // blockDim.y elements that its threads load at once: all up to a dim_size of 256, except in
 // doubles. If they are a share p of the column, the squares lose log2(1 / p) bits at worst. The
 // bits of a column depend on dtype, dim_size and blockDim.y alone, and those of grad_weight and
-// grad_bias on the sizes.
+// grad_bias on the sizes and the device's multiprocessors.
 #pragma once
 
 #include "cuda/norm/backward.h"

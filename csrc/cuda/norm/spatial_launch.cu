@@ -22,7 +22,7 @@ Status launch(const SpatialNormForward& args, Stream stream) {
 // Plans the sums for grad_weight and grad_bias: `inner_threads` share kChannels channels, and a
 // block has `channel_threads` times as many. Partitions take turns with the segments of inner
 // columns. They fill the device with one wave, and are at least 64, so that sums over r columns
-// have at most r / 64 additions in a thread. Their number depends on the sizes alone.
+// have at most r / 64 additions in a thread. Their number depends on the sizes and the device.
 struct ChannelPlan {
   int32_t width, inner_threads, channel_threads;
   int64_t partitions, blocks;
@@ -39,7 +39,7 @@ inline ChannelPlan plan_channels(const SpatialNormBackward& args, int32_t width)
   const int32_t channel_threads = kChannelThreads / inner_threads;
   const int64_t groups = ceil_div(args.dim_size, int64_t{channel_threads} * kChannels);
   const int64_t units = args.outer * ceil_div(args.inner, int64_t{inner_threads} * width);
-  const int64_t wave = ceil_div(4 * kMultiprocessors, groups);
+  const int64_t wave = ceil_div(4 * device::multiprocessors(), groups);
   const int64_t partitions = std::min(units, std::max(wave, kAccuratePartitions));
   return {width, inner_threads, channel_threads, partitions, partitions * groups};
 }
@@ -68,7 +68,7 @@ Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan,
   sums.grad_bias = args.grad_bias;
   sums.workspace = args.workspace;
   sums.cols = args.dim_size;
-  const int32_t cols = finish_cols(args.dim_size);
+  const int32_t cols = finish_cols(args.dim_size, device::multiprocessors());
   return device::launch_behind(
       norm_backward_finish_of(dtype), ceil_div(args.dim_size, cols), dim3(cols, device::kWarpLanes),
       stream, sums, plan.partitions);

@@ -83,6 +83,7 @@ class Config(structs.Config):
             "cluster_limit": 16,
             "max_grid": 2**31 - 1,
             "max_shared_bytes": 227 << 10,
+            "multiprocessors": 132,
         }
         super().__init__(threads, blocks, seed, poison, **defaults | others)
 

@@ -150,6 +150,7 @@ int launch_with_shared(
 }
 
 inline int64_t max_shared_bytes() { return simt::config.max_shared_bytes; }
+inline int64_t multiprocessors() { return simt::config.multiprocessors; }
 template <class T>
 T* dynamic_shared() {
   return static_cast<T*>(simt::dynamic_shared());

@@ -40,6 +40,7 @@ struct Config {
   unsigned cluster_limit = 16;     // larger ones are refused, as a part of a GPU may
   int64_t max_grid = 2147483647;
   int64_t max_shared_bytes = 227 << 10;  // of a block, as on sm_90
+  int64_t multiprocessors = 132;
 };
 extern Config config;
 extern bool has_clusters;  // whether the device has them
