@@ -19,6 +19,7 @@ import torch
 from torch.export import ExportedProgram
 
 from fusedops.export import our_nodes, rewrite
+from fusedops.ops.masked_softmax import Signature
 from fusedops.ops.norm_kinds import (
     KINDS,
     NORM_OPS,
@@ -84,19 +85,8 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
     }
     public = _PUBLIC | norms
     variants = {f"_{name}": f for name, f in public.items() if hasattr(ops, f"_{name}")}
-    variants["_masked_softmax_dropout"] = _first_of(_masked_softmax_dropout)
     translations = variants | public
     return {getattr(ops, name).default: f for name, f in translations.items()}
-
-
-def _first_of(translation: Callable[..., Any]) -> Callable[..., Any]:
-    """The translation of a variant that returns only the first result."""
-
-    @functools.wraps(translation)  # torch reads the names of its arguments
-    def first(*args: Any, **kwargs: Any) -> Value:
-        return translation(*args, **kwargs)[0]
-
-    return first
 
 
 def export(
@@ -191,6 +181,29 @@ def _like(number: float, value: Value) -> Value:
     return op.CastLike(op.Constant(value=ir.tensor(number, ir.DataType.DOUBLE)), value)
 
 
+def _translation(name: str, translate: Callable[[Any], dict[str, Any]]) -> Callable[..., Any]:
+    """The translation of an op; it has the arguments of the op's schema, which torch reads.
+
+    ``translate`` returns the results by their names, from a named tuple of the arguments.
+    """
+    schema, call_of = getattr(torch.ops.fusedops, name).default._schema, Signature(name).bind
+
+    def translation(*args: Any, **kwargs: Any) -> Any:
+        results = translate(call_of(*args, **kwargs))
+        returned = tuple(results[result.name or "output"] for result in schema.returns)
+        return returned if len(returned) > 1 else returned[0]
+
+    signature = inspect.signature(call_of)
+    translation.__signature__ = signature  # type: ignore[attr-defined]
+    kinds = {argument.name: argument.real_type.kind() for argument in schema.arguments}
+    translation.__annotations__ = {name: _TYPES.get(kind, Value) for name, kind in kinds.items()}
+    return translation
+
+
+#: Types of a schema that are attributes in ONNX, not values.
+_TYPES: dict[str, Any] = {"IntType": int, "FloatType": float, "BoolType": bool}
+
+
 # --- softmax ------------------------------------------------------------------------------------
 
 
@@ -238,62 +251,34 @@ def _stack_log_softmax(inputs: Sequence[Value], dim: int, stack_dim: int) -> Val
     return _stack([_log_softmax(input, dim) for input in inputs], stack_dim)
 
 
-def _masked_softmax(
-    input: Value,
-    mask: Value | None,
-    scale: float,
-    causal: bool,
-    mask_value: float | None,
-    bias: Value | None = None,
-    dtype: ir.DataType | None = None,
-    diagonal: int | Value = 0,
-    zero_masked_rows: bool = False,
-    lower_diagonal: int | Value | None = None,
-    start: Value | None = None,
-    end: Value | None = None,
-    sinks: Value | None = None,
-    softcap: float | None = None,
-) -> Value:
-    settings = dtype, diagonal, zero_masked_rows, lower_diagonal, start, end, sinks, softcap
-    return _masked_softmax_and_sinks(input, mask, scale, causal, mask_value, bias, *settings)[0]
-
-
-def _masked_softmax_and_sinks(
-    input: Value,
-    mask: Value | None,
-    scale: float,
-    causal: bool,
-    mask_value: float | None,
-    bias: Value | None,
-    dtype: ir.DataType | None,
-    diagonal: int | Value,
-    zero_masked_rows: bool,
-    lower_diagonal: int | Value | None,
-    start: Value | None,
-    end: Value | None,
-    sinks: Value | None,
-    softcap: float | None,
-) -> tuple[Value, Value | None]:
-    """The probabilities, and those of the sinks if there are any."""
-    result = _result_dtype(input, dtype)
+def _masked_softmax(call: Any) -> dict[str, Any]:
+    """The results of an op of this family by their names; ``call`` has its arguments."""
+    _refuse_dropout(getattr(call, "p", 0.0))
+    result = _result_dtype(call.input, call.dtype)
     computed = _arithmetic(result)
-    hides = mask is not None and mask.dtype == ir.DataType.BOOL
-    scores = _convert(input, input.dtype, result, computed)
-    scores = scores if scale == 1 else op.Mul(scores, _like(scale, scores))
-    if softcap is not None:
-        cap = _like(softcap, scores)
+    scores = _convert(call.input, call.input.dtype, result, computed)
+    scores = scores if call.scale == 1 else op.Mul(scores, _like(call.scale, scores))
+    if call.softcap is not None:
+        cap = _like(call.softcap, scores)
         scores = op.Mul(op.Tanh(op.Div(scores, cap)), cap)
-    for added in (bias, None if hides else mask):
+    hides = call.mask is not None and call.mask.dtype == ir.DataType.BOOL
+    for added in (call.bias, None if hides else call.mask):
         if added is not None:
             scores = op.Add(scores, _convert(added, added.dtype, computed))
-    upper = diagonal if causal else None
-    visible = _visible(input, mask if hides else None, (lower_diagonal, upper), (start, end))
-    value = -math.inf if mask_value is None else mask_value
+    visible = _visible(call, call.mask if hides else None)
+    value = -math.inf if call.mask_value is None else call.mask_value
     masked = scores if visible is None else op.Where(visible, scores, _like(value, scores))
-    output, sink_probabilities = _softmax_with_sinks(masked, sinks, computed)
-    if zero_masked_rows:
+    output, sink_probabilities = _softmax_with_sinks(masked, call.sinks, computed)
+    if call.zero_masked_rows:
         output = op.Where(_has_visible_column(scores, visible), output, _like(0.0, output))
-    return _convert(output, computed, result), sink_probabilities
+    output = _convert(output, computed, result)
+    # The probabilities before dropout are empty where an op has a seed, and it is None.
+    probabilities = _nothing(output) if getattr(call, "seed", output) is None else output
+    return {
+        "output": output,
+        "probabilities": probabilities,
+        "sink_probabilities": sink_probabilities,
+    }
 
 
 def _softmax_with_sinks(
@@ -308,21 +293,17 @@ def _softmax_with_sinks(
     return op.Slice(both, [0], [-1], [-1]), op.Squeeze(op.Slice(both, [-1], [_END], [-1]), [-1])
 
 
-def _visible(
-    input: Value,
-    mask: Value | None,
-    diagonals: tuple[int | Value | None, int | Value | None],
-    bounds: tuple[Value | None, Value | None],
-) -> Value | None:
-    """True in columns that neither a bool mask, nor a diagonal (lower, upper), nor a bound (start,
-    end) hides; None if nothing is hidden."""
+def _visible(call: Any, mask: Value | None) -> Value | None:
+    """True in columns that neither a bool mask, nor a diagonal, nor a bound hides; None if nothing
+    is hidden."""
     conditions = [] if mask is None else [mask]
-    lower, upper = diagonals
+    input, lower = call.input, call.lower_diagonal
     if lower is not None:
         conditions.append(op.GreaterOrEqual(_positions(input, -1), _shifted_queries(input, lower)))
-    if upper is not None:
-        conditions.append(op.LessOrEqual(_positions(input, -1), _shifted_queries(input, upper)))
-    start, end = (None if b is None else op.Unsqueeze(_integers(b), [-1]) for b in bounds)
+    if call.causal:
+        upper = _shifted_queries(input, call.diagonal)
+        conditions.append(op.LessOrEqual(_positions(input, -1), upper))
+    start, end = (None if b is None else _column_of_integers(b) for b in (call.start, call.end))
     if start is not None:
         conditions.append(op.GreaterOrEqual(_positions(input, -1), start))
     if end is not None:
@@ -341,8 +322,8 @@ def _shifted_queries(input: Value, diagonal: int | Value) -> Value:
     return op.Unsqueeze(op.Add(_positions(input, -2), diagonal), [1])
 
 
-def _integers(value: Value) -> Value:
-    return op.Cast(value, to=ir.DataType.INT64)
+def _column_of_integers(bounds: Value) -> Value:
+    return op.Unsqueeze(op.Cast(bounds, to=ir.DataType.INT64), [-1])
 
 
 def _has_visible_column(scores: Value, visible: Value | None) -> Value:
@@ -351,57 +332,6 @@ def _has_visible_column(scores: Value, visible: Value | None) -> Value:
     finite = finite if visible is None else op.And(visible, finite)
     any_finite = op.ReduceMax(op.Cast(finite, to=ir.DataType.INT32), [-1], keepdims=1)
     return op.Cast(any_finite, to=ir.DataType.BOOL)
-
-
-def _masked_softmax_dropout(
-    input: Value,
-    mask: Value | None,
-    scale: float,
-    causal: bool,
-    mask_value: float | None,
-    p: float,
-    seed: Value | None,
-    bias: Value | None = None,
-    dtype: ir.DataType | None = None,
-    diagonal: int | Value = 0,
-    zero_masked_rows: bool = False,
-    lower_diagonal: int | Value | None = None,
-    start: Value | None = None,
-    end: Value | None = None,
-    sinks: Value | None = None,
-    softcap: float | None = None,
-) -> tuple[Value, Value]:
-    _refuse_dropout(p)
-    settings = dtype, diagonal, zero_masked_rows, lower_diagonal, start, end, sinks, softcap
-    output = _masked_softmax(input, mask, scale, causal, mask_value, bias, *settings)
-    return output, output
-
-
-def _masked_softmax_sinks(
-    input: Value,
-    mask: Value | None,
-    scale: float,
-    causal: bool,
-    mask_value: float | None,
-    p: float,
-    seed: Value | None,
-    bias: Value | None,
-    dtype: ir.DataType | None,
-    diagonal: int | Value,
-    zero_masked_rows: bool,
-    lower_diagonal: int | Value | None,
-    start: Value | None,
-    end: Value | None,
-    sinks: Value,
-    softcap: float | None = None,
-) -> tuple[Value, Value, Value | None]:
-    _refuse_dropout(p)
-    settings = dtype, diagonal, zero_masked_rows, lower_diagonal, start, end, sinks, softcap
-    output, sink_probabilities = _masked_softmax_and_sinks(
-        input, mask, scale, causal, mask_value, bias, *settings
-    )
-    # The second result is the output before dropout, but empty where there is no seed.
-    return output, _nothing(output) if seed is None else output, sink_probabilities
 
 
 def _nothing(like: Value) -> Value:
@@ -421,33 +351,7 @@ def _refuse_dropout(p: float) -> None:
 
 
 def _norm_translation(norm: NormOp, opset_version: int) -> Callable[..., Any]:
-    """The translation of an op; it has the arguments of the op's schema, which torch reads."""
-
-    def translation(*args: Any, **kwargs: Any) -> Any:
-        named = norm.named(args, kwargs)
-        results = _norm(norm, named, opset_version)
-        returned = tuple(results[name or "output"] for name in norm.results)
-        return returned if len(returned) > 1 else returned[0]
-
-    arguments = norm.overload._schema.arguments
-    types = {argument.name: _TYPES.get(str(argument.type), Value) for argument in arguments}
-    parameters = [
-        inspect.Parameter(
-            argument.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=argument.default_value
-            if argument.has_default_value()
-            else inspect.Parameter.empty,
-        )
-        for argument in arguments
-    ]
-    translation.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    translation.__annotations__ = types
-    return translation
-
-
-#: Types of a schema that are attributes in ONNX, not values.
-_TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool}
+    return _translation(norm.name, lambda call: _norm(norm, call._asdict(), opset_version))
 
 
 def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, Any]:
@@ -606,7 +510,11 @@ def _stack_layer_norm(
 
 # --- tables -------------------------------------------------------------------------------------
 
-#: The translations of the softmaxes and stacks, by the names of the public ops.
+_MASKED_SOFTMAXES = (
+    *("masked_softmax", "masked_softmax_dropout", "masked_softmax_sinks"),
+    "_masked_softmax_dropout",  # has fewer results than the public op
+)
+#: The translations of the softmaxes and stacks, by the names of the ops.
 _PUBLIC: dict[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,
@@ -615,7 +523,5 @@ _PUBLIC: dict[str, Callable[..., Any]] = {
     "stack_softmax": _stack_softmax,
     "stack_log_softmax": _stack_log_softmax,
     "stack_layer_norm": _stack_layer_norm,
-    "masked_softmax": _masked_softmax,
-    "masked_softmax_dropout": _masked_softmax_dropout,
-    "masked_softmax_sinks": _masked_softmax_sinks,
+    **{op: _translation(op, _masked_softmax) for op in _MASKED_SOFTMAXES},
 }
