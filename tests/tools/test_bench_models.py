@@ -12,13 +12,14 @@ import sys
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from rich.console import Console
 from torch._inductor.exc import InductorError
 
 from fusedops.cli.bench.command import measure_each
-from fusedops.cli.bench.report import to_frame, write_csv
+from fusedops.cli.bench.report import write_csv
 from fusedops.cli.errors import UserError
 from tools.bench import models, peers, sites, steps
 from tools.bench.__main__ import main
@@ -157,7 +158,7 @@ def test_a_resumed_run_keeps_what_its_file_has_and_measures_the_rest(tmp_path, m
         step_time(this, batch=1, length=512, width=768, openvino_ms=math.nan)
         for this in chosen(["nanogpt", "by_hand"], "forward")
     )
-    write_csv(to_frame([other, finished]), file)
+    write_csv(pd.DataFrame([other, finished]), file)
     monkeypatch.setattr(models, "time_step", lambda this, say, quick: step_time(this, speedup=2.0))
     rows, left_out, _ = measure_each(*models.step_times(args))
     assert [(row.model, row.speedup) for row in rows] == [("nanogpt", 1.5), ("gpt2", 2.0)]
@@ -188,7 +189,7 @@ def test_an_interruption_keeps_the_measurements_so_far(tmp_path, monkeypatch):
 
 def test_a_cell_slower_than_inductor_by_more_than_2_percent_is_marked(capsys):
     cells = [step_time(speedup=speedup) for speedup in (0.97, 0.985, 1.3)]
-    models.print_steps(to_frame(cells), Console(width=140))
+    models.print_steps(pd.DataFrame(cells), Console(width=140))
     shown = capsys.readouterr().out
     assert shown.count("slower: ") == 1 and "slower: 0.97" in shown
     assert "1 of 3 cells slower than Inductor by more than 2%" in shown

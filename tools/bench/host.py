@@ -10,8 +10,8 @@ import argparse
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product, starmap
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -54,8 +54,7 @@ FUNCTIONS: dict[str, tuple[Function, Function]] = {
 }
 
 
-@dataclass(frozen=True)
-class HostCase:
+class HostCase(NamedTuple):
     """One function in one mode."""
 
     op: str
@@ -63,19 +62,6 @@ class HostCase:
 
     def __str__(self) -> str:
         return f"{self.op}, {self.mode}"
-
-
-@dataclass(frozen=True)
-class HostTime:
-    """Describes a case, with microseconds a call, by the columns of the CSV, in their order."""
-
-    op: str
-    mode: str
-    rows: int
-    cols: int
-    torch_us: float
-    fusedops_us: float
-    ratio: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     bursts = BURSTS_QUICK if args.quick else BURSTS
 
-    def measure(case: HostCase, say: Say) -> list[HostTime]:
+    def measure(case: HostCase, say: Say) -> list[dict[str, Any]]:
         say(f"timing {case}")
         return [measure_host(case, bursts)]
 
@@ -103,11 +89,12 @@ def run(args: argparse.Namespace) -> int:
     return measure_and_show((cases, measure), show)
 
 
-def measure_host(case: HostCase, bursts: int) -> HostTime:
-    """Returns the times of both functions, which take turns."""
+def measure_host(case: HostCase, bursts: int) -> dict[str, Any]:
+    """Returns the microseconds of both functions, which take turns, as a line of the CSV."""
     torchs, ours = (_call(function, case.mode) for function in FUNCTIONS[case.op])
     torch_us, fusedops_us = least_us([torchs, ours], bursts)
-    return HostTime(case.op, case.mode, ROWS, COLS, torch_us, fusedops_us, fusedops_us / torch_us)
+    times = {"torch_us": torch_us, "fusedops_us": fusedops_us, "ratio": fusedops_us / torch_us}
+    return {**case._asdict(), "rows": ROWS, "cols": COLS, **times}
 
 
 def _call(function: Function, mode: str) -> Call:

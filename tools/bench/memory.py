@@ -50,22 +50,6 @@ WAYS = (EAGER, EAGER_OUT, BY_HAND, INDUCTOR, OURS, OURS_OUT, OURS_IN_PLACE)
 
 
 @dataclass(frozen=True)
-class Peak:
-    """Describes one way to compute one case by the columns of the CSV, in their order."""
-
-    op: str
-    direction: str
-    dtype: str
-    rows: int
-    cols: int
-    device: str
-    provider: str
-    input_bytes: int
-    peak_bytes: int
-    peak_over_input: float
-
-
-@dataclass(frozen=True)
 class Way:
     """One way to compute an operator: `function(x, *operands)`, which may overwrite x.
 
@@ -86,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     cases = check_cases(chosen_cases(args, SHAPES))
     torch.set_num_threads(args.threads or 1)
 
-    def measure(case: Case, say: Say) -> Iterator[Peak]:
+    def measure(case: Case, say: Say) -> Iterator[dict[str, Any]]:
         say(f"measuring {case}")
         return measure_peaks(case)
 
@@ -106,28 +90,8 @@ def _softmax_decomposed(x: Tensor) -> Tensor:
     return x.div_(x.sum(dim=-1, keepdim=True))
 
 
-def _additive_decomposed(x: Tensor, mask: Tensor) -> Tensor:
-    return _softmax_decomposed(x.mul_(SCALE).add_(mask))
-
-
-def _padding_decomposed(x: Tensor, visible: Tensor) -> Tensor:
-    return _softmax_decomposed(x.masked_fill_(~visible, MASKED))
-
-
-def _causal_decomposed(x: Tensor, future: Tensor) -> Tensor:
-    return _softmax_decomposed(x.masked_fill_(future, MASKED))
-
-
-def _causal_with_bias_decomposed(x: Tensor, bias: Tensor, future: Tensor) -> Tensor:
-    return _causal_decomposed(x.add_(bias), future)
-
-
-def _causal_with_softcap_decomposed(x: Tensor, future: Tensor) -> Tensor:
-    return _causal_decomposed(x.div_(SOFTCAP).tanh_().mul_(SOFTCAP), future)
-
-
-def _dropout_decomposed(x: Tensor, future: Tensor) -> Tensor:
-    return F.dropout(_causal_decomposed(x, future), DROPOUT, inplace=True)
+def _filled_decomposed(x: Tensor, hidden: Tensor) -> Tensor:
+    return _softmax_decomposed(x.masked_fill_(hidden, MASKED))
 
 
 def _into_buffer_or_input(into: Callable[..., Tensor]) -> dict[str, Way]:
@@ -150,34 +114,40 @@ SAVING_WAYS: dict[str, dict[str, Way]] = {
         **_into_buffer_or_input(lambda x, out: fusedops.log_softmax(x, -1, out=out)),
     },
     "masked_softmax[additive]": {
-        BY_HAND: Way(_additive_decomposed),
+        BY_HAND: Way(lambda x, mask: _softmax_decomposed(x.mul_(SCALE).add_(mask))),
         **_into_buffer_or_input(
             lambda x, mask, out: fusedops.masked_softmax(x, mask, scale=SCALE, out=out)
         ),
     },
     "masked_softmax[padding]": {
-        BY_HAND: Way(_padding_decomposed),
+        BY_HAND: Way(lambda x, visible: _filled_decomposed(x, ~visible)),
         **_into_buffer_or_input(
             lambda x, visible, out: fusedops.masked_softmax(x, visible, out=out)
         ),
     },
     "masked_softmax[causal]": {
-        BY_HAND: Way(_causal_decomposed),
+        BY_HAND: Way(_filled_decomposed),
         **_into_buffer_or_input(lambda x, _, out: fusedops.masked_softmax(x, causal=True, out=out)),
     },
     "masked_softmax[causal+bias]": {
-        BY_HAND: Way(_causal_with_bias_decomposed),
+        BY_HAND: Way(lambda x, bias, future: _filled_decomposed(x.add_(bias), future)),
         **_into_buffer_or_input(
             lambda x, bias, _, out: fusedops.masked_softmax(x, causal=True, bias=bias, out=out)
         ),
     },
     "masked_softmax[causal+softcap]": {
-        BY_HAND: Way(_causal_with_softcap_decomposed),
+        BY_HAND: Way(
+            lambda x, future: _filled_decomposed(x.div_(SOFTCAP).tanh_().mul_(SOFTCAP), future)
+        ),
         **_into_buffer_or_input(
             lambda x, _, out: fusedops.masked_softmax(x, causal=True, softcap=SOFTCAP, out=out)
         ),
     },
-    "softmax_dropout[causal]": {BY_HAND: Way(_dropout_decomposed)},
+    "softmax_dropout[causal]": {
+        BY_HAND: Way(
+            lambda x, future: F.dropout(_filled_decomposed(x, future), DROPOUT, inplace=True)
+        )
+    },
 }
 
 
@@ -200,24 +170,20 @@ def ways(case: Case) -> dict[str, Way]:
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def measure_peaks(case: Case) -> Iterator[Peak]:
-    """Yields the peak of every way to compute the case."""
+def measure_peaks(case: Case) -> Iterator[dict[str, Any]]:
+    """Yields the peak of every way to compute the case, as a line of the CSV."""
     torch.compiler.reset()
     for name, way in ways(case).items():
         bind(case, way)()  # compiles, and fills caches that are kept
         peak = peak_bytes(bind(case, way), case.device)
-        yield Peak(
-            op=case.op,
-            direction=FORWARD if case.direction == FORWARD else TRAINING,
-            dtype=case.dtype_name,
-            rows=case.rows,
-            cols=case.cols,
-            device=case.device,
-            provider=name,
-            input_bytes=case.input_bytes,
-            peak_bytes=peak,
-            peak_over_input=peak / case.input_bytes,
-        )
+        yield {
+            **case.columns,
+            "direction": FORWARD if case.direction == FORWARD else TRAINING,
+            "provider": name,
+            "input_bytes": case.input_bytes,
+            "peak_bytes": peak,
+            "peak_over_input": peak / case.input_bytes,
+        }
 
 
 def bind(case: Case, way: Way) -> Callable[[], Any]:

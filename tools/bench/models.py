@@ -17,7 +17,7 @@ from fusedops.cli import options
 from fusedops.cli.bench.arguments import DIRECTIONS, add_common_arguments
 from fusedops.cli.bench.command import Say, Work, keep_freed_memory, measure_and_show
 from fusedops.cli.bench.measurement import REFERENCE
-from fusedops.cli.bench.report import table_of, to_frame, write_csv
+from fusedops.cli.bench.report import table_of, write_csv
 from fusedops.cli.errors import UsageError, UserError, one_line
 from tools.bench.peers import PEERS, not_installed
 from tools.bench.steps import (
@@ -99,7 +99,7 @@ def step_times(args: argparse.Namespace) -> Work:
             return kept
         rows.append(time_step(step, say, args.quick))
         if args.csv:  # The file is written after each step: an interruption loses at most one.
-            write_csv(to_frame(rows), args.csv)
+            write_csv(pd.DataFrame(rows), args.csv)
         return rows[-1:]
 
     return check_steps(steps), time

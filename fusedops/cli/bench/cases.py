@@ -203,6 +203,18 @@ class Case:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def columns(self) -> dict[str, Any]:
+        """Returns what describes the case in a CSV, by columns."""
+        return {
+            "op": self.op,
+            "direction": self.direction,
+            "dtype": self.dtype_name,
+            "rows": self.rows,
+            "cols": self.cols,
+            "device": self.device,
+        }
+
+    @property
     def bytes(self) -> int:
         """Returns the bytes that must be moved, without broadcast operands, which are small."""
         return round(self.operator.moved[self.direction] * self.input_bytes)

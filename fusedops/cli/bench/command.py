@@ -18,9 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fusedops.cli.bench.arguments import DIRECTIONS, check_cases
 from fusedops.cli.bench.cases import Case, Layout, Shape
-from fusedops.cli.bench.measurement import Measurement, measure, prepare
+from fusedops.cli.bench.measurement import measure, prepare
 from fusedops.cli.bench.operators import OPERATORS, selected
-from fusedops.cli.bench.report import print_tables, to_frame, write_csv, write_plots
+from fusedops.cli.bench.report import print_tables, write_csv, write_plots
 from fusedops.cli.env import describe_machine
 from fusedops.cli.errors import UserError, describe, one_line
 from fusedops.cli.timing import clock_for
@@ -106,7 +106,7 @@ def measure_and_show(
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"{describe_machine()}, device {device}", highlight=False)
     measured = measure_each(*work)
-    show(to_frame(measured.rows), console)
+    show(pd.DataFrame(measured.rows), console)
     if measured.interrupted:
         raise KeyboardInterrupt
     return 1 if measured.left_out else 0
@@ -143,7 +143,7 @@ def times(args: argparse.Namespace) -> Work:
     checked = check_cases(chosen_cases(args, effort.shapes))
     clock = clock_for(str(args.device))
 
-    def time(case: Case, say: Say) -> list[Measurement]:
+    def time(case: Case, say: Say) -> list[dict[str, Any]]:
         say(f"compiling {case}")
         calls = prepare(case)
         say(f"timing {case}")

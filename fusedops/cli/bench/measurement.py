@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,26 +25,6 @@ MAX_DISAGREEMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """Describes one provider on one case by the columns of the CSV, in their order."""
-
-    op: str
-    direction: str
-    dtype: str
-    rows: int
-    cols: int
-    device: str
-    threads: int
-    provider: str
-    median_ms: float
-    spread: float
-    bytes: int
-    share_of_copy: float
-    speedup_over_eager: float
-    speedup_over_best_peer: float
-
-
 def prepare(case: Case) -> dict[str, Call]:
     """Returns a call for each provider, checked, and one for the copy. Inductor's code and ours are
     called in the same way, in a compiled graph: Dynamo's guards take longer than a small kernel."""
@@ -64,28 +43,24 @@ def prepare(case: Case) -> dict[str, Call]:
 
 def measure(
     case: Case, calls: dict[str, Call], clock: Clock, rounds: int, slot_ms: float
-) -> list[Measurement]:
-    """Times the calls that `prepare` returned, which take turns, and compares the providers."""
+) -> list[dict[str, Any]]:
+    """Times the calls that `prepare` returned, which take turns, and compares the providers.
+    Returns a line of the CSV for each, by its columns."""
     times = interleave(calls, clock, rounds, slot_ms)
     medians = {name: statistics.median(times[name]) for name in calls}
     best_peer = min(calls.keys() - {COPY, OURS}, key=medians.__getitem__)
     return [
-        Measurement(
-            op=case.op,
-            direction=case.direction,
-            dtype=case.dtype_name,
-            rows=case.rows,
-            cols=case.cols,
-            device=case.device,
-            threads=torch.get_num_threads(),
-            provider=name,
-            median_ms=medians[name],
-            spread=relative_spread(times[name]),
-            bytes=case.bytes,
-            share_of_copy=medians[COPY] / medians[name],
-            speedup_over_eager=median_ratio(times[REFERENCE], times[name]),
-            speedup_over_best_peer=median_ratio(times[best_peer], times[name]),
-        )
+        {
+            **case.columns,
+            "threads": torch.get_num_threads(),
+            "provider": name,
+            "median_ms": medians[name],
+            "spread": relative_spread(times[name]),
+            "bytes": case.bytes,
+            "share_of_copy": medians[COPY] / medians[name],
+            "speedup_over_eager": median_ratio(times[REFERENCE], times[name]),
+            "speedup_over_best_peer": median_ratio(times[best_peer], times[name]),
+        }
         for name in calls
     ]
 

@@ -69,21 +69,20 @@ def _layer_norm_backward(forward: Callable[..., Any], backward: Callable[..., An
     return Provider(gradients, prepare)
 
 
-def _layer_norm() -> Operator:
-    aten, ours = torch.ops.aten, torch.ops.fusedops
-    return Operator(
-        eager=lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias),
-        fused=lambda x, weight, bias: fusedops.layer_norm(x, x.shape[-1:], weight, bias),
-        operands=_weight_and_bias,
-        backward={
-            "eager": _layer_norm_backward(
-                aten.native_layer_norm.default, aten.native_layer_norm_backward.default
-            ),
-            "fusedops": _layer_norm_backward(
-                ours.layer_norm.default, ours.layer_norm_backward.default
-            ),
-        },
-    )
+LAYER_NORM = Operator(
+    eager=lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias),
+    fused=lambda x, weight, bias: fusedops.layer_norm(x, x.shape[-1:], weight, bias),
+    operands=_weight_and_bias,
+    backward={
+        "eager": _layer_norm_backward(
+            torch.ops.aten.native_layer_norm.default,
+            torch.ops.aten.native_layer_norm_backward.default,
+        ),
+        "fusedops": _layer_norm_backward(
+            torch.ops.fusedops.layer_norm.default, torch.ops.fusedops.layer_norm_backward.default
+        ),
+    },
+)
 
 
 def _annotated_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -92,35 +91,29 @@ def _annotated_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return weight * (x - mean) / (std + STD_NORM_EPS) + bias
 
 
-def _std_norm() -> Operator:
-    return Operator(
-        eager=_annotated_norm,
-        fused=lambda x, w, b: fusedops.std_norm(x, x.shape[-1:], w, b, STD_NORM_EPS),
-        operands=_weight_and_bias,
-        differentiated=3,
-    )
+STD_NORM = Operator(
+    eager=_annotated_norm,
+    fused=lambda x, w, b: fusedops.std_norm(x, x.shape[-1:], w, b, STD_NORM_EPS),
+    operands=_weight_and_bias,
+    differentiated=3,
+)
 
 
 def _weight(case: Case) -> tuple[Tensor]:
     return _weight_and_bias(case)[:1]
 
 
-def _rms_norm() -> Operator:
-    return Operator(
-        eager=lambda x, weight: F.rms_norm(x, x.shape[-1:], weight, RMS_NORM_EPS),
-        fused=lambda x, weight: fusedops.rms_norm(x, x.shape[-1:], weight, RMS_NORM_EPS),
-        operands=_weight,
-        differentiated=2,
-    )
-
-
-def _l2_norm() -> Operator:
-    return Operator(
-        eager=lambda x, weight: F.normalize(x, dim=-1) * weight,
-        fused=lambda x, weight: fusedops.l2_norm(x, x.shape[-1:], weight),
-        operands=_weight,
-        differentiated=2,
-    )
+RMS_NORM = Operator(
+    eager=lambda x, weight: F.rms_norm(x, x.shape[-1:], weight, RMS_NORM_EPS),
+    fused=lambda x, weight: fusedops.rms_norm(x, x.shape[-1:], weight, RMS_NORM_EPS),
+    operands=_weight,
+    differentiated=2,
+)
+L2_NORM = replace(
+    RMS_NORM,
+    eager=lambda x, weight: F.normalize(x, dim=-1) * weight,
+    fused=lambda x, weight: fusedops.l2_norm(x, x.shape[-1:], weight),
+)
 
 
 def _along_channels(parameter: Tensor, x: Tensor) -> Tensor:
@@ -141,24 +134,18 @@ def _channels_first_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return _along_channels(weight, x) * (x * scale)
 
 
-def _spatial_layer_norm() -> Operator:
-    return Operator(
-        eager=_channels_first_norm,
-        fused=lambda x, w, b: fusedops.spatial_layer_norm(x, 1, w, b, RMS_NORM_EPS),
-        operands=_weight_and_bias,
-        layout=Layout.IMAGES,
-        differentiated=3,
-    )
-
-
-def _spatial_rms_norm() -> Operator:
-    return Operator(
-        eager=_channels_first_rms_norm,
-        fused=lambda x, w: fusedops.spatial_rms_norm(x, 1, w, RMS_NORM_EPS),
-        operands=_weight,
-        layout=Layout.IMAGES,
-        differentiated=2,
-    )
+SPATIAL_LAYER_NORM = replace(
+    STD_NORM,
+    eager=_channels_first_norm,
+    fused=lambda x, w, b: fusedops.spatial_layer_norm(x, 1, w, b, RMS_NORM_EPS),
+    layout=Layout.IMAGES,
+)
+SPATIAL_RMS_NORM = replace(
+    RMS_NORM,
+    eager=_channels_first_rms_norm,
+    fused=lambda x, w: fusedops.spatial_rms_norm(x, 1, w, RMS_NORM_EPS),
+    layout=Layout.IMAGES,
+)
 
 
 def _after_residual(norm: Operator, fused: Callable[..., Any]) -> Operator:
@@ -180,16 +167,12 @@ def _after_residual(norm: Operator, fused: Callable[..., Any]) -> Operator:
     )
 
 
-def _add_layer_norm() -> Operator:
-    return _after_residual(
-        _layer_norm(), lambda x, r, w, b: fusedops.add_layer_norm(x, r, x.shape[-1:], w, b)
-    )
-
-
-def _add_rms_norm() -> Operator:
-    return _after_residual(
-        _rms_norm(), lambda x, r, w: fusedops.add_rms_norm(x, r, x.shape[-1:], w, RMS_NORM_EPS)
-    )
+ADD_LAYER_NORM = _after_residual(
+    LAYER_NORM, lambda x, r, w, b: fusedops.add_layer_norm(x, r, x.shape[-1:], w, b)
+)
+ADD_RMS_NORM = _after_residual(
+    RMS_NORM, lambda x, r, w: fusedops.add_rms_norm(x, r, x.shape[-1:], w, RMS_NORM_EPS)
+)
 
 
 def _stack_of_softmaxes(name: str) -> Operator:
@@ -235,16 +218,16 @@ def _stack_of_norms() -> Operator:
 OPERATORS: dict[str, Operator] = {
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
-    "layer_norm": _layer_norm(),
-    "std_norm": _std_norm(),
-    "rms_norm": _rms_norm(),
-    "l2_norm": _l2_norm(),
-    "spatial_layer_norm": _spatial_layer_norm(),
-    "spatial_rms_norm": _spatial_rms_norm(),
-    "add_layer_norm": _add_layer_norm(),
-    "add_rms_norm": _add_rms_norm(),
+    "layer_norm": LAYER_NORM,
+    "std_norm": STD_NORM,
+    "rms_norm": RMS_NORM,
+    "l2_norm": L2_NORM,
+    "spatial_layer_norm": SPATIAL_LAYER_NORM,
+    "spatial_rms_norm": SPATIAL_RMS_NORM,
+    "add_layer_norm": ADD_LAYER_NORM,
+    "add_rms_norm": ADD_RMS_NORM,
     "concurrent_softmax": replace(_softmax("softmax"), layout=Layout.LONG_ROWS),
-    "concurrent_layer_norm": replace(_layer_norm(), layout=Layout.LONG_ROWS),
+    "concurrent_layer_norm": replace(LAYER_NORM, layout=Layout.LONG_ROWS),
     "stack_softmax": _stack_of_softmaxes("softmax"),
     "stack_log_softmax": _stack_of_softmaxes("log_softmax"),
     "stack_layer_norm": _stack_of_norms(),

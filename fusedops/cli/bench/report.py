@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -32,11 +30,6 @@ COLOURS = {
     "fusedops": "#0072B2",
 }
 RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
-
-
-def to_frame(measurements: Iterable[Any]) -> pd.DataFrame:
-    """Returns one row for each measurement, a dataclass, in their order."""
-    return pd.DataFrame(map(asdict, measurements))
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
