@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.mutation import register_mutation
 from fusedops.ops.registration.variants import register_fake, register_float32_output, register_vmap
+from fusedops.ops.softmax import contiguous_like, second_derivative
 
 ops = torch.ops.fusedops
 
@@ -31,9 +33,10 @@ MaybeTensor = torch.Tensor | None
 
 
 class Signature:
-    """The argument names of an op; ``bind`` makes a named tuple of arguments and defaults."""
+    """The argument names of ``op``; ``bind`` makes a named tuple of arguments and defaults."""
 
     def __init__(self, op: str) -> None:
+        self.op = op
         arguments = getattr(ops, op).default._schema.arguments
         self.names = [argument.name for argument in arguments]
         defaults = [
@@ -53,11 +56,13 @@ class Signature:
 _FORWARD = Signature("masked_softmax")
 _OUT = Signature("masked_softmax_out")
 _IN_PLACE = Signature("masked_softmax_")
-_BACKWARD = Signature("masked_softmax_backward")
-_BACKWARD_IN_PLACE = Signature("masked_softmax_backward_")
 _DROPOUT = Signature("masked_softmax_dropout")
-_DROPOUT_BACKWARD = Signature("masked_softmax_dropout_backward")
-_DROPOUT_BACKWARD_IN_PLACE = Signature("masked_softmax_dropout_backward_")
+#: The backward ops, which may have dropout, and may write into ``grad_output``.
+_BACKWARDS = [
+    Signature(f"masked_softmax{dropout}_backward{written}")
+    for dropout in ("", "_dropout")
+    for written in ("", "_")
+]
 
 
 def _is_bool(mask: MaybeTensor) -> bool:
@@ -174,13 +179,11 @@ def check_forward(op: str, call: Any, computed: torch.dtype) -> None:
     _check_softcap(op, call.softcap, computed)
 
 
-def contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
-
-
-def _fake_forward(*args: Any, **kwargs: Any) -> torch.Tensor:
-    op, call = "masked_softmax", _FORWARD.bind(*args, **kwargs)
+def _fake_forward(signature: Signature, *args: Any, **kwargs: Any) -> torch.Tensor:
+    op, call = signature.op, signature.bind(*args, **kwargs)
     result = checks.result_dtype(op, call.input, call.dtype)
+    if "seed" in call._fields:
+        checks.check_seed(op, call.p, call.seed, ("input", call.input))
     check_forward(op, call, result)
     return contiguous_like(call.input, result)
 
@@ -206,49 +209,21 @@ def check_backward(op: str, call: Any) -> None:
     _check_hiding(op, call.probabilities, call)
 
 
-def _check_dropout_backward(op: str, call: Any) -> None:
-    checks.check_seed(op, call.p, call.seed, ("probabilities", call.probabilities))
+def _fake_backward(signature: Signature, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+    op, call = signature.op, signature.bind(*args, **kwargs)
+    if "seed" in call._fields:
+        checks.check_seed(op, call.p, call.seed, ("probabilities", call.probabilities))
     check_backward(op, call)
-
-
-def _fake_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
-    op, call = "masked_softmax_backward", _BACKWARD.bind(*args, **kwargs)
-    check_backward(op, call)
+    if "input_dtype" not in call._fields:
+        checks.check_distinct(op, "grad_output", call.grad_output)
+        return None
     checks.check_dtype(op, "input_dtype", call.input_dtype)
     return contiguous_like(call.probabilities, call.input_dtype)
-
-
-def _fake_backward_in_place(*args: Any, **kwargs: Any) -> None:
-    op, call = "masked_softmax_backward_", _BACKWARD_IN_PLACE.bind(*args, **kwargs)
-    check_backward(op, call)
-    checks.check_distinct(op, "grad_output", call.grad_output)
-
-
-def _fake_dropout_inference(*args: Any, **kwargs: Any) -> torch.Tensor:
-    op, call = "masked_softmax_dropout", _DROPOUT.bind(*args, **kwargs)
-    result = checks.result_dtype(op, call.input, call.dtype)
-    checks.check_seed(op, call.p, call.seed, ("input", call.input))
-    check_forward(op, call, result)
-    return contiguous_like(call.input, result)
 
 
 def _fake_dropout(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    output = _fake_dropout_inference(*args, **kwargs)
+    output = _fake_forward(_DROPOUT, *args, **kwargs)
     return output, torch.empty_like(output)
-
-
-def _fake_dropout_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
-    op, call = "masked_softmax_dropout_backward", _DROPOUT_BACKWARD.bind(*args, **kwargs)
-    _check_dropout_backward(op, call)
-    checks.check_dtype(op, "input_dtype", call.input_dtype)
-    return contiguous_like(call.probabilities, call.input_dtype)
-
-
-def _fake_dropout_backward_in_place(*args: Any, **kwargs: Any) -> None:
-    op = "masked_softmax_dropout_backward_"
-    call = _DROPOUT_BACKWARD_IN_PLACE.bind(*args, **kwargs)
-    _check_dropout_backward(op, call)
-    checks.check_distinct(op, "grad_output", call.grad_output)
 
 
 # --- derivatives --------------------------------------------------------------------------------
@@ -412,16 +387,15 @@ def _dropout_formula(
 ) -> tuple[Any, ...]:
     visibility, cap, (probabilities, seed) = saved_forward(ctx)
 
+    grads = ((grad_output, (ctx.p, seed)), (grad_probabilities, ()))
+    wanted = [(grad, dropout) for grad, dropout in grads if grad is not None]
+
     def run(scale: float) -> torch.Tensor:
         saved = probabilities, scale, ctx.input_dtype
-        grads: list[torch.Tensor] = []
-        if grad_output is not None:
-            grads.append(visibility.gradient(grad_output, *saved, ctx.p, seed))
-        if grad_probabilities is not None:
-            grads.append(visibility.gradient(grad_probabilities, *saved))
-        return sum(grads[1:], grads[0])
+        results = [visibility.gradient(grad, *saved, *dropout) for grad, dropout in wanted]
+        return sum(results[1:], results[0])
 
-    if grad_output is None and grad_probabilities is None:
+    if not wanted:
         return _DROPOUT.gradients()
     return _DROPOUT.gradients(**forward_gradients(ctx, _DROPOUT, cap, run))
 
@@ -451,28 +425,6 @@ def _dropout_with_learned_sinks(*args: Any) -> Any:
     return NotImplemented if results is None else results[:2]
 
 
-def second_derivative(
-    cotangent: torch.Tensor, g: torch.Tensor, y: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of g and y from a cotangent of y (g - sum(g y))."""
-    grad_g = ops.softmax_backward.default(cotangent, y, -1, y.dtype)
-    grad_y = cotangent * (g - (g * y).sum(-1, True)) - g * (cotangent * y).sum(-1, True)
-    return grad_g, grad_y
-
-
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    call = _BACKWARD.bind(*inputs)
-    ctx.scale = call.scale
-    Visibility.save(ctx, call, call.grad_output, call.probabilities)
-
-
-def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-    visibility, (g, y) = Visibility.saved(ctx)
-    scaled = cotangent.to(y.dtype) * ctx.scale * visibility.visible(y)
-    grad_g, grad_y = second_derivative(scaled, g, y)
-    return _BACKWARD.gradients(grad_output=grad_g, probabilities=grad_y)
-
-
 def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """m of the formulas: 1 / (1 - p) where an op with this seed keeps an element, else 0."""
     uniform = torch.zeros_like(like)
@@ -480,20 +432,38 @@ def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor
     return (output != 0) / (1 - p) if p < 1 else uniform
 
 
-def _setup_dropout_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    call = _DROPOUT_BACKWARD.bind(*inputs)
-    ctx.scale, ctx.p = call.scale, call.p
-    Visibility.save(ctx, call, call.grad_output, call.probabilities, call.seed)
+def save_backward(ctx: Any, call: Any, *tensors: torch.Tensor) -> None:
+    """Saves what the derivative of a backward op needs, and ``tensors``."""
+    ctx.scale, ctx.p = call.scale, getattr(call, "p", 0.0)
+    seed = getattr(call, "seed", None)
+    Visibility.save(ctx, call, call.grad_output, call.probabilities, seed, *tensors)
 
 
-def _formula_of_dropout_backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-    """The derivative of the backward op, a second derivative of the softmax: the gradients of its
-    grad_output g and probabilities y, from that of its result. m is dropout's multiplier."""
-    visibility, (g, y, seed) = Visibility.saved(ctx)
-    m = multiplier(ctx.p, seed, y).to(y.dtype)
+def saved_backward(
+    ctx: Any, cotangent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any, list[torch.Tensor]]:
+    """The cotangent of dz = y (m g - sum(m g y)), m g, y, m, and the other tensors that
+    :func:`save_backward` saved; ``cotangent`` is that of the op's result."""
+    visibility, (g, y, seed, *tensors) = Visibility.saved(ctx)
+    m = 1.0 if seed is None else multiplier(ctx.p, seed, y).to(y.dtype)
     scaled = cotangent.to(y.dtype) * ctx.scale * visibility.visible(y)
-    grad_g, grad_y = second_derivative(scaled, g * m, y)
-    return _DROPOUT_BACKWARD.gradients(grad_output=grad_g * m, probabilities=grad_y)
+    return scaled, g * m, y, m, tensors
+
+
+def _setup_backward(
+    signature: Signature, ctx: Any, inputs: tuple[Any, ...], _: torch.Tensor
+) -> None:
+    save_backward(ctx, signature.bind(*inputs))
+
+
+def _backward_formula(
+    signature: Signature, ctx: Any, cotangent: torch.Tensor
+) -> tuple[MaybeTensor, ...]:
+    """The derivative of a backward op, a second derivative of the softmax: the gradients of its
+    grad_output g and probabilities y, from that of its result."""
+    scaled, dropped, y, m, _ = saved_backward(ctx, cotangent)
+    by_dropped, by_y = second_derivative(scaled, dropped, y, -1)
+    return signature.gradients(grad_output=by_dropped * m, probabilities=by_y)
 
 
 # --- vmap ---------------------------------------------------------------------------------------
@@ -509,69 +479,54 @@ def _aligned(call: Any, dims: Any, rank: int) -> dict[str, MaybeTensor]:
     }
 
 
-def _forward_vmap(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
-    op = ops.masked_softmax.default
-    dims, call = (_FORWARD.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
-    input = vmap.in_front(call.input, dims.input, info.batch_size)
-    return op(*call._replace(input=input, **_aligned(call, dims, input.dim() - 1))), 0
+def _register_vmap(op: str, *read: str, written: str | None = None) -> None:
+    """Registers a rule that makes one call for the batch, whose slices are further rows. ``read``
+    and ``written`` are the arguments with the shape of the scores."""
+    overload, signature = getattr(ops, op).default, Signature(op)
 
+    def rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[Any, Any]:
+        dims, call = signature.bind(*in_dims), signature.bind(*args)
+        batched = {
+            name: vmap.in_front(getattr(call, name), getattr(dims, name), info.batch_size)
+            for name in read
+        }
+        if written is not None:
+            batched[written] = vmap.written(
+                op.removesuffix("_out"), written, getattr(call, written), getattr(dims, written)
+            )
+        rank = next(iter(batched.values())).dim() - 1
+        result = overload(*call._replace(**batched, **_aligned(call, dims, rank)))
+        return (result, 0) if written is None else (None, None)
 
-def _out_vmap(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[None, None]:
-    op = ops.masked_softmax_out.default
-    dims, call = (_OUT.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
-    out = vmap.written("masked_softmax", "out", call.out, dims.out)
-    input = vmap.in_front(call.input, dims.input, info.batch_size)
-    op(*call._replace(input=input, out=out, **_aligned(call, dims, input.dim() - 1)))
-    return None, None
-
-
-def _in_place_vmap(_: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[None, None]:
-    op = ops.masked_softmax_.default
-    dims, call = (_IN_PLACE.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
-    input = vmap.written("masked_softmax_", "input", call.input, dims.input)
-    op(*call._replace(input=input, **_aligned(call, dims, input.dim() - 1)))
-    return None, None
-
-
-def _backward_vmap(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
-    op = ops.masked_softmax_backward.default
-    dims, call = (_BACKWARD.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
-    grad, y = (
-        vmap.in_front(getattr(call, name), getattr(dims, name), info.batch_size)
-        for name in ("grad_output", "probabilities")
-    )
-    batched = {"grad_output": grad, "probabilities": y, **_aligned(call, dims, y.dim() - 1)}
-    return op(*call._replace(**batched)), 0
+    register_vmap(op, rule)
 
 
 # --- registration -------------------------------------------------------------------------------
 
-register_fake("masked_softmax", _fake_forward)
+register_fake("masked_softmax", partial(_fake_forward, _FORWARD))
 register_fake("masked_softmax_out", _fake_out)
 register_fake("masked_softmax_", _fake_in_place)
-register_fake("masked_softmax_backward", _fake_backward)
-register_fake("masked_softmax_backward_", _fake_backward_in_place)
 register_fake("masked_softmax_dropout", _fake_dropout)
-register_fake("_masked_softmax_dropout", _fake_dropout_inference)
-register_fake("masked_softmax_dropout_backward", _fake_dropout_backward)
-register_fake("masked_softmax_dropout_backward_", _fake_dropout_backward_in_place)
+register_fake("_masked_softmax_dropout", partial(_fake_forward, _DROPOUT))
 
 register_autograd("masked_softmax", _forward_formula, _setup_forward, _with_learned_sinks)
 register_autograd(
     "masked_softmax_dropout", _dropout_formula, _setup_dropout, _dropout_with_learned_sinks
 )
-register_autograd("masked_softmax_backward", _backward_formula, _setup_backward)
-register_autograd(
-    "masked_softmax_dropout_backward", _formula_of_dropout_backward, _setup_dropout_backward
-)
 register_mutation("masked_softmax_out", written=_OUT.names.index("out"))
-for _op in ("masked_softmax_", "masked_softmax_backward_", "masked_softmax_dropout_backward_"):
-    register_mutation(_op, written=0)
+register_mutation("masked_softmax_", written=0)
+for _signature in _BACKWARDS:
+    register_fake(_signature.op, partial(_fake_backward, _signature))
+    if _signature.op.endswith("_"):
+        register_mutation(_signature.op, written=0)
+    else:
+        _both = partial(_backward_formula, _signature), partial(_setup_backward, _signature)
+        register_autograd(_signature.op, *_both)
 
-register_vmap("masked_softmax", _forward_vmap)
-register_vmap("masked_softmax_out", _out_vmap)
-register_vmap("masked_softmax_", _in_place_vmap)
-register_vmap("masked_softmax_backward", _backward_vmap)
+_register_vmap("masked_softmax", "input")
+_register_vmap("masked_softmax_out", "input", written="out")
+_register_vmap("masked_softmax_", written="input")
+_register_vmap("masked_softmax_backward", "grad_output", "probabilities")
 for _op in ("masked_softmax", "masked_softmax_dropout", "_masked_softmax_dropout"):
     register_float32_output(_op)
 # One call per slice: random numbers depend on a row's index in the call, so that in one call for

@@ -17,20 +17,19 @@ from fusedops.ops.masked_softmax import (
     MaybeTensor,
     Operand,
     Signature,
-    Visibility,
     check_backward,
     check_forward,
-    contiguous_like,
     forward_gradients,
-    multiplier,
+    save_backward,
     save_forward,
+    saved_backward,
     saved_forward,
-    second_derivative,
     summed_to,
 )
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.variants import register_fake, register_float32_output
+from fusedops.ops.softmax import contiguous_like, second_derivative
 
 _FORWARD = Signature("masked_softmax_sinks")
 _BACKWARD = Signature("masked_softmax_sinks_backward")
@@ -112,26 +111,20 @@ def _forward_formula(
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     call = _BACKWARD.bind(*inputs)
-    ctx.scale, ctx.p = call.scale, call.p
-    seed = [] if call.seed is None else [call.seed]
-    tensors = (call.grad_output, call.probabilities, call.sink_probabilities)
-    Visibility.save(ctx, call, *tensors, *seed)
+    save_backward(ctx, call, call.sink_probabilities)
 
 
 def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) -> tuple[Any, ...]:
-    visibility, (g, y, sink_probabilities, *seed) = Visibility.saved(ctx)
-    m = multiplier(ctx.p, seed[0], y).to(y.dtype) if seed else torch.ones_like(y)
-    scaled = to_input.to(y.dtype) * ctx.scale * visibility.visible(y)
-    grad_g, grad_y = second_derivative(scaled, g * m, y)
+    scaled, dropped, y, m, (sink_probabilities,) = saved_backward(ctx, to_input)
+    by_dropped, by_y = second_derivative(scaled, dropped, y, -1)
     # The saved t is a constant for autograd. Adding rest - rest.detach() = 0 differentiates it.
     rest = 1 - y.sum(-1, dtype=sink_probabilities.dtype)
     t = (sink_probabilities + (rest - rest.detach())).unsqueeze(-1)
     cotangent = to_sinks.unsqueeze(-1)
-    total = (g * m * y).sum(-1, True, dtype=sink_probabilities.dtype)
+    total = (dropped * y).sum(-1, True, dtype=sink_probabilities.dtype)
     slope = (cotangent * t).to(y.dtype)
-    grad_g = grad_g - slope * y
-    grad_y = grad_y - slope * (g * m) + (cotangent * total).to(y.dtype)
-    return _BACKWARD.gradients(grad_output=grad_g * m, probabilities=grad_y)
+    by_y = by_y - slope * dropped + (cotangent * total).to(y.dtype)
+    return _BACKWARD.gradients(grad_output=(by_dropped - slope * y) * m, probabilities=by_y)
 
 
 # --- registration -------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from fusedops.ops import checks
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.mutation import register_mutation
-from fusedops.ops.registration.variants import register_fake, register_float32_output, register_vmap
+from fusedops.ops.registration.variants import register_fake, register_float32_output
 
 ops = torch.ops.fusedops
 
 
-def _contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
 
 
@@ -34,7 +34,7 @@ def _register_fakes(op: str) -> None:
     def forward(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         result = checks.result_dtype(op, input, dtype)
         checks.check_dim(op, input, dim)
-        return _contiguous_like(input, result)
+        return contiguous_like(input, result)
 
     def backward(
         grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
@@ -42,7 +42,7 @@ def _register_fakes(op: str) -> None:
         name = f"{op}_backward"
         _check_backward(name, grad_output, output, dim)
         checks.check_dtype(name, "input_dtype", input_dtype)
-        return _contiguous_like(output, input_dtype)
+        return contiguous_like(output, input_dtype)
 
     def forward_out(input: torch.Tensor, dim: int, out: torch.Tensor) -> None:
         checks.check_given(op, "input", input)
@@ -112,12 +112,18 @@ def _save_backward_inputs(ctx: Any, inputs: tuple[Any, ...], output: torch.Tenso
     ctx.save_for_backward(grad_output, result)
 
 
+def second_derivative(
+    cotangent: torch.Tensor, g: torch.Tensor, y: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of g and y from a cotangent of y (g - sum(g y))."""
+    to_g = ops.softmax_backward.default(cotangent, y, dim, y.dtype)
+    to_y = cotangent * (g - (g * y).sum(dim, True)) - g * (cotangent * y).sum(dim, True)
+    return to_g, to_y
+
+
 def _softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
     g, y = ctx.saved_tensors
-    c = cotangent.to(y.dtype)
-    to_g = ops.softmax_backward.default(c, y, ctx.dim, y.dtype)
-    to_y = c * (g - (g * y).sum(ctx.dim, True)) - g * (c * y).sum(ctx.dim, True)
-    return to_g, to_y, None, None
+    return *second_derivative(cotangent.to(y.dtype), g, y, ctx.dim), None, None
 
 
 def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
@@ -129,63 +135,12 @@ def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[An
     return to_g, to_y, None, None
 
 
-def _register_vmap(op: str) -> None:
-    forward = getattr(ops, op).default
-    backward = getattr(ops, f"{op}_backward").default
-    in_place = getattr(ops, f"{op}_").default
-    to_out = getattr(ops, f"{op}_out").default
-
-    def forward_rule(
-        info: Any, in_dims: vmap.BatchDims, input: torch.Tensor, dim: int, dtype: Any = None
-    ) -> tuple[torch.Tensor, int]:
-        batched = vmap.in_front(input, in_dims[0], info.batch_size)
-        if batched.dim() == 1:  # a batch of scalars
-            return forward(batched.unsqueeze(1), 1, dtype).squeeze(1), 0
-        return forward(batched, vmap.shifted_dim(dim, batched.dim() - 1), dtype), 0
-
-    def backward_rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
-        grad_output, output = (
-            vmap.in_front(arg, dim, info.batch_size)
-            for arg, dim in zip(args[:2], in_dims[:2], strict=True)
-        )
-        dim, input_dtype = args[2:]
-        if output.dim() == 1:
-            columns = (grad_output.unsqueeze(1), output.unsqueeze(1))
-            return backward(*columns, 1, input_dtype).squeeze(1), 0
-        dim = vmap.shifted_dim(dim, output.dim() - 1)
-        return backward(grad_output, output, dim, input_dtype), 0
-
-    def in_place_rule(
-        _: Any, in_dims: vmap.BatchDims, input: torch.Tensor, dim: int
-    ) -> tuple[None, None]:
-        batched = vmap.written(f"{op}_", "input", input, in_dims[0])
-        if batched.dim() == 1:
-            in_place(batched.unsqueeze(1), 1)
-        else:
-            in_place(batched, vmap.shifted_dim(dim, batched.dim() - 1))
-        return None, None
-
-    def out_rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[None, None]:
-        input, dim, out = args
-        batched_out = vmap.written(op, "out", out, in_dims[2])
-        batched = vmap.in_front(input, in_dims[0], info.batch_size)
-        if batched.dim() == 1:
-            to_out(batched.unsqueeze(1), 1, batched_out.unsqueeze(1))
-        else:
-            to_out(batched, vmap.shifted_dim(dim, batched.dim() - 1), batched_out)
-        return None, None
-
-    register_vmap(op, forward_rule)
-    register_vmap(f"{op}_", in_place_rule)
-    register_vmap(f"{op}_out", out_rule)
-    register_vmap(f"{op}_backward", backward_rule)
-
-
 for _op in ("softmax", "log_softmax"):
     _register_fakes(_op)
     _register_in_place(_op)
     _register_forward_formula(_op)
-    _register_vmap(_op)
     register_float32_output(_op)
+    for _variant in ("", "_", "_out", "_backward"):
+        vmap.register_along_dim(f"{_op}{_variant}")
 register_autograd("softmax_backward", _softmax_backward_formula, _save_backward_inputs)
 register_autograd("log_softmax_backward", _log_softmax_backward_formula, _save_backward_inputs)

@@ -104,18 +104,12 @@ def _probabilities(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return y.masked_fill(hidden_rows, 0) if call.zero_masked_rows else y, sink.squeeze(-1)
 
 
-def _masked_softmax(*args: Any) -> torch.Tensor:
-    return _probabilities(Signature("masked_softmax").bind(*args))[0]
-
-
-def _masked_softmax_dropout(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = Signature("masked_softmax_dropout").bind(*args)
+def _masked_softmax_dropout(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     y, _ = _probabilities(call)
     return y * multiplier(call.p, call.seed, y), y
 
 
-def _masked_softmax_sinks(*args: Any) -> tuple[torch.Tensor, ...]:
-    call = Signature("masked_softmax_sinks").bind(*args)
+def _masked_softmax_sinks(call: Any) -> tuple[torch.Tensor, ...]:
     y, sink = _probabilities(call)
     output = y if call.seed is None else y * multiplier(call.p, call.seed, y)
     return output, y, sink
@@ -129,26 +123,17 @@ def masked_gradient(
     return _visibility(call).visible(y) * scale * y * (g - total)
 
 
-def _gradients(call: Any, dropout: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _gradients(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient of the input, and that of the sink divided by the sink's probability."""
     g, y = _wide(call.grad_output, call.probabilities)
-    if dropout:
+    if getattr(call, "seed", None) is not None:
         g = g * multiplier(call.p, call.seed, y)
     total = (g * y).sum(-1, keepdim=True)
     return masked_gradient(call, g, y, total), -total.squeeze(-1)
 
 
-def _masked_softmax_backward(*args: Any) -> torch.Tensor:
-    return _gradients(Signature("masked_softmax_backward").bind(*args), dropout=False)[0]
-
-
-def _masked_softmax_dropout_backward(*args: Any) -> torch.Tensor:
-    return _gradients(Signature("masked_softmax_dropout_backward").bind(*args), dropout=True)[0]
-
-
-def _masked_softmax_sinks_backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = Signature("masked_softmax_sinks_backward").bind(*args)
-    to_input, to_sinks = _gradients(call, dropout=call.seed is not None)
+def _masked_softmax_sinks_backward(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    to_input, to_sinks = _gradients(call)
     return to_input, call.sink_probabilities * to_sinks
 
 
@@ -161,12 +146,24 @@ _COMPOSITES: dict[str, Callable[..., Any]] = {
     "stack_log_softmax": _stacked(_log_softmax),
     "softmax_stats": _softmax_stats,
     "softmax_apply": _softmax_apply,
-    "masked_softmax": _masked_softmax,
-    "masked_softmax_backward": _masked_softmax_backward,
+}
+#: Those of a named tuple of arguments, because there are many.
+_MASKED: dict[str, Callable[[Any], Any]] = {
+    "masked_softmax": lambda call: _probabilities(call)[0],
+    "masked_softmax_backward": lambda call: _gradients(call)[0],
     "masked_softmax_dropout": _masked_softmax_dropout,
-    "masked_softmax_dropout_backward": _masked_softmax_dropout_backward,
+    "masked_softmax_dropout_backward": lambda call: _gradients(call)[0],
     "masked_softmax_sinks": _masked_softmax_sinks,
     "masked_softmax_sinks_backward": _masked_softmax_sinks_backward,
 }
+
+
+def _of_call(op: str, composite: Callable[[Any], Any]) -> Callable[..., Any]:
+    call_of = Signature(op).bind
+    return lambda *args: composite(call_of(*args))
+
+
 for _op, _composite in _COMPOSITES.items():
     register_composite(_op, _composite)
+for _op, _composite in _MASKED.items():
+    register_composite(_op, _of_call(_op, _composite))

@@ -17,7 +17,7 @@ import torch
 from fusedops.ops import checks
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import register_autograd
-from fusedops.ops.registration.variants import register_fake, register_vmap
+from fusedops.ops.registration.variants import register_fake
 
 ops = torch.ops.fusedops
 
@@ -102,41 +102,9 @@ def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
     return product.to(ctx.input_dtype), -total, -total / sum, None, None
 
 
-# --- vmap ---------------------------------------------------------------------------------------
-
-
-def _in_front(
-    info: Any, in_dims: vmap.BatchDims, tensors: tuple[Any, ...]
-) -> tuple[list[Any], bool]:
-    """The tensors with the batch as first dimension, and whether the slices are scalars, which get
-    a dimension of size 1."""
-    batched = [
-        vmap.in_front(tensor, dim, info.batch_size)
-        for tensor, dim in zip(tensors, in_dims, strict=False)
-    ]
-    are_scalars = batched[0].dim() == 1
-    return [t.unsqueeze(1) for t in batched] if are_scalars else batched, are_scalars
-
-
-def _batched_stats(
-    info: Any, in_dims: vmap.BatchDims, input: torch.Tensor, dim: int
-) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
-    (batched,), are_scalars = _in_front(info, in_dims, (input,))
-    results = ops.softmax_stats.default(batched, vmap.shifted_dim(dim, batched.dim() - 1))
-    return tuple(r.squeeze(1) if are_scalars else r for r in results), (0, 0)
-
-
-def _batched_apply(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
-    *tensors, dim, dtype = args if len(args) == 5 else (*args, None)
-    batched, are_scalars = _in_front(info, in_dims, tuple(tensors))
-    dim = vmap.shifted_dim(dim, batched[0].dim() - 1)
-    result = ops.softmax_apply.default(*batched, dim, dtype)
-    return result.squeeze(1) if are_scalars else result, 0
-
-
 register_fake("softmax_stats", _fake_stats)
 register_fake("softmax_apply", _fake_apply)
 register_autograd("softmax_stats", _stats_formula, _setup_stats)
 register_autograd("softmax_apply", _apply_formula, _setup_apply)
-register_vmap("softmax_stats", _batched_stats)
-register_vmap("softmax_apply", _batched_apply)
+vmap.register_along_dim("softmax_stats")
+vmap.register_along_dim("softmax_apply")

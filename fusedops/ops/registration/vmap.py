@@ -39,14 +39,6 @@ def aligned(tensor: torch.Tensor | None, batch_dim: int | None, rank: int) -> to
     return front.reshape(front.shape[0], *[1] * missing, *front.shape[1:])
 
 
-def with_defaults(
-    overload: Any, in_dims: BatchDims, args: tuple[Any, ...]
-) -> tuple[list[int | None], list[Any]]:
-    """Appends trailing arguments with default values, which the dispatcher omits."""
-    missing = [argument.default_value for argument in overload._schema.arguments[len(args) :]]
-    return [*in_dims, *[None] * len(missing)], [*args, *missing]
-
-
 def shifted_dim(dim: int, rank: int) -> int:
     """The batch's dimension for ``dim`` of a slice of ``rank`` dimensions; the batch's first
     dimension numbers the slices."""
@@ -62,6 +54,44 @@ def register_loop(op: str) -> None:
         return loop(overload, info.batch_size, in_dims, args)
 
     register_vmap(op, rule)
+
+
+def register_along_dim(op: str) -> None:
+    """Registers a rule that makes one call for the batch, for an op over the dimension ``dim`` of
+    its tensors. Slices that are scalars get a dimension of size 1."""
+    overload = getattr(torch.ops.fusedops, op).default
+    arguments = overload._schema.arguments
+    is_written = {
+        argument.name: argument.alias_info is not None and argument.alias_info.is_write
+        for argument in arguments
+        if argument.type.kind() == "TensorType"
+    }
+
+    def rule(info: Any, in_dims: BatchDims, *args: Any) -> tuple[Any, Any]:
+        names = [argument.name for argument in arguments[: len(args)]]
+        named, dims = dict(zip(names, args, strict=True)), dict(zip(names, in_dims, strict=True))
+        fronts = {
+            name: written(op.removesuffix("_out"), name, named[name], dims[name])
+            if writes
+            else in_front(named[name], dims[name], info.batch_size)
+            for name, writes in is_written.items()
+        }
+        rank = next(iter(fronts.values())).dim() - 1
+        for name, front in fronts.items():
+            named[name] = front if rank else front.unsqueeze(1)
+        named["dim"] = shifted_dim(named["dim"], max(rank, 1))
+        return _batched(overload(*named.values()), are_scalars=rank == 0)
+
+    register_vmap(op, rule)
+
+
+def _batched(results: Any, are_scalars: bool) -> tuple[Any, Any]:
+    """Results of a batch and their batch dimensions, without the dimension that scalars got."""
+    if results is None:
+        return None, None
+    if isinstance(results, torch.Tensor):
+        return results.squeeze(1) if are_scalars else results, 0
+    return tuple(_batched(result, are_scalars)[0] for result in results), (0,) * len(results)
 
 
 def loop(overload: Any, batch: int, in_dims: BatchDims, args: tuple[Any, ...]) -> tuple[Any, Any]:
