@@ -200,56 +200,6 @@ inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
   return strides;
 }
 
-// A mask or bias that kernels can read: in a dtype that they support, with the values of a row
-// adjacent or equal.
-class PreparedOperand {
- public:
-  Sizes strides;
-
-  PreparedOperand(
-      const char* op, const std::optional<Tensor>& operand, const Tensor& input,
-      ScalarType computed)
-      : op_(op) {
-    const int64_t rank = input.dim();
-    strides = Sizes(rank, 0);
-    if (!operand) return;
-    is_bool_ = dtype_of(*operand) == ScalarType::Bool;
-    tensor_ = is_bool_ ? *operand
-                       : convert(op, *operand, kernel_operand_dtype(*operand, input, computed));
-    strides = broadcast_strides(*tensor_, rank);
-    if (strides.back() > 1) {
-      tensor_ = as_contiguous(op, *tensor_);
-      strides = broadcast_strides(*tensor_, rank);
-    }
-  }
-
-  // Expands the operand to these sizes and makes it contiguous.
-  void materialize(SizesView sizes) {
-    if (!tensor_) return;
-    tensor_ = as_contiguous(op_, expand(*tensor_, sizes));
-    strides = broadcast_strides(*tensor_, static_cast<int64_t>(sizes.size()));
-  }
-
-  Operand operand() const {
-    if (!tensor_) return {};
-    const DType dtype = is_bool_ ? DType::kFloat32 : kernel_dtype(dtype_of(*tensor_));
-    return {tensor_->const_data_ptr(), {}, static_cast<int32_t>(strides.back()), is_bool_, dtype};
-  }
-
- private:
-  // The input's dtype if the operand has it too. Otherwise float32, or float64 if that is the
-  // compute type.
-  static ScalarType kernel_operand_dtype(
-      const Tensor& operand, const Tensor& input, ScalarType computed) {
-    if (computed == ScalarType::Double) return ScalarType::Double;
-    return dtype_of(operand) == dtype_of(input) ? dtype_of(input) : ScalarType::Float;
-  }
-
-  const char* op_;
-  std::optional<Tensor> tensor_;
-  bool is_bool_ = false;
-};
-
 // An operand with one value for each row, which kernels can read with any strides.
 class PreparedRowOperand {
  public:
@@ -262,9 +212,7 @@ class PreparedRowOperand {
 
   // Expands the operand to these sizes, of the dimensions of rows, and makes it contiguous.
   void materialize(SizesView sizes) {
-    if (!tensor_) return;
-    tensor_ = as_contiguous(op_, expand(*tensor_, sizes));
-    strides = broadcast_strides(*tensor_, static_cast<int64_t>(sizes.size()));
+    if (tensor_) make_contiguous(expand(*tensor_, sizes), static_cast<int64_t>(sizes.size()));
   }
 
   RowBound bound() const {
@@ -274,9 +222,49 @@ class PreparedRowOperand {
 
   RowValues values() const { return {tensor_ ? tensor_->const_data_ptr() : nullptr, {}}; }
 
- private:
+ protected:
+  void make_contiguous(const Tensor& operand, int64_t rank) {
+    tensor_ = as_contiguous(op_, operand);
+    strides = broadcast_strides(*tensor_, rank);
+  }
+
   const char* op_;
   std::optional<Tensor> tensor_;
+};
+
+// A mask or bias that kernels can read: in a dtype that they support, with the values of a row
+// adjacent or equal.
+class PreparedOperand : public PreparedRowOperand {
+ public:
+  PreparedOperand(
+      const char* op, const std::optional<Tensor>& operand, const Tensor& input,
+      ScalarType computed)
+      : PreparedRowOperand(op, converted(op, operand, input, computed), input.dim()) {
+    if (strides.back() > 1) make_contiguous(*tensor_, input.dim());
+  }
+
+  Operand operand() const {
+    if (!tensor_) return {};
+    const ScalarType dtype = dtype_of(*tensor_);
+    return {
+        tensor_->const_data_ptr(),
+        {},
+        static_cast<int32_t>(strides.back()),
+        dtype == ScalarType::Bool,
+        kernel_dtype(dtype)};
+  }
+
+ private:
+  // Converts to the input's dtype if the operand has it too. Otherwise to float32, or to float64 if
+  // that is the compute type.
+  static std::optional<Tensor> converted(
+      const char* op, const std::optional<Tensor>& operand, const Tensor& input,
+      ScalarType computed) {
+    if (!operand || dtype_of(*operand) == ScalarType::Bool) return operand;
+    if (computed == ScalarType::Double) return convert(op, *operand, computed);
+    const bool is_same = dtype_of(*operand) == dtype_of(input);
+    return is_same ? operand : convert(op, *operand, ScalarType::Float);
+  }
 };
 
 // The leading dimensions of `all`, merged where possible: neighbouring dimensions become one if
@@ -510,11 +498,7 @@ Tensor masked_softmax_backward(
     const Dropout& dropout, ScalarType input_dtype) {
   check_masked_softmax_backward(options, tensors);
   check_dtype(options.op, "input_dtype", input_dtype);
-  const Tensor& probabilities = tensors.probabilities;
-  const ScalarType dtype = dtype_of(probabilities);
-  const Tensor grad_input = empty_contiguous(
-      options.op, probabilities, probabilities.sizes(),
-      converts_inside(input_dtype, dtype) ? input_dtype : dtype);
+  const Tensor grad_input = empty_gradient(options.op, tensors.probabilities, input_dtype);
   masked_softmax_backward_into<Launcher>(options, tensors, dropout, grad_input);
   return convert(options.op, grad_input, input_dtype);
 }
@@ -534,12 +518,9 @@ std::tuple<Tensor, Tensor> masked_softmax_sinks_backward(
   check_statistic(
       op, "sink_probabilities", sink_probabilities, {"probabilities", probabilities},
       row_sizes(probabilities));
-  const ScalarType dtype = dtype_of(probabilities);
-  const Tensor grad_input = empty_contiguous(
-      op, probabilities, probabilities.sizes(),
-      converts_inside(input_dtype, dtype) ? input_dtype : dtype);
-  const Tensor grad_sinks =
-      empty_contiguous(op, probabilities, row_sizes(probabilities), statistics_dtype(dtype));
+  const Tensor grad_input = empty_gradient(op, probabilities, input_dtype);
+  const Tensor grad_sinks = empty_contiguous(
+      op, probabilities, row_sizes(probabilities), statistics_dtype(dtype_of(probabilities)));
   masked_softmax_backward_into<Launcher>(
       options, tensors, dropout, grad_input, {as_contiguous(op, sink_probabilities), grad_sinks});
   return {convert(op, grad_input, input_dtype), grad_sinks};

@@ -302,6 +302,10 @@ inline std::optional<Tensor> norm_parameter_grad(
   return grad;
 }
 
+inline Columns written_columns(const std::optional<Tensor>& grad) {
+  return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(dtype_of(*grad))} : Columns{};
+}
+
 // Computes the gradients that `result` holds.
 template <class Launcher>
 void launch_norm_backward(
@@ -311,9 +315,6 @@ void launch_norm_backward(
   const Tensor& input = tensors.input.tensor;
   const auto written = [&](const std::optional<Tensor>& grad) {
     return grad ? RowView{*grad, {shape.cols}}.write() : Rows{};
-  };
-  const auto columns = [](const std::optional<Tensor>& grad) {
-    return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(dtype_of(*grad))} : Columns{};
   };
   const RowView grad = as_rows<Launcher>(op, tensors.grad_output, shape.first);
   const std::optional<RowView> grad_sum = as_rows<Launcher>(op, tensors.grad_sum, shape.first);
@@ -331,8 +332,8 @@ void launch_norm_backward(
   args.weight = NormParameters::columns(parameters.weight);
   args.grad_input = written(result.input);
   args.grad_branch = written(result.branch);
-  args.grad_weight = columns(result.weight);
-  args.grad_bias = columns(result.bias);
+  args.grad_weight = written_columns(result.weight);
+  args.grad_bias = written_columns(result.bias);
   args.dropout = tensors.dropout;
   args.rows = shape.rows;
   args.cols = shape.cols;

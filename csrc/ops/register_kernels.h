@@ -15,6 +15,8 @@ namespace fusedops {
 
 template <class Launcher>
 struct Kernels {
+  using Softmax = SoftmaxOps<Launcher, false>;
+  using LogSoftmax = SoftmaxOps<Launcher, true>;
   template <NormKind kKind>
   using Norm = NormOps<Launcher, kKind>;
   template <NormKind kKind>

@@ -134,15 +134,20 @@ void softmax_backward_into(
           grad.read(), result.read(), to.write(), count / at.inner, at.cols, at.inner, log});
 }
 
+// Allocates the gradient of an input of a softmax: in the input's dtype, if kernels convert to it.
+inline Tensor empty_gradient(const char* op, const Tensor& output, ScalarType input) {
+  const ScalarType dtype = dtype_of(output);
+  return empty_contiguous(
+      op, output, output.sizes(), converts_inside(input, dtype) ? input : dtype);
+}
+
 template <class Launcher>
 Tensor softmax_backward(
     const char* op, const Tensor& grad_output, const Tensor& output, int64_t dim,
     ScalarType input_dtype, bool log) {
   const SoftmaxDim at = checked_softmax_backward(op, grad_output, output, dim);
   check_dtype(op, "input_dtype", input_dtype);
-  const bool inside = converts_inside(input_dtype, dtype_of(output));
-  const Tensor grad_input =
-      empty_contiguous(op, output, output.sizes(), inside ? input_dtype : dtype_of(output));
+  const Tensor grad_input = empty_gradient(op, output, input_dtype);
   softmax_backward_into<Launcher>(op, grad_output, output, grad_input, at, log);
   return convert(op, grad_input, input_dtype);
 }
@@ -241,51 +246,31 @@ Tensor softmax_apply(
   return convert(op, with_dim_back(op, output, at), wanted);
 }
 
-// The entry points that a launcher registers.
-template <class Launcher>
+// The entry points that a launcher registers for softmax, or with kLog for log_softmax.
+template <class Launcher, bool kLog>
 struct SoftmaxOps {
-  static std::tuple<Tensor, Tensor> softmax_stats(const Tensor& input, int64_t dim) {
-    return fusedops::softmax_stats<Launcher>(input, dim);
-  }
-  static Tensor softmax_apply(
-      const Tensor& input, const Tensor& max, const Tensor& sum, int64_t dim,
-      std::optional<ScalarType> dtype) {
-    return fusedops::softmax_apply<Launcher>(input, max, sum, dim, dtype);
-  }
+  // The operators' names, for messages.
+  static constexpr const char* kOp = kLog ? "log_softmax" : "softmax";
+  static constexpr const char* kInPlace = kLog ? "log_softmax_" : "softmax_";
+  static constexpr const char* kBackward = kLog ? "log_softmax_backward" : "softmax_backward";
+  static constexpr const char* kBackwardInPlace =
+      kLog ? "log_softmax_backward_" : "softmax_backward_";
 
-  static Tensor softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype) {
-    return softmax_forward<Launcher>("softmax", input, dim, dtype, false);
+  static Tensor forward(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype) {
+    return softmax_forward<Launcher>(kOp, input, dim, dtype, kLog);
   }
-  static Tensor log_softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype) {
-    return softmax_forward<Launcher>("log_softmax", input, dim, dtype, true);
+  static void out(const Tensor& input, int64_t dim, Tensor out) {
+    softmax_out<Launcher>(kOp, input, dim, out, kLog);
   }
-  static void softmax_out(const Tensor& input, int64_t dim, Tensor out) {
-    fusedops::softmax_out<Launcher>("softmax", input, dim, out, false);
+  static void in_place(Tensor input, int64_t dim) {
+    softmax_in_place<Launcher>(kInPlace, input, dim, kLog);
   }
-  static void log_softmax_out(const Tensor& input, int64_t dim, Tensor out) {
-    fusedops::softmax_out<Launcher>("log_softmax", input, dim, out, true);
-  }
-  static void softmax_(Tensor input, int64_t dim) {
-    softmax_in_place<Launcher>("softmax_", input, dim, false);
-  }
-  static void log_softmax_(Tensor input, int64_t dim) {
-    softmax_in_place<Launcher>("log_softmax_", input, dim, true);
-  }
-  static Tensor softmax_backward(
+  static Tensor backward(
       const Tensor& grad_output, const Tensor& output, int64_t dim, ScalarType input_dtype) {
-    return fusedops::softmax_backward<Launcher>(
-        "softmax_backward", grad_output, output, dim, input_dtype, false);
+    return softmax_backward<Launcher>(kBackward, grad_output, output, dim, input_dtype, kLog);
   }
-  static Tensor log_softmax_backward(
-      const Tensor& grad_output, const Tensor& output, int64_t dim, ScalarType input_dtype) {
-    return fusedops::softmax_backward<Launcher>(
-        "log_softmax_backward", grad_output, output, dim, input_dtype, true);
-  }
-  static void softmax_backward_(Tensor grad_output, const Tensor& output, int64_t dim) {
-    softmax_backward_in_place<Launcher>("softmax_backward_", grad_output, output, dim, false);
-  }
-  static void log_softmax_backward_(Tensor grad_output, const Tensor& output, int64_t dim) {
-    softmax_backward_in_place<Launcher>("log_softmax_backward_", grad_output, output, dim, true);
+  static void backward_in_place(Tensor grad_output, const Tensor& output, int64_t dim) {
+    softmax_backward_in_place<Launcher>(kBackwardInPlace, grad_output, output, dim, kLog);
   }
 };
 

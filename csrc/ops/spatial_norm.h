@@ -96,24 +96,20 @@ struct SpatialNormLayout {
   }
 };
 
-// The mean, if there is one, and rstd.
-struct SpatialNormStatistics {
-  std::optional<Tensor> mean, rstd;
-};
-
 template <class Launcher>
 void launch_spatial_norm(
     const SpatialNormOptions& options, const SpatialNormLayout& layout, const Tensor& input,
-    const Tensor& output, const SpatialNormStatistics& statistics, double eps) {
+    const NormResult& result, double eps) {
   const char* op = options.op;
   const SpatialNormShape& shape = layout.shape;
+  const Tensor& output = result.output;
   const NormParameters parameters(op, options.weight, options.bias, dtype_of(input));
   const auto set_common = [&](auto& args) {
     args.kind = options.kind;
     args.weight = NormParameters::columns(parameters.weight);
     args.bias = NormParameters::columns(parameters.bias);
-    if (statistics.mean) args.mean = statistics.mean->mutable_data_ptr();
-    if (statistics.rstd) args.rstd = statistics.rstd->mutable_data_ptr();
+    if (result.mean) args.mean = result.mean->mutable_data_ptr();
+    if (result.rstd) args.rstd = result.rstd->mutable_data_ptr();
     args.eps = eps;
   };
   if (layout.has_rows()) {
@@ -154,10 +150,7 @@ NormResult spatial_norm_forward(
     }
     result.rstd = empty_contiguous(op, input, shape.statistics, dtype);
   }
-  if (input.numel() > 0) {
-    const SpatialNormStatistics statistics{result.mean, result.rstd};
-    launch_spatial_norm<Launcher>(options, layout, input, result.output, statistics, eps);
-  }
+  if (input.numel() > 0) launch_spatial_norm<Launcher>(options, layout, input, result, eps);
   return result;
 }
 
@@ -172,16 +165,13 @@ void launch_spatial_norm_backward(
   const std::optional<Tensor> mean =
       tensors.mean ? std::optional(as_contiguous(op, *tensors.mean)) : std::nullopt;
   const Tensor rstd = as_contiguous(op, tensors.rstd);
-  const auto columns = [](const std::optional<Tensor>& grad) {
-    return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(dtype_of(*grad))} : Columns{};
-  };
   const auto set_common = [&](auto& args) {
     args.kind = options.kind;
     if (mean) args.mean = mean->const_data_ptr();
     args.rstd = rstd.const_data_ptr();
     args.weight = NormParameters::columns(parameters.weight);
-    args.grad_weight = columns(result.weight);
-    args.grad_bias = columns(result.bias);
+    args.grad_weight = written_columns(result.weight);
+    args.grad_bias = written_columns(result.bias);
   };
   if (layout.has_rows()) {
     const RowView grad = layout.rows<Launcher>(tensors.grad_output);

@@ -49,40 +49,27 @@ std::string list_text(const List& values) {
 
 // The name that Python prints, for messages.
 inline std::string dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return "torch.float32";
-    case ScalarType::Double:
-      return "torch.float64";
-    case ScalarType::Half:
-      return "torch.float16";
-    case ScalarType::BFloat16:
-      return "torch.bfloat16";
-    case ScalarType::Byte:
-      return "torch.uint8";
-    case ScalarType::Char:
-      return "torch.int8";
-    case ScalarType::Short:
-      return "torch.int16";
-    case ScalarType::Int:
-      return "torch.int32";
-    case ScalarType::Long:
-      return "torch.int64";
-    case ScalarType::Bool:
-      return "torch.bool";
-    case ScalarType::ComplexHalf:
-      return "torch.complex32";
-    case ScalarType::ComplexFloat:
-      return "torch.complex64";
-    case ScalarType::ComplexDouble:
-      return "torch.complex128";
-    default: {
-      std::string name = torch::headeronly::toString(dtype);
-      std::transform(
-          name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
-      return "torch." + name;
-    }
+  static constexpr std::pair<ScalarType, const char*> kNames[] = {
+      {ScalarType::Float, "float32"},
+      {ScalarType::Double, "float64"},
+      {ScalarType::Half, "float16"},
+      {ScalarType::BFloat16, "bfloat16"},
+      {ScalarType::Byte, "uint8"},
+      {ScalarType::Char, "int8"},
+      {ScalarType::Short, "int16"},
+      {ScalarType::Int, "int32"},
+      {ScalarType::Long, "int64"},
+      {ScalarType::Bool, "bool"},
+      {ScalarType::ComplexHalf, "complex32"},
+      {ScalarType::ComplexFloat, "complex64"},
+      {ScalarType::ComplexDouble, "complex128"}};
+  for (const auto& [known, name] : kNames) {
+    if (known == dtype) return std::string("torch.") + name;
   }
+  std::string name = torch::headeronly::toString(dtype);
+  std::transform(
+      name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  return "torch." + name;
 }
 
 // Returns Undefined if there is no tensor, and for dtypes newer than the stable ABI of this build.
