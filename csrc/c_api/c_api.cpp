@@ -102,135 +102,11 @@ Rows rows_of(float* data, int64_t cols) { return {data, {cols}, DType::kFloat32}
 ConstColumns columns_of(const float* data) { return {data, DType::kFloat32}; }
 Columns columns_of(float* data) { return {data, DType::kFloat32}; }
 
-void attn_softmax(
-    float* inp, const float* attn_mask, int batch_size, int nhead, int from_len, int to_len,
-    bool mask_future, void* stream) {
-  check_size("batch_size", batch_size);
-  check_size("nhead", nhead);
-  check_size("from_len", from_len);
-  check_size("to_len", to_len);
-  const int64_t count = count_of(batch_size, nhead, from_len, to_len);
-  const Device device(stream);
-  if (count == 0) return;
-  check_array("inp", inp, count);
-  check_aligned("attn_mask", attn_mask);
-  MaskedSoftmaxForward args{};
-  args.input = rows_of(static_cast<const float*>(inp), to_len);
-  args.output = rows_of(inp, to_len);
-  args.rows = count / to_len;
-  args.cols = to_len;
-  args.scores.dims = {2, {batch_size, args.rows / batch_size}};
-  args.scores.mask = {attn_mask, {to_len, 0}, 1, false, DType::kFloat32};
-  args.scores.causal = {mask_future, from_len, 0};
-  args.scores.scale = 1;
-  args.scores.mask_value = -std::numeric_limits<double>::infinity();
-  args.zero_masked_rows = true;
-  device.launch(args);
-}
-
-void attn_softmax_bw(
-    float* out_grad, const float* soft_inp, int rows, int softmax_len, void* stream) {
-  check_size("rows", rows);
-  check_size("softmax_len", softmax_len);
-  const int64_t count = count_of(rows, softmax_len);
-  const Device device(stream);
-  if (count == 0) return;
-  check_array("out_grad", out_grad, count);
-  check_array("soft_inp", soft_inp, count);
-  SoftmaxBackward args{};
-  args.grad_output = rows_of(static_cast<const float*>(out_grad), softmax_len);
-  args.output = rows_of(soft_inp, softmax_len);
-  args.grad_input = rows_of(out_grad, softmax_len);
-  args.rows = rows;
-  args.cols = softmax_len;
-  launch_with_workspace(device, args);
-}
-
-void layernorm(
-    float* ln_res, float* vars, float* means, const float* inp, const float* scale,
-    const float* bias, int batch_size, int hidden_dim, float eps, void* stream) {
-  check_size("batch_size", batch_size);
-  check_size("hidden_dim", hidden_dim, 1);
-  if (!(eps >= 0) || std::isinf(eps)) {
-    throw Failure{
-        FUSEDOPS_INVALID_EPS, "eps is " + std::to_string(eps) + ", wanted a finite number >= 0"};
-  }
-  const int64_t count = count_of(batch_size, hidden_dim);
-  const Device device(stream);
-  if (count == 0) return;
-  check_array("ln_res", ln_res, count);
-  check_array("vars", vars, batch_size);
-  check_array("means", means, batch_size);
-  check_array("inp", inp, count);
-  check_array("scale", scale, hidden_dim);
-  check_array("bias", bias, hidden_dim);
-  NormForward args{};
-  args.kind = NormKind::kLayer;
-  args.input = rows_of(inp, hidden_dim);
-  args.output = rows_of(ln_res, hidden_dim);
-  args.weight = columns_of(scale);
-  args.bias = columns_of(bias);
-  args.mean = means;
-  args.rstd = vars;
-  args.rows = batch_size;
-  args.cols = hidden_dim;
-  args.eps = eps;
-  launch_with_workspace(device, args);
-  device.rstd_to_variance(vars, batch_size);
-}
-
-struct LayerNormGradients {
-  float *gamma, *betta, *inp;
-};
-
-void launch_layernorm_bw(
-    const Device& device, const LayerNormGradients& grads, const float* out_grad, const float* inp,
-    const float* gamma, const float* vars, const float* means, int batch_size, int hidden_dim) {
-  const Scratch rstd(device, batch_size * sizeof(float));
-  device.variance_to_rstd(vars, static_cast<float*>(rstd.get()), batch_size);
-  NormBackward args{};
-  args.kind = NormKind::kLayer;
-  args.grad_output = rows_of(out_grad, hidden_dim);
-  args.input = rows_of(inp, hidden_dim);
-  args.mean = means;
-  args.rstd = rstd.get();
-  args.weight = columns_of(gamma);
-  args.grad_input = rows_of(grads.inp, hidden_dim);
-  args.grad_weight = columns_of(grads.gamma);
-  args.grad_bias = columns_of(grads.betta);
-  args.rows = batch_size;
-  args.cols = hidden_dim;
-  launch_with_workspace(device, args);
-}
-
-void layernorm_bw(
-    const LayerNormGradients& grads, const float* out_grad, const float* inp, const float* gamma,
-    const float* vars, const float* means, int batch_size, int hidden_dim, void* stream) {
-  check_size("batch_size", batch_size);
-  check_size("hidden_dim", hidden_dim, 1);
-  const int64_t count = count_of(batch_size, hidden_dim);
-  check_aligned("gamma_grad", grads.gamma);
-  check_aligned("betta_grad", grads.betta);
-  check_aligned("inp_grad", grads.inp);
-  const Device device(stream);
-  if (count == 0) {  // the sums of no rows are 0
-    if (grads.gamma != nullptr) device.clear(grads.gamma, hidden_dim);
-    if (grads.betta != nullptr) device.clear(grads.betta, hidden_dim);
-    return;
-  }
-  check_array("out_grad", out_grad, count);
-  check_array("inp", inp, count);
-  check_array("gamma", gamma, hidden_dim);
-  check_array("vars", vars, batch_size);
-  check_array("means", means, batch_size);
-  if (grads.gamma == nullptr && grads.betta == nullptr && grads.inp == nullptr) return;
-  launch_layernorm_bw(device, grads, out_grad, inp, gamma, vars, means, batch_size, hidden_dim);
-}
-
 }  // namespace
 }  // namespace fusedops::c_api
 
 using namespace fusedops;
+using namespace fusedops::c_api;
 
 const char* fusedops_status_string(fusedops_status status) {
   switch (status) {
@@ -254,27 +130,88 @@ const char* fusedops_status_string(fusedops_status status) {
   return "unknown status";
 }
 
-const char* fusedops_last_error() { return c_api::last_error; }
+const char* fusedops_last_error() { return last_error; }
 
 fusedops_status fusedops_attn_softmax(
     float* inp, const float* attn_mask, int batch_size, int nhead, int from_len, int to_len,
     bool mask_future, void* stream) {
-  return c_api::guarded(__func__, [&] {
-    c_api::attn_softmax(inp, attn_mask, batch_size, nhead, from_len, to_len, mask_future, stream);
+  return guarded(__func__, [&] {
+    check_size("batch_size", batch_size);
+    check_size("nhead", nhead);
+    check_size("from_len", from_len);
+    check_size("to_len", to_len);
+    const int64_t count = count_of(batch_size, nhead, from_len, to_len);
+    const Device device(stream);
+    if (count == 0) return;
+    check_array("inp", inp, count);
+    check_aligned("attn_mask", attn_mask);
+    MaskedSoftmaxForward args{};
+    args.input = rows_of(static_cast<const float*>(inp), to_len);
+    args.output = rows_of(inp, to_len);
+    args.rows = count / to_len;
+    args.cols = to_len;
+    args.scores.dims = {2, {batch_size, args.rows / batch_size}};
+    args.scores.mask = {attn_mask, {to_len, 0}, 1, false, DType::kFloat32};
+    args.scores.causal = {mask_future, from_len, 0};
+    args.scores.scale = 1;
+    args.scores.mask_value = -std::numeric_limits<double>::infinity();
+    args.zero_masked_rows = true;
+    device.launch(args);
   });
 }
 
 fusedops_status fusedops_attn_softmax_bw(
     float* out_grad, const float* soft_inp, int rows, int softmax_len, void* stream) {
-  return c_api::guarded(
-      __func__, [&] { c_api::attn_softmax_bw(out_grad, soft_inp, rows, softmax_len, stream); });
+  return guarded(__func__, [&] {
+    check_size("rows", rows);
+    check_size("softmax_len", softmax_len);
+    const int64_t count = count_of(rows, softmax_len);
+    const Device device(stream);
+    if (count == 0) return;
+    check_array("out_grad", out_grad, count);
+    check_array("soft_inp", soft_inp, count);
+    SoftmaxBackward args{};
+    args.grad_output = rows_of(static_cast<const float*>(out_grad), softmax_len);
+    args.output = rows_of(soft_inp, softmax_len);
+    args.grad_input = rows_of(out_grad, softmax_len);
+    args.rows = rows;
+    args.cols = softmax_len;
+    launch_with_workspace(device, args);
+  });
 }
 
 fusedops_status fusedops_layernorm(
     float* ln_res, float* vars, float* means, const float* inp, const float* scale,
     const float* bias, int batch_size, int hidden_dim, float eps, void* stream) {
-  return c_api::guarded(__func__, [&] {
-    c_api::layernorm(ln_res, vars, means, inp, scale, bias, batch_size, hidden_dim, eps, stream);
+  return guarded(__func__, [&] {
+    check_size("batch_size", batch_size);
+    check_size("hidden_dim", hidden_dim, 1);
+    if (!(eps >= 0) || std::isinf(eps)) {
+      throw Failure{
+          FUSEDOPS_INVALID_EPS, "eps is " + std::to_string(eps) + ", wanted a finite number >= 0"};
+    }
+    const int64_t count = count_of(batch_size, hidden_dim);
+    const Device device(stream);
+    if (count == 0) return;
+    check_array("ln_res", ln_res, count);
+    check_array("vars", vars, batch_size);
+    check_array("means", means, batch_size);
+    check_array("inp", inp, count);
+    check_array("scale", scale, hidden_dim);
+    check_array("bias", bias, hidden_dim);
+    NormForward args{};
+    args.kind = NormKind::kLayer;
+    args.input = rows_of(inp, hidden_dim);
+    args.output = rows_of(ln_res, hidden_dim);
+    args.weight = columns_of(scale);
+    args.bias = columns_of(bias);
+    args.mean = means;
+    args.rstd = vars;
+    args.rows = batch_size;
+    args.cols = hidden_dim;
+    args.eps = eps;
+    launch_with_workspace(device, args);
+    device.rstd_to_variance(vars, batch_size);
   });
 }
 
@@ -282,10 +219,40 @@ fusedops_status fusedops_layernorm_bw(
     float* gamma_grad, float* betta_grad, float* inp_grad, const float* out_grad, const float* inp,
     const float* gamma, const float* vars, const float* means, int batch_size, int hidden_dim,
     void* stream) {
-  return c_api::guarded(__func__, [&] {
-    c_api::layernorm_bw(
-        {gamma_grad, betta_grad, inp_grad}, out_grad, inp, gamma, vars, means, batch_size,
-        hidden_dim, stream);
+  return guarded(__func__, [&] {
+    check_size("batch_size", batch_size);
+    check_size("hidden_dim", hidden_dim, 1);
+    const int64_t count = count_of(batch_size, hidden_dim);
+    check_aligned("gamma_grad", gamma_grad);
+    check_aligned("betta_grad", betta_grad);
+    check_aligned("inp_grad", inp_grad);
+    const Device device(stream);
+    if (count == 0) {  // the sums of no rows are 0
+      if (gamma_grad != nullptr) device.clear(gamma_grad, hidden_dim);
+      if (betta_grad != nullptr) device.clear(betta_grad, hidden_dim);
+      return;
+    }
+    check_array("out_grad", out_grad, count);
+    check_array("inp", inp, count);
+    check_array("gamma", gamma, hidden_dim);
+    check_array("vars", vars, batch_size);
+    check_array("means", means, batch_size);
+    if (gamma_grad == nullptr && betta_grad == nullptr && inp_grad == nullptr) return;
+    const Scratch rstd(device, batch_size * sizeof(float));
+    device.variance_to_rstd(vars, static_cast<float*>(rstd.get()), batch_size);
+    NormBackward args{};
+    args.kind = NormKind::kLayer;
+    args.grad_output = rows_of(out_grad, hidden_dim);
+    args.input = rows_of(inp, hidden_dim);
+    args.mean = means;
+    args.rstd = rstd.get();
+    args.weight = columns_of(gamma);
+    args.grad_input = rows_of(inp_grad, hidden_dim);
+    args.grad_weight = columns_of(gamma_grad);
+    args.grad_bias = columns_of(betta_grad);
+    args.rows = batch_size;
+    args.cols = hidden_dim;
+    launch_with_workspace(device, args);
   });
 }
 
@@ -314,7 +281,7 @@ fusedops_status launch_layernorm_bw(
     const float* gamma, const float*, const float* vars, const float* means, int batch_size,
     int hidden_dim, void* stream_1, void* stream_2) {
   if (stream_1 != stream_2) {
-    return c_api::failed(
+    return failed(
         __func__, FUSEDOPS_INVALID_STREAM, "stream_1 and stream_2 differ, wanted the same twice");
   }
   return fusedops_layernorm_bw(
