@@ -34,7 +34,8 @@ class Rule:
     compute: computes a rank's part; by default the op itself does.
     compute_split_rows: computes a rank's part where a row is divided among ranks; without it rows
         are gathered.
-    written: the argument that the op writes into.
+    written: the argument that the op writes into; the result of ``compute_split_rows`` is copied
+        into it.
     """
 
     space: Callable[[Call], Space]
@@ -70,6 +71,17 @@ class Call:
     def __contains__(self, name: str) -> bool:
         return self.named.get(name) is not None
 
+    @property
+    def results(self) -> list[str]:
+        """The names of the op's results."""
+        return [result.name for result in self.overload._schema.returns]
+
+    def reduced_dims(self, rank: int) -> tuple[int, ...]:
+        """The dimensions of an input that a row consists of: ``dim``, or the last ones."""
+        if "dim" in self:
+            return (self["dim"] % rank,) if rank else ()
+        return tuple(range(rank - len(self["normalized_shape"]), rank))
+
     def run(self, local: dict[str, Any]) -> Any:
         """Calls the op itself."""
         return self.overload(*local.values())
@@ -90,36 +102,23 @@ def run(call: Call, rule: Rule) -> Any:
     if rule.written is not None:
         _check_written(call, rule.written, part.placements(Result(space.tensors[rule.written])))
     meta = call.results_meta()
-    compute = rule.compute_split_rows if part.divides(space.reduced) else rule.compute
-    results = _computed(call, space, part, compute or _op)
+    splits = part.divides(space.reduced)
+    compute = rule.compute_split_rows if splits else rule.compute
+    local = {
+        name: _map(partial(_local, part, space.tensors.get(name, ())), value)
+        for name, value in call.named.items()
+    }
+    results = None
+    if call.mesh.get_coordinate() is not None:  # a rank outside of the mesh computes nothing
+        results = compute(call, part, local) if compute else call.run(local)
+        if splits and rule.written is not None:
+            local[rule.written].copy_(results)
     if meta is None:
         return None
     if isinstance(meta, torch.Tensor):
         return _wrapped(part, results, meta, space.results[0])
     each = zip(results or [None] * len(meta), meta, space.results, strict=True)
     return tuple(_wrapped(part, *result_and_spec) for result_and_spec in each)
-
-
-def _op(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    return call.run(local)
-
-
-def writing(compute: Compute, written: str) -> Compute:
-    """Writes what ``compute`` returns into an argument."""
-
-    def write(call: Call, part: Partition, local: dict[str, Any]) -> None:
-        local[written].copy_(compute(call, part, local))
-
-    return write
-
-
-def _computed(call: Call, space: Space, part: Partition, compute: Compute) -> Any:
-    """This rank's results; None on a rank outside of the mesh, which computes nothing."""
-    local = {
-        name: _map(partial(_local, part, space.tensors.get(name, ())), value)
-        for name, value in call.named.items()
-    }
-    return None if call.mesh.get_coordinate() is None else compute(call, part, local)
 
 
 def _map(function: Callable[[torch.Tensor], Any], value: Any) -> Any:

@@ -24,6 +24,11 @@ def drops(call: Call) -> bool:
     return "seed" in call and call["p"] > 0
 
 
+def draws_for_part(call: Call, part: Partition) -> bool:
+    """Whether a call has dropout, and each rank only some of the rows."""
+    return drops(call) and any(dim is not None for dim in part.divided)
+
+
 def multiplier(call: Call, part: Partition, like: torch.Tensor, columns: int) -> torch.Tensor:
     """Dropout's factors for ``like``, this rank's part, whose last dimensions are the columns.
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from fusedops.integrations.dtensor import masked_softmax_keys
-from fusedops.integrations.dtensor.call import Call, Compute, Rule, writing
-from fusedops.integrations.dtensor.dropout import drops, multiplier
+from fusedops.integrations.dtensor.call import Call, Rule
+from fusedops.integrations.dtensor.dropout import draws_for_part, drops, multiplier
+from fusedops.integrations.dtensor.masked_softmax_keys import at_own_positions, backward, forward
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, aligned
 
 _OF_SCORES = ("input", "out", "grad_output", "probabilities", "mask", "bias")
@@ -28,38 +28,14 @@ def _space(call: Call) -> Space:
     for names, shape in ((_OF_SCORES, sizes), (_OF_ROWS, sizes[:-1])):
         tensors |= {name: aligned(call[name], shape) for name in names if name in call}
     every = tuple(range(len(sizes)))
-    results = tuple(
-        Result(every[:-1] if "sink" in result.name else every)
-        for result in call.overload._schema.returns
-    )
+    results = tuple(Result(every[:-1] if "sink" in name else every) for name in call.results)
     keys = frozenset(every[-1:])
     return Space(sizes, tensors, results, deciding, keys, keys if drops(call) else frozenset())
 
 
-def _at_own_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, with diagonals and bounds that count from this rank's first query and key."""
-    queries, keys = (len(part.sizes) - back for back in (2, 1))
-    first_query, first_key = (
-        part.start(dim) if dim in part.divided else 0 for dim in (queries, keys)
-    )
-    moves = dict.fromkeys(("diagonal", "lower_diagonal"), first_query - first_key)
-    moves |= dict.fromkeys(("start", "end"), -first_key)
-    moved = {name: local[name] + by for name, by in moves.items() if local[name] is not None}
-    return local | moved if first_query or first_key else local
-
-
 def _on_own_queries(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    local = _at_own_positions(part, local)
-    if not (drops(call) and any(dim is not None for dim in part.divided)):
-        return call.run(local)
-    return _dropping(call, part, local)
-
-
-def _on_own_keys(compute: Compute) -> Compute:
-    def run(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-        return compute(call, part, _at_own_positions(part, local))
-
-    return run
+    local = at_own_positions(part, local)
+    return _dropping(call, part, local) if draws_for_part(call, part) else call.run(local)
 
 
 def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
@@ -79,33 +55,18 @@ def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 def _dropping_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     grad, y = local["grad_output"], local["probabilities"]
     factor = multiplier(call, part, grad, columns=1)
-    if not call.overload._schema.returns:
+    if not call.results:
         return call.run(local | {"grad_output": grad.mul_(factor), "p": 0.0})
     wide = {"grad_output": grad * factor, "probabilities": y.to(factor.dtype)}
     return call.run(local | wide | {"p": 0.0})
 
 
-def _rules() -> dict[str, Rule]:
-    forward, backward = map(
-        _on_own_keys, (masked_softmax_keys.forward, masked_softmax_keys.backward)
-    )
-    returned = {
-        **dict.fromkeys(("", "_dropout", "_sinks"), forward),
-        **dict.fromkeys(("_backward", "_sinks_backward", "_dropout_backward"), backward),
-    }
-    rules = {
-        f"masked_softmax{of}": Rule(_space, _on_own_queries, split)
-        for of, split in returned.items()
-    }
-    for of, written, split in (
-        ("_out", "out", forward),
-        ("_", "input", forward),
-        ("_backward_", "grad_output", backward),
-        ("_dropout_backward_", "grad_output", backward),
-    ):
-        split = writing(split, written)
-        rules[f"masked_softmax{of}"] = Rule(_space, _on_own_queries, split, written)
-    return rules
-
-
-RULES = _rules()
+#: For each op how it computes rows whose keys are divided, and the argument that it writes into.
+_OPS = {
+    **dict.fromkeys(("", "_dropout", "_sinks"), (forward, None)),
+    **dict.fromkeys(("_backward", "_sinks_backward", "_dropout_backward"), (backward, None)),
+    "_out": (forward, "out"),
+    "_": (forward, "input"),
+    **dict.fromkeys(("_backward_", "_dropout_backward_"), (backward, "grad_output")),
+}
+RULES = {f"masked_softmax{op}": Rule(_space, _on_own_queries, *how) for op, how in _OPS.items()}

@@ -22,9 +22,21 @@ ops = torch.ops.fusedops
 _KEYS = -1
 
 
+def at_own_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with diagonals and bounds that count from this rank's first query and key."""
+    queries, keys = (len(part.sizes) - back for back in (2, 1))
+    first_query, first_key = (
+        part.start(dim) if dim in part.divided else 0 for dim in (queries, keys)
+    )
+    moves = dict.fromkeys(("diagonal", "lower_diagonal"), first_query - first_key)
+    moves |= dict.fromkeys(("start", "end"), -first_key)
+    moved = {name: local[name] + by for name, by in moves.items() if local[name] is not None}
+    return local | moved if first_query or first_key else local
+
+
 def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """The op's results for this rank's keys; diagonals and bounds in ``local`` count from them."""
-    arguments = SimpleNamespace(**{"dtype": None} | local)
+    """The op's results for this rank's keys."""
+    arguments = SimpleNamespace(**{"dtype": None} | at_own_positions(part, local))
     scores, hides_all = masked_scores(arguments)
     of_part = [*own_statistics(scores, _KEYS)]
     if arguments.zero_masked_rows:
@@ -35,7 +47,7 @@ def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     if arguments.zero_masked_rows:
         y = y.masked_fill(hides[0].amin(0) > 0, 0)
     by_name = {"output": y, "probabilities": y}
-    if "sink_probabilities" in _names(call):
+    if "sink_probabilities" in call.results:
         by_name["sink_probabilities"] = ((_column(arguments.sinks, max) - max).exp() / sum).squeeze(
             -1
         )
@@ -61,14 +73,14 @@ def _column(sinks: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     """The gradients, for this rank's keys; divided rows have no dropout."""
-    arguments = SimpleNamespace(**local)
+    arguments = SimpleNamespace(**at_own_positions(part, local))
     wide = torch.promote_types(arguments.probabilities.dtype, torch.float32)
     g, y = arguments.grad_output.to(wide), arguments.probabilities.to(wide)
     total = part.all_reduce((g * y).sum(_KEYS, keepdim=True), _keys(part))
     grad = masked_gradient(arguments, g, y, total)
     grad = grad.to(local.get("input_dtype", arguments.grad_output.dtype))
     by_name = {"grad_input": grad}
-    if "grad_sinks" in _names(call):
+    if "grad_sinks" in call.results:
         by_name["grad_sinks"] = arguments.sink_probabilities * -total.squeeze(_KEYS)
     return _results(call, grad, by_name)
 
@@ -77,14 +89,9 @@ def _keys(part: Partition) -> tuple[int]:
     return (len(part.sizes) - 1,)
 
 
-def _names(call: Call) -> list[str]:
-    return [result.name for result in call.overload._schema.returns]
-
-
 def _results(call: Call, only: torch.Tensor, by_name: dict[str, torch.Tensor]) -> Any:
     """One result, or those of the op in its order, each with memory of its own."""
-    names = _names(call)
-    if len(names) < 2:
+    if len(call.results) < 2:
         return only
-    first, *others = (by_name[name] for name in names)
+    first, *others = (by_name[name] for name in call.results)
     return [first, *(other.clone() if other is first else other for other in others)]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fusedops.integrations.dtensor.call import Call, Rule
-from fusedops.integrations.dtensor.dropout import drops, multiplier
+from fusedops.integrations.dtensor.dropout import draws_for_part, drops, multiplier
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
 from fusedops.ops.norm_fakes import needed_of_inputs, share_gradient
 from fusedops.ops.norm_kinds import NORM_OPS, NormKind, kind_of
@@ -32,23 +32,16 @@ def _sizes(call: Call) -> tuple[int, ...]:
     return tuple((call["input"] if "input" in call else call["sum"]).shape)
 
 
-def _reduced(call: Call) -> tuple[int, ...]:
-    """The dimensions that are normalised."""
-    rank = len(_sizes(call))
-    if "dim" in call:
-        return (call["dim"] % rank,) if rank else ()
-    return tuple(range(rank - len(call["normalized_shape"]), rank))
-
-
 def _space(call: Call) -> Space:
-    sizes, reduced = _sizes(call), _reduced(call)
+    sizes = _sizes(call)
+    reduced = call.reduced_dims(len(sizes))
     every = tuple(range(len(sizes)))
     statistic = tuple(None if dim in reduced else dim for dim in every)
     tensors: dict[str, Dims] = dict.fromkeys(_OF_INPUT, every)
     tensors |= dict.fromkeys(_OF_ROWS, statistic) | dict.fromkeys(_OF_COLUMNS, reduced)
     results = tuple(
         Result(tensors.get(name.removeprefix("grad_"), every), name in ("grad_weight", "grad_bias"))
-        for name in (result.name for result in call.overload._schema.returns)
+        for name in call.results
     )
     deciding = tuple(name for name in ("sum", "residual", "input", "grad_output") if name in call)
     undivided = frozenset(reduced if drops(call) else ())
@@ -59,7 +52,7 @@ def _space(call: Call) -> Space:
 
 
 def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    if not (drops(call) and any(dim is not None for dim in part.divided)):
+    if not draws_for_part(call, part):
         return call.run(local)
     columns = len(call["normalized_shape"])
     if "sum" in local:
@@ -103,7 +96,7 @@ class _SplitNorm:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        return _reduced(self.call)
+        return self.call.reduced_dims(len(self.part.sizes))
 
     @property
     def cols(self) -> int:
@@ -168,8 +161,7 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     output = normalized * norm.column("weight", rstd.dtype) + norm.column("bias", rstd.dtype)
     of_sum = [input if local.get("wants_sum", True) else input.new_empty(0)]
     every = [output.to(input.dtype), *(of_sum if "residual" in local else []), *statistics, rstd]
-    results = call.overload._schema.returns
-    return every[0] if len(results) == 1 else every[: len(results)]
+    return every[0] if len(call.results) == 1 else every[: len(call.results)]
 
 
 def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
@@ -189,12 +181,11 @@ def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
         "grad_weight": of_weight,
         "grad_bias": of_bias,
     }
-    names = [result.name for result in call.overload._schema.returns]
     return [
-        by_name[name].to(_dtype_of_gradient(name, local, input))
-        if is_needed
-        else input.new_empty(0, dtype=_dtype_of_gradient(name, local, input))
-        for name, is_needed in zip(names, _needed(local), strict=True)
+        (by_name[name] if is_needed else input.new_empty(0)).to(
+            _dtype_of_gradient(name, local, input)
+        )
+        for name, is_needed in zip(call.results, _needed(local), strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fusedops.integrations.dtensor.call import Call, Rule, writing
+from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
 from fusedops.ops.softmax_stats import shift_of
 
@@ -38,8 +38,7 @@ def _rows_space(*deciding_tensors: str, reduces: bool = True) -> Callable[[Call]
             name: every for name in ("input", "output", "grad_output", "out")
         }
         shapes |= {"max": statistic, "sum": statistic}
-        names = [result.name for result in call.overload._schema.returns]
-        results = tuple(Result(shapes.get(name, every)) for name in names)
+        results = tuple(Result(shapes.get(name, every)) for name in call.results)
         reduced = frozenset((dim,)) if reduces else frozenset()
         return Space(sizes, shapes, results, deciding_tensors, reduced)
 
@@ -119,27 +118,22 @@ def _as_gradient(gradient: torch.Tensor, local: dict[str, Any]) -> torch.Tensor:
 
 
 def _rules() -> dict[str, Rule]:
+    of_input, of_gradient = _rows_space("input"), _rows_space("output", "grad_output")
     rules = {
-        "softmax_stats": Rule(_rows_space("input"), compute_split_rows=_split_stats),
+        "softmax_stats": Rule(of_input, compute_split_rows=_split_stats),
         "softmax_apply": Rule(_rows_space("input", reduces=False)),
     }
     for op, split, backward in (
         ("softmax", _split_softmax, _split_softmax_backward),
         ("log_softmax", _split_log_softmax, _split_log_softmax_backward),
     ):
-        of_gradient = _rows_space("output", "grad_output")
-        rules[op] = Rule(_rows_space("input"), compute_split_rows=split)
-        rules[f"{op}_backward"] = Rule(of_gradient, compute_split_rows=backward)
-        rules[f"{op}_"] = Rule(
-            _rows_space("input"), compute_split_rows=writing(split, "input"), written="input"
-        )
-        rules[f"{op}_out"] = Rule(
-            _rows_space("input"), compute_split_rows=writing(split, "out"), written="out"
-        )
-        in_place = writing(backward, "grad_output")
-        rules[f"{op}_backward_"] = Rule(
-            of_gradient, compute_split_rows=in_place, written="grad_output"
-        )
+        rules |= {
+            op: Rule(of_input, None, split),
+            f"{op}_": Rule(of_input, None, split, "input"),
+            f"{op}_out": Rule(of_input, None, split, "out"),
+            f"{op}_backward": Rule(of_gradient, None, backward),
+            f"{op}_backward_": Rule(of_gradient, None, backward, "grad_output"),
+        }
     return rules
 
 

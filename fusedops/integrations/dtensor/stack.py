@@ -12,7 +12,7 @@ def _space(call: Call) -> Space:
     every: Dims = tuple(range(len(sizes)))
     slot = call["stack_dim"] % (len(sizes) + 1)
     stacked = (*every[:slot], None, *every[slot:])
-    reduced = _reduced(call, len(sizes))
+    reduced = call.reduced_dims(len(sizes))
     statistic: Dims = (None, *(None if dim in reduced else dim for dim in every))
     tensors = {"inputs": every, "grad_output": stacked, "mean": statistic, "rstd": statistic}
     tensors |= {"weights": reduced, "biases": reduced}
@@ -23,17 +23,9 @@ def _space(call: Call) -> Space:
         "mean": Result(statistic),
         "rstd": Result(statistic),
     }
-    results = tuple(
-        of.get(result.name, Result(stacked)) for result in call.overload._schema.returns
-    )
+    results = tuple(of.get(name, Result(stacked)) for name in call.results)
     deciding = tuple(name for name in ("inputs", "grad_output") if name in call)
     return Space(sizes, tensors, results, deciding, frozenset(reduced))
-
-
-def _reduced(call: Call, rank: int) -> tuple[int, ...]:
-    if "dim" in call:
-        return (call["dim"] % rank,) if rank else ()
-    return tuple(range(rank - len(call["normalized_shape"]), rank))
 
 
 RULES = {
