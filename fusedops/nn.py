@@ -219,7 +219,33 @@ class LayerNorm(_Unscriptable, nn.LayerNorm):
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class StdNorm(_Unscriptable, nn.Module):
+class _AffineNorm(_Unscriptable, nn.Module):
+    """A norm with a weight of ones and a bias of zeros, of which it may lack either."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def _register(
+        self,
+        shape: tuple[int, ...],
+        has_weight: bool,
+        has_bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        for name, is_used in (("weight", has_weight), ("bias", has_bias)):
+            values = torch.empty(shape, device=device, dtype=dtype) if is_used else None
+            self.register_parameter(name, None if values is None else nn.Parameter(values))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class StdNorm(_AffineNorm):
     r"""The LayerNorm of the Annotated Transformer, computed by :func:`fusedops.std_norm`.
 
     Unlike ``torch.nn.LayerNorm`` it divides by the unbiased standard deviation plus ``eps``.
@@ -240,9 +266,6 @@ class StdNorm(_Unscriptable, nn.Module):
     Source: `The Annotated Transformer <https://nlp.seas.harvard.edu/annotated-transformer>`_.
     """
 
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -256,21 +279,8 @@ class StdNorm(_Unscriptable, nn.Module):
         self.normalized_shape = _arguments.sizes("StdNorm", "normalized_shape", normalized_shape)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-
-        def parameter(is_used: bool) -> nn.Parameter | None:
-            if not is_used:
-                return None
-            return nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))
-
-        self.register_parameter("weight", parameter(elementwise_affine))
-        self.register_parameter("bias", parameter(elementwise_affine and bias))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        has_bias = elementwise_affine and bias
+        self._register(self.normalized_shape, elementwise_affine, has_bias, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return std_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -330,11 +340,8 @@ class RMSNorm(_Unscriptable, nn.RMSNorm):
         return f"{super().extra_repr()}, variant={self.variant!r}"
 
 
-class _ChannelNorm(_Unscriptable, nn.Module):
+class _ChannelNorm(_AffineNorm):
     """A norm over dimension 1, with one weight and perhaps one bias for each channel."""
-
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -350,19 +357,7 @@ class _ChannelNorm(_Unscriptable, nn.Module):
         if len(shape) != 1:
             raise TypeError(f"num_channels is {num_channels!r}, wanted one size")
         self.num_channels, self.eps = shape[0], eps
-
-        def parameter(is_used: bool) -> nn.Parameter | None:
-            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if is_used else None
-
-        self.register_parameter("weight", parameter(has_weight))
-        self.register_parameter("bias", parameter(has_bias))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        self._register(shape, has_weight, has_bias, device, dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_channels}, eps={self.eps}, elementwise_affine={self.weight is not None}"

@@ -64,18 +64,15 @@ def _gradients(
     }
 
 
-# --- rows, and sums with a residual -------------------------------------------------------------
+# --- the ops ------------------------------------------------------------------------------------
 
 
-def _norm_of_rows(op: NormOp, *args: Any) -> Results:
-    """The results of a norm of the rows of its input or, with a residual, of dropout(input) +
-    residual."""
+def _forward(op: NormOp, *args: Any) -> Results:
+    """The results of a norm of its input or, with a residual, of dropout(input) + residual."""
     named = op.named(args)
-    input, shape = named["input"], named["normalized_shape"]
-    if op.has_residual:
-        input = _sum(named)
-    results = _norm(op.name, input, len(shape), named) | {"sum": input}
-    return tuple(results[name] for name in op.results)
+    dim, input = named.get("dim"), _sum(named) if op.has_residual else named["input"]
+    results = _norm(op.name, _last(input, dim), _rank(named), named) | {"sum": input}
+    return tuple(_moved_back(results[name], input, dim) for name in op.results)
 
 
 def _sum(named: Named) -> torch.Tensor:
@@ -87,46 +84,40 @@ def _sum(named: Named) -> torch.Tensor:
     return (kept + _wide(residual)).to(torch.promote_types(input.dtype, residual.dtype))
 
 
-def _rows_backward(op: NormOp, *args: Any) -> Results:
+def _backward(op: NormOp, *args: Any) -> Results:
     named = op.named(args)
-    grad_output, input, shape = named["grad_output"], named[op.input], named["normalized_shape"]
-    grads = _gradients(op.name, grad_output, input, len(shape), named)
+    dim, input = named.get("dim"), named[op.input]
+    moved = {name: _last(named[name], dim) for name in ("mean", "rstd") if name in named}
+    lines = (_last(named["grad_output"], dim), _last(input, dim))
+    grads = _gradients(op.name, *lines, _rank(named), named | moved)
+    grads["grad_input"] = _moved_back(grads["grad_input"], input, dim)
     if op.has_residual:
         total = grads["grad_input"]
         if named["grad_sum"] is not None:
             total = total + named["grad_sum"]
         grads |= {"grad_input": total, "grad_residual": total}
         if named["p"] > 0:
-            grads["grad_input"] = total * multiplier(total, shape, named["p"], named["seed"])
+            dropout = named["normalized_shape"], named["p"], named["seed"]
+            grads["grad_input"] = total * multiplier(total, *dropout)
     return tuple(grads[name] for name in op.results)
 
 
-# --- norms over one dimension -------------------------------------------------------------------
+def _rank(named: Named) -> int:
+    """How many dimensions are normalised: those of the shape, or the one of a spatial norm."""
+    return len(named.get("normalized_shape", [1]))
 
 
-def _last(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+def _last(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """A tensor with ``dim``, if it is given, as its last dimension."""
+    if dim is None:
+        return tensor
     return tensor[None] if tensor.dim() == 0 else tensor.movedim(dim, -1)
 
 
-def _spatial(op: NormOp, *args: Any) -> Results:
-    named = op.named(args)
-    input, dim = named["input"], named["dim"]
-    results = _norm(op.name, _last(input, dim), 1, named)
-    return tuple(_moved_back(results[name], input, dim) for name in op.results)
-
-
-def _spatial_backward(op: NormOp, *args: Any) -> Results:
-    named = op.named(args)
-    input, dim = named["input"], named["dim"]
-    moved = {name: _last(named[name], dim) for name in ("mean", "rstd") if name in named}
-    lines = (_last(named["grad_output"], dim), _last(input, dim))
-    grads = _gradients(op.name, *lines, 1, named | moved)
-    grads["grad_input"] = _moved_back(grads["grad_input"], input, dim)
-    return tuple(grads[name] for name in op.results)
-
-
-def _moved_back(moved: torch.Tensor, input: torch.Tensor, dim: int) -> torch.Tensor:
+def _moved_back(moved: torch.Tensor, input: torch.Tensor, dim: int | None) -> torch.Tensor:
     """A result with its last dimension moved back to ``dim`` of the input: undoes :func:`_last`."""
+    if dim is None:
+        return moved
     return moved.squeeze(0) if input.dim() == 0 else moved.movedim(-1, dim)
 
 
@@ -174,12 +165,6 @@ def _stack_layer_norm_backward(
 
 for _op in NORM_OPS:
     if not _op.name.startswith("_"):
-        _composite = {
-            (False, False): _norm_of_rows,
-            (False, True): _rows_backward,
-            (True, False): _spatial,
-            (True, True): _spatial_backward,
-        }[_op.is_spatial, _op.is_backward]
-        register_composite(_op.name, partial(_composite, _op))
+        register_composite(_op.name, partial(_backward if _op.is_backward else _forward, _op))
 register_composite("stack_layer_norm", _stack_layer_norm)
 register_composite("stack_layer_norm_backward", _stack_layer_norm_backward)
