@@ -18,13 +18,13 @@ from translation import arguments, comparison, reporting
 from translation.model import FUSED_KERNEL
 from translation.setup import build_trainer, load_data
 
-from fusedops.cli import options
-from fusedops.cli.errors import Parser, end_in_one_line
+from fusedops.cli.errors import end_in_one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code. An error is one line on standard error."""
-    return end_in_one_line("compare_translation", lambda: run(parse_arguments(argv)))
+    parser = arguments.make_parser(__doc__, "runs/comparison", "folder of CSV and picture")
+    return end_in_one_line("compare_translation", lambda: run(arguments.parse(parser, argv)))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,20 +39,6 @@ def run(args: argparse.Namespace) -> int:
     comparison.print_times(records, console)
     comparison.print_shares(comparison.profile_step(trainers["false"]), console)
     return 0
-
-
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        description=__doc__.partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument(
-        "--output",
-        type=options.output_folder,
-        default="runs/comparison",
-        help="folder of CSV and picture",
-    )
-    return arguments.parse(parser, argv)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from translation.setup import Data, build_trainer, load_data
 from translation.training import Trainer, autocast
 
 from fusedops.cli import options
-from fusedops.cli.errors import Parser, UserError, end_in_one_line
+from fusedops.cli.errors import UserError, end_in_one_line
 from fusedops.cli.files import write_atomically
 
 SAMPLES = 8  # the maximum of printed translations, evenly spread over the test pairs
@@ -100,10 +100,7 @@ def score(
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        description=__doc__.partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = arguments.make_parser(__doc__, "runs/translation", "folder of the results")
     _add_run_arguments(parser)
     args = arguments.parse(parser, argv)
     if args.beam > args.vocabulary:
@@ -126,12 +123,6 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default=100,
         metavar="STEPS",
         help="and each epoch",
-    )
-    add(
-        "--output",
-        type=options.output_folder,
-        default="runs/translation",
-        help="folder of the results",
     )
     add(
         "--bleu-pairs",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fusedops.cli import options
+from fusedops.cli.errors import Parser
 from fusedops.cli.options import positive, probability, rate
 from translation.model import ModelConfig
 from translation.training import TrainingConfig
@@ -17,6 +18,14 @@ from translation.training import TrainingConfig
 SPECIAL = 4  # special subwords: padding, unknown, separator and end
 
 Config = TypeVar("Config", ModelConfig, TrainingConfig)
+
+
+def make_parser(doc: str, output: str, what: str) -> argparse.ArgumentParser:
+    """A parser with the description and the folder of results that a tool has."""
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = Parser(description=doc.partition("\n")[0], formatter_class=formatter)
+    parser.add_argument("--output", type=options.output_folder, default=output, help=what)
+    return parser
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:

@@ -50,10 +50,9 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.scale = 1 / math.sqrt(config.embedding // config.heads)
-        self.query = nn.Linear(config.embedding, config.embedding)
-        self.key = nn.Linear(config.embedding, config.embedding)
-        self.value = nn.Linear(config.embedding, config.embedding)
-        self.output = nn.Linear(config.embedding, config.embedding)
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(config.embedding, config.embedding) for _ in range(4)
+        )
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, is_token: Tensor) -> Tensor:

@@ -125,9 +125,8 @@ def print_scores(scores: dict[str, float], pairs: int, console: Console) -> None
 
 def print_samples(rows: Iterable[Sequence[str]], console: Console) -> None:
     """Prints source, reference and translation of some pairs."""
-    table = Table(title="Translations", title_justify="left", show_lines=True)
-    for name in ("source", "reference", "translation"):
-        table.add_column(name)
+    columns = ("source", "reference", "translation")
+    table = Table(*columns, title="Translations", title_justify="left", show_lines=True)
     for row in rows:
         table.add_row(*map(escape, row))
     console.print(table)

@@ -171,9 +171,8 @@ def print_operators(ran: Counter[str], console: Console) -> None:
 
 def print_similar_pairs(embeddings: Tensor, console: Console) -> None:
     """Prints the sentences that are most similar according to the encoder."""
-    table = Table(title="Most similar sentences", title_justify="left")
-    for name in ("cosine", "sentence", "sentence"):
-        table.add_column(name)
+    columns = ("cosine", "sentence", "sentence")
+    table = Table(*columns, title="Most similar sentences", title_justify="left")
     single = embeddings[: len(SENTENCES)]
     for cosine, first, second in most_similar_pairs(single, PAIRS_SHOWN):
         table.add_row(f"{cosine:.3f}", first, second)
