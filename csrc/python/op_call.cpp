@@ -29,6 +29,12 @@ namespace stable = torch::stable::detail;
 
 constexpr Py_ssize_t kMaxArguments = 24;
 
+// A reference that is released at the end of its scope. It is null if an error is set.
+struct Release {
+  void operator()(PyObject* object) const { Py_DECREF(object); }
+};
+using Owned = std::unique_ptr<PyObject, Release>;
+
 // Objects of torch, which setup() sets before an op is bound.
 struct TorchImports {
   std::array<PyTypeObject*, 2> plain_types;  // torch.Tensor and torch.nn.Parameter
@@ -58,25 +64,17 @@ bool is_plain_tensor(PyObject* object) {
 }
 
 // Returns -1 if an error is set, as Python's own functions of this kind do.
-int truth(PyObject* owned) {
-  if (owned == nullptr) return -1;
-  const int result = PyObject_IsTrue(owned);
-  Py_DECREF(owned);
-  return result;
-}
+int truth(const Owned& object) { return object ? PyObject_IsTrue(object.get()) : -1; }
 
 // Whether a mode, a trace, a transform or forward-mode differentiation must see the op.
 int is_watched() {
   const Py_ssize_t count = PyTuple_Size(imports.watchers);
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const int result = truth(PyObject_CallNoArgs(PyTuple_GetItem(imports.watchers, i)));
+    const int result = truth(Owned(PyObject_CallNoArgs(PyTuple_GetItem(imports.watchers, i))));
     if (result != 0) return result;
   }
-  PyObject* level = PyObject_GetAttr(imports.forward_ad, current_level);
-  if (level == nullptr) return -1;
-  const bool is_forward = PyLong_AsLong(level) >= 0;
-  Py_DECREF(level);
-  return is_forward;
+  const Owned level(PyObject_GetAttr(imports.forward_ad, current_level));
+  return level ? PyLong_AsLong(level.get()) >= 0 : -1;
 }
 
 State state_of(PyObject* const* tensors, Py_ssize_t count) {
@@ -87,7 +85,7 @@ State state_of(PyObject* const* tensors, Py_ssize_t count) {
     if (tensors[i] == Py_None) continue;
     if (!is_plain_tensor(tensors[i])) return kWatched;
     if (!records || state == kRecorded) continue;
-    const int required = truth(PyObject_GetAttr(tensors[i], requires_grad));
+    const int required = truth(Owned(PyObject_GetAttr(tensors[i], requires_grad)));
     if (required < 0) return kFailed;
     if (required) state = kRecorded;
   }
@@ -165,11 +163,9 @@ bool fits(char kind, PyObject* object) {
 
 // Returns a handle that the caller owns, or null with an error set if Python is out of memory.
 AtenTensorHandle handle_of(PyObject* tensor) {
-  PyObject* capsule = PyObject_CallFunctionObjArgs(imports.handle_of, tensor, nullptr);
-  if (capsule == nullptr) return nullptr;
-  auto* handle = static_cast<AtenTensorHandle>(PyCapsule_GetPointer(capsule, nullptr));
-  Py_DECREF(capsule);
-  return handle;
+  const Owned capsule(PyObject_CallFunctionObjArgs(imports.handle_of, tensor, nullptr));
+  if (!capsule) return nullptr;
+  return static_cast<AtenTensorHandle>(PyCapsule_GetPointer(capsule.get(), nullptr));
 }
 
 template <class T, class Convert>
@@ -220,29 +216,23 @@ StableIValue converted(char kind, PyObject* object) {
 }
 
 // Returns a list of capsules. They do not own their handles: torch takes them over.
-PyObject* capsules_of(const StableIValue* results, Py_ssize_t count) {
-  PyObject* capsules = PyList_New(count);
-  for (Py_ssize_t i = 0; capsules != nullptr && i < count; ++i) {
+Owned capsules_of(const StableIValue* results, Py_ssize_t count) {
+  Owned capsules(PyList_New(count));
+  for (Py_ssize_t i = 0; capsules && i < count; ++i) {
     PyObject* capsule = PyCapsule_New(stable::to<AtenTensorHandle>(results[i]), nullptr, nullptr);
-    if (capsule == nullptr) {
-      Py_DECREF(capsules);
-      return nullptr;
-    }
-    PyList_SetItem(capsules, i, capsule);
+    if (capsule == nullptr) return nullptr;
+    PyList_SetItem(capsules.get(), i, capsule);
   }
   return capsules;
 }
 
 // Returns one tensor, or a tuple of several.
 PyObject* tensors_of(const StableIValue* results, Py_ssize_t count) {
-  PyObject* capsules = capsules_of(results, count);
-  if (capsules == nullptr) return nullptr;
-  PyObject* tensors = PyObject_CallFunctionObjArgs(imports.tensors_of, capsules, nullptr);
-  Py_DECREF(capsules);
-  if (tensors == nullptr) return nullptr;
-  PyObject* result = count == 1 ? PySequence_GetItem(tensors, 0) : PySequence_Tuple(tensors);
-  Py_DECREF(tensors);
-  return result;
+  const Owned capsules = capsules_of(results, count);
+  if (!capsules) return nullptr;
+  const Owned tensors(PyObject_CallFunctionObjArgs(imports.tensors_of, capsules.get(), nullptr));
+  if (!tensors) return nullptr;
+  return count == 1 ? PySequence_GetItem(tensors.get(), 0) : PySequence_Tuple(tensors.get());
 }
 
 bool all_fit(const Op& op, PyObject* const* args, Py_ssize_t count) {
@@ -270,15 +260,13 @@ bool dispatch(const Op& op, PyObject* const* args, StableIValue* stack) {
 }
 
 PyObject* call_fallback(const Op& op, PyObject* const* args, Py_ssize_t count) {
-  PyObject* tuple = PyTuple_New(count);
-  if (tuple == nullptr) return nullptr;
+  const Owned tuple(PyTuple_New(count));
+  if (!tuple) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
     Py_INCREF(args[i]);
-    PyTuple_SetItem(tuple, i, args[i]);
+    PyTuple_SetItem(tuple.get(), i, args[i]);
   }
-  PyObject* result = PyObject_Call(op.fallback, tuple, nullptr);
-  Py_DECREF(tuple);
-  return result;
+  return PyObject_Call(op.fallback, tuple.get(), nullptr);
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -312,12 +300,10 @@ PyObject* bind(PyObject*, PyObject* args) {
     PyErr_Format(PyExc_ValueError, "%s has more than %zd arguments", name, kMaxArguments);
     return nullptr;
   }
-  PyObject* self = PyCapsule_New(op.get(), nullptr, delete_op);
-  if (self == nullptr) return nullptr;
+  const Owned self(PyCapsule_New(op.get(), nullptr, delete_op));
+  if (!self) return nullptr;
   Py_INCREF(op.release()->fallback);
-  PyObject* function = PyCFunction_NewEx(&call_method, self, nullptr);
-  Py_DECREF(self);
-  return function;
+  return PyCFunction_NewEx(&call_method, self.get(), nullptr);
 }
 
 // `dtypes` are float32, bfloat16, float16 and float64.
