@@ -46,6 +46,10 @@ inline void check_norm_parameter(
   check_dtype_of(op, name, *parameter);
 }
 
+inline Tensor prepared_parameter(const char* op, const Tensor& parameter, ScalarType dtype) {
+  return as_contiguous(op, convert(op, parameter, dtype));
+}
+
 // weight and bias in a dtype that kernels support: the input's, or float32 if one of them differs.
 struct NormParameters {
   std::optional<Tensor> weight, bias;
@@ -56,14 +60,8 @@ struct NormParameters {
     const bool same =
         (!weight_ || dtype_of(*weight_) == input) && (!bias_ || dtype_of(*bias_) == input);
     const ScalarType dtype = same || input == ScalarType::Double ? input : ScalarType::Float;
-    weight = prepared(op, weight_, dtype);
-    bias = prepared(op, bias_, dtype);
-  }
-
-  static std::optional<Tensor> prepared(
-      const char* op, const std::optional<Tensor>& parameter, ScalarType dtype) {
-    if (!parameter) return parameter;
-    return as_contiguous(op, convert(op, *parameter, dtype));
+    if (weight_) weight = prepared_parameter(op, *weight_, dtype);
+    if (bias_) bias = prepared_parameter(op, *bias_, dtype);
   }
 
   static ConstColumns columns(const std::optional<Tensor>& parameter) {
@@ -93,14 +91,13 @@ inline NormShape checked_norm_shape(const NormOptions& options, const Like& inpu
   return shape;
 }
 
-// The checks of a forward op.
-inline NormShape checked_norm_forward(const NormOptions& options, const Tensor& input, double eps) {
-  const NormShape shape = checked_norm_shape(options, {"input", input});
+// The checks of a forward op alone.
+inline void check_norm_forward(
+    const char* op, const NormShape& shape, const Sizes& normalized_shape, double eps) {
   FUSEDOPS_CHECK(
-      shape.cols > 0, options.op, ": normalized_shape is ", list_text(options.normalized_shape),
+      shape.cols > 0, op, ": normalized_shape is ", list_text(normalized_shape),
       ", wanted no dimension of size 0");
-  check_eps(options.op, eps);
-  return shape;
+  check_eps(op, eps);
 }
 
 // The dtypes of dropout(input) + residual. The sum has the dtype that torch promotes the two to.
@@ -157,6 +154,12 @@ struct NormOutputs {
 struct NormResult {
   Tensor output;
   std::optional<Tensor> sum, mean, rstd;
+
+  void allocate_statistics(const char* op, NormKind kind, const Sizes& sizes) {
+    const ScalarType dtype = statistics_dtype(dtype_of(output));
+    if (has_mean(kind)) mean = empty_contiguous(op, output, sizes, dtype);
+    rstd = empty_contiguous(op, output, sizes, dtype);
+  }
 };
 
 // A result that is not wanted is returned as an empty tensor.
@@ -177,22 +180,17 @@ NormResult norm_forward(
     const NormOptions& options, const Tensor& input, const NormResidual& added, double eps,
     const NormOutputs& wanted, bool rounds_normalized = false) {
   const char* op = options.op;
-  const NormShape shape = checked_norm_forward(options, input, eps);
+  const NormShape shape = checked_norm_shape(options, {"input", input});
+  check_norm_forward(op, shape, options.normalized_shape, eps);
   if (added.residual) check_term(op, "residual", *added.residual, {"input", input});
 
   const ScalarType input_dtype = dtype_of(input);
   const ScalarType dtype =
       added.residual ? promoted(input_dtype, dtype_of(*added.residual)) : input_dtype;
-  const ScalarType statistics = statistics_dtype(dtype);
   const SizesView sizes = input.sizes();
   NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
   if (added.residual && wanted.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
-  if (wanted.statistics) {
-    if (has_mean(options.kind)) {
-      result.mean = empty_contiguous(op, input, shape.statistics, statistics);
-    }
-    result.rstd = empty_contiguous(op, input, shape.statistics, statistics);
-  }
+  if (wanted.statistics) result.allocate_statistics(op, options.kind, shape.statistics);
   if (shape.rows == 0) return result;
 
   const NormTerms terms(op, input, added, dtype);
@@ -271,16 +269,12 @@ inline NormWanted wanted_of_added(
   return wanted;
 }
 
-struct NormGradResult {
-  std::optional<Tensor> input, branch, weight, bias;  // nullopt if not wanted
-};
-
 inline void check_norm_backward(
-    const char* op, const NormGradients& tensors, const NormShape& shape) {
+    const char* op, const NormGradients& tensors, const Sizes& statistics) {
   check_like(op, "grad_output", tensors.grad_output, tensors.input);
   if (tensors.grad_sum) check_like(op, "grad_sum", *tensors.grad_sum, tensors.input);
-  if (tensors.mean) check_statistic(op, "mean", *tensors.mean, tensors.input, shape.statistics);
-  check_statistic(op, "rstd", tensors.rstd, tensors.input, shape.statistics);
+  if (tensors.mean) check_statistic(op, "mean", *tensors.mean, tensors.input, statistics);
+  check_statistic(op, "rstd", tensors.rstd, tensors.input, statistics);
   check_eps(op, tensors.eps);
 }
 
@@ -291,16 +285,32 @@ inline ScalarType norm_parameter_dtype(
   return parameter ? dtype_of(*parameter) : dtype_of(input);
 }
 
-// Allocates the gradient of weight or bias, if it is wanted. It is zero if there are no rows.
-inline std::optional<Tensor> norm_parameter_grad(
-    const char* op, bool wanted, const Tensor& input, const std::optional<Tensor>& parameter,
-    const Sizes& normalized_shape, int64_t rows) {
-  if (!wanted) return std::nullopt;
-  Tensor grad =
-      empty_contiguous(op, input, normalized_shape, norm_parameter_dtype(input, parameter));
-  if (rows == 0) torch::stable::zero_(grad);
-  return grad;
-}
+struct NormGradResult {
+  std::optional<Tensor> input, branch, weight, bias;  // nullopt if not wanted
+
+  // Allocates the gradients of the parameters. They are zero if there are no rows.
+  void allocate_parameters(
+      const char* op, const NormWanted& wanted, const Tensor& like,
+      const NormParameters& parameters, const Sizes& sizes, int64_t rows) {
+    const auto empty = [&](const std::optional<Tensor>& parameter) {
+      Tensor grad = empty_contiguous(op, like, sizes, norm_parameter_dtype(like, parameter));
+      if (rows == 0) torch::stable::zero_(grad);
+      return grad;
+    };
+    if (wanted.weight) weight = empty(parameters.weight);
+    if (wanted.bias) bias = empty(parameters.bias);
+  }
+
+  // Converts the gradients of the parameters to the dtypes that the caller expects.
+  template <class Options>
+  void convert_parameters(const Options& options, const Tensor& like) {
+    const auto to_dtype_of = [&](const std::optional<Tensor>& parameter, auto& grad) {
+      if (grad) grad = convert(options.op, *grad, norm_parameter_dtype(like, parameter));
+    };
+    to_dtype_of(options.weight, weight);
+    to_dtype_of(options.bias, bias);
+  }
+};
 
 inline Columns written_columns(const std::optional<Tensor>& grad) {
   return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(dtype_of(*grad))} : Columns{};
@@ -348,27 +358,19 @@ NormGradResult norm_backward(
   const char* op = options.op;
   const Tensor& input = tensors.input.tensor;
   const NormShape shape = checked_norm_shape(options, tensors.input);
-  check_norm_backward(op, tensors, shape);
+  check_norm_backward(op, tensors, shape.statistics);
 
   const ScalarType dtype = dtype_of(input);
   const NormParameters parameters(op, options.weight, options.bias, dtype);
   const SizesView sizes = input.sizes();
-  const Sizes& columns = options.normalized_shape;
-  NormGradResult result{
-      {},
-      {},
-      norm_parameter_grad(op, wanted.weight, input, parameters.weight, columns, shape.rows),
-      norm_parameter_grad(op, wanted.bias, input, parameters.bias, columns, shape.rows)};
+  NormGradResult result;
+  result.allocate_parameters(op, wanted, input, parameters, options.normalized_shape, shape.rows);
   if (wanted.input) result.input = empty_contiguous(op, input, sizes, dtype);
   if (wanted.branch) result.branch = empty_contiguous(op, input, sizes, *wanted.branch);
   if (shape.rows > 0 && shape.cols > 0) {
     launch_norm_backward<Launcher>(options, tensors, shape, parameters, result);
   }
-  const auto to_dtype_of = [&](const std::optional<Tensor>& parameter, auto& grad) {
-    if (grad) grad = convert(op, *grad, norm_parameter_dtype(input, parameter));
-  };
-  to_dtype_of(options.weight, result.weight);
-  to_dtype_of(options.bias, result.bias);
+  result.convert_parameters(options, input);
   return result;
 }
 

@@ -142,14 +142,8 @@ NormResult spatial_norm_forward(
       shape.dim_size > 0, op, ": dim ", shape.dim, " has size 0, wanted at least one element");
   check_eps(op, eps);
   const SpatialNormLayout layout{op, shape, has_last(input, shape.dim)};
-  const ScalarType dtype = statistics_dtype(dtype_of(input));
   NormResult result{layout.empty_like(input), {}, {}, {}};
-  if (wants_statistics) {
-    if (has_mean(options.kind)) {
-      result.mean = empty_contiguous(op, input, shape.statistics, dtype);
-    }
-    result.rstd = empty_contiguous(op, input, shape.statistics, dtype);
-  }
+  if (wants_statistics) result.allocate_statistics(op, options.kind, shape.statistics);
   if (input.numel() > 0) launch_spatial_norm<Launcher>(options, layout, input, result, eps);
   return result;
 }
@@ -204,29 +198,19 @@ NormGradResult spatial_norm_backward(
   const char* op = options.op;
   const Tensor& input = tensors.input.tensor;
   const SpatialNormShape shape = checked_spatial_norm(options, input);
-  check_like(op, "grad_output", tensors.grad_output, tensors.input);
-  if (tensors.mean) check_statistic(op, "mean", *tensors.mean, tensors.input, shape.statistics);
-  check_statistic(op, "rstd", tensors.rstd, tensors.input, shape.statistics);
+  check_norm_backward(op, tensors, shape.statistics);
 
   const bool is_last = has_last(input, shape.dim) && has_last(tensors.grad_output, shape.dim);
   const SpatialNormLayout layout{op, shape, is_last};
   const NormParameters parameters(op, options.weight, options.bias, dtype_of(input));
-  const Sizes columns{shape.dim_size};
-  const int64_t rows = shape.outer * shape.inner;
-  NormGradResult result{
-      {},
-      {},
-      norm_parameter_grad(op, wanted.weight, input, parameters.weight, columns, rows),
-      norm_parameter_grad(op, wanted.bias, input, parameters.bias, columns, rows)};
+  NormGradResult result;
+  result.allocate_parameters(
+      op, wanted, input, parameters, {shape.dim_size}, shape.outer * shape.inner);
   if (wanted.input) result.input = layout.empty_like(input);
   if (input.numel() > 0) {
     launch_spatial_norm_backward<Launcher>(options, layout, tensors, parameters, result);
   }
-  const auto to_dtype_of = [&](const std::optional<Tensor>& parameter, auto& grad) {
-    if (grad) grad = convert(op, *grad, norm_parameter_dtype(input, parameter));
-  };
-  to_dtype_of(options.weight, result.weight);
-  to_dtype_of(options.bias, result.bias);
+  result.convert_parameters(options, input);
   return result;
 }
 

@@ -147,13 +147,8 @@ struct StackParameters {
     const ScalarType dtype = (same(weights_) && same(biases_)) || input == ScalarType::Double
         ? input
         : ScalarType::Float;
-    for (const Tensor& weight : weights_) weights.push_back(prepared(op, weight, dtype));
-    for (const Tensor& bias : biases_) biases.push_back(prepared(op, bias, dtype));
-  }
-
- private:
-  static Tensor prepared(const char* op, const Tensor& parameter, ScalarType dtype) {
-    return as_contiguous(op, convert(op, parameter, dtype));
+    for (const Tensor& weight : weights_) weights.push_back(prepared_parameter(op, weight, dtype));
+    for (const Tensor& bias : biases_) biases.push_back(prepared_parameter(op, bias, dtype));
   }
 };
 
@@ -204,10 +199,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   const NormShape shape = checked_norm_stack(options);
   const Tensors& inputs = options.inputs;
   const Tensor& input = inputs.front();
-  FUSEDOPS_CHECK(
-      shape.cols > 0, op, ": normalized_shape is ", list_text(options.normalized_shape),
-      ", wanted no dimension of size 0");
-  check_eps(op, eps);
+  check_norm_forward(op, shape, options.normalized_shape, eps);
   stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
 
   const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
