@@ -54,31 +54,34 @@ inline bool broadcasts_to(SizesView operand, SizesView sizes) {
   return fits;
 }
 
-// Checks that a mask or bias broadcasts to `input`.
-inline void check_operand(
-    const char* op, const char* name, const Tensor& operand, const Tensor& input) {
-  check_device(op, name, operand, {"input", input});
-  FUSEDOPS_CHECK(
-      broadcasts_to(operand.sizes(), input.sizes()), op, ": ", name, " has shape ",
-      list_text(operand.sizes()), ", wanted one that broadcasts to ", list_text(input.sizes()),
-      ", input's shape");
-}
-
 // The sizes of a tensor with one value for each row of `input`.
 inline SizesView row_sizes(const Tensor& input) {
   const SizesView sizes = input.sizes();
   return {sizes.data(), sizes.size() - 1};
 }
 
-// Checks that an operand with a value for each row broadcasts to the rows of `input`.
+// Checks that an operand broadcasts to `wanted`, the sizes of `input` or, as `of_rows` says, those
+// of its rows.
+inline void check_broadcasts(
+    const char* op, const char* name, const Tensor& operand, const Tensor& input, SizesView wanted,
+    const char* of_rows = "") {
+  check_device(op, name, operand, {"input", input});
+  FUSEDOPS_CHECK(
+      broadcasts_to(operand.sizes(), wanted), op, ": ", name, " has shape ",
+      list_text(operand.sizes()), ", wanted one that broadcasts to ", list_text(wanted),
+      ", input's shape", of_rows);
+}
+
+// Checks a mask or bias.
+inline void check_operand(
+    const char* op, const char* name, const Tensor& operand, const Tensor& input) {
+  check_broadcasts(op, name, operand, input, input.sizes());
+}
+
+// Checks an operand with a value for each row.
 inline void check_row_operand(
     const char* op, const char* name, const Tensor& operand, const Tensor& input) {
-  check_device(op, name, operand, {"input", input});
-  const SizesView rows = row_sizes(input);
-  FUSEDOPS_CHECK(
-      broadcasts_to(operand.sizes(), rows), op, ": ", name, " has shape ",
-      list_text(operand.sizes()), ", wanted one that broadcasts to ", list_text(rows),
-      ", input's shape without its last dimension");
+  check_broadcasts(op, name, operand, input, row_sizes(input), " without its last dimension");
 }
 
 inline void check_bound(
@@ -371,14 +374,22 @@ class PreparedScores {
 
 // --- the ops ------------------------------------------------------------------------------------
 
-// Writes to `output` and, if it is given, to `probabilities`.
+// The results of a forward; only a backward pass needs the probabilities.
+struct MaskedSoftmaxResult {
+  Tensor output;
+  std::optional<Tensor> probabilities, sink_probabilities;  // nullopt if not wanted
+};
+struct MaskedSoftmaxWanted {
+  bool probabilities = false, sink_probabilities = false;
+};
+
 template <class Launcher>
 void masked_softmax_into(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, const Dropout& dropout,
-    const Tensor& output, const std::optional<Tensor>& probabilities,
-    const std::optional<Tensor>& sink_probabilities = std::nullopt) {
+    const MaskedSoftmaxResult& result) {
   if (inputs.input.numel() == 0) return;
   const char* op = options.op;
+  const auto& [output, probabilities, sink_probabilities] = result;
   const Tensor input = converted(op, inputs.input, dtype_of(output));
   const PreparedScores prepared(
       options, input, dtype_of(output), inputs.hiding, inputs.bias, inputs.sinks);
@@ -393,35 +404,23 @@ void masked_softmax_into(
 }
 
 template <class Launcher>
-Tensor masked_softmax_forward(
+MaskedSoftmaxResult masked_softmax_forward(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs,
-    std::optional<ScalarType> dtype) {
-  const ScalarType output_dtype = softmax_dtype(options.op, inputs.input, dtype);
-  check_masked_softmax(options, inputs, output_dtype);
-  const Tensor output =
-      empty_contiguous(options.op, inputs.input, inputs.input.sizes(), output_dtype);
-  masked_softmax_into<Launcher>(options, inputs, {}, output, std::nullopt);
-  return output;
-}
-
-struct MaskedSoftmaxDropout {
-  Tensor output;
-  std::optional<Tensor> probabilities;
-};
-
-template <class Launcher>
-MaskedSoftmaxDropout masked_softmax_dropout_forward(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, double p,
-    const Tensor& seed, std::optional<ScalarType> dtype, bool wants_probabilities) {
+    std::optional<ScalarType> dtype, const MaskedSoftmaxWanted& wanted = {}, double p = 0,
+    const std::optional<Tensor>& seed = std::nullopt) {
   const char* op = options.op;
   const Tensor& input = inputs.input;
   const ScalarType output_dtype = softmax_dtype(op, input, dtype);
-  const Dropout dropout = dropout_of(op, p, seed, {"input", input});
+  const Dropout dropout = branch_dropout(op, p, seed, {"input", input});
   check_masked_softmax(options, inputs, output_dtype);
   const SizesView sizes = input.sizes();
-  MaskedSoftmaxDropout result{empty_contiguous(op, input, sizes, output_dtype), std::nullopt};
-  if (wants_probabilities) result.probabilities = empty_contiguous(op, input, sizes, output_dtype);
-  masked_softmax_into<Launcher>(options, inputs, dropout, result.output, result.probabilities);
+  MaskedSoftmaxResult result{empty_contiguous(op, input, sizes, output_dtype), {}, {}};
+  if (wanted.probabilities) result.probabilities = empty_contiguous(op, input, sizes, output_dtype);
+  if (wanted.sink_probabilities) {
+    result.sink_probabilities =
+        empty_contiguous(op, input, row_sizes(input), statistics_dtype(output_dtype));
+  }
+  masked_softmax_into<Launcher>(options, inputs, dropout, result);
   return result;
 }
 
@@ -436,32 +435,10 @@ void masked_softmax_out(
   const bool reads_it = inputs.may_overlap(output);
   const SoftmaxDim at = resolve_dim(op, input.sizes(), -1);
   if (!reads_it && is_writable_in_place<Launcher>(input, output, at)) {
-    return masked_softmax_into<Launcher>(options, inputs, {}, output, std::nullopt);
+    return masked_softmax_into<Launcher>(options, inputs, {}, {output, {}, {}});
   }
-  const Tensor result = masked_softmax_forward<Launcher>(options, inputs, dtype_of(output));
-  torch::stable::copy_(output, result);
-}
-
-// Also returns the probabilities, empty without a seed, and those of the sinks.
-template <class Launcher>
-std::tuple<Tensor, Tensor, Tensor> masked_softmax_sinks_forward(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, double p,
-    const std::optional<Tensor>& seed, std::optional<ScalarType> dtype) {
-  const char* op = options.op;
-  const Tensor& input = inputs.input;
-  const ScalarType output_dtype = softmax_dtype(op, input, dtype);
-  const Dropout dropout = branch_dropout(op, p, seed, {"input", input});
-  check_given(op, "sinks", *inputs.sinks);
-  check_masked_softmax(options, inputs, output_dtype);
-  const SizesView sizes = input.sizes();
-  const Tensor output = empty_contiguous(op, input, sizes, output_dtype);
-  const Tensor probabilities = seed ? empty_contiguous(op, input, sizes, output_dtype)
-                                    : empty_contiguous(op, input, {0}, output_dtype);
-  const Tensor sink_probabilities =
-      empty_contiguous(op, input, row_sizes(input), statistics_dtype(output_dtype));
-  const auto saved = seed ? std::optional<Tensor>(probabilities) : std::nullopt;
-  masked_softmax_into<Launcher>(options, inputs, dropout, output, saved, sink_probabilities);
-  return {output, probabilities, sink_probabilities};
+  torch::stable::copy_(
+      output, masked_softmax_forward<Launcher>(options, inputs, dtype_of(output)).output);
 }
 
 // The pieces of a sink's gradient: its probability is given, its gradient is written.
@@ -560,9 +537,10 @@ struct MaskedSoftmaxOps {
       bool zero_masked_rows, MaybeInt lower_diagonal, const MaybeTensor& start,
       const MaybeTensor& end, const MaybeTensor& sinks, MaybeNumber softcap) {
     return masked_softmax_forward<Launcher>(
-        {"masked_softmax", scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows,
-         softcap},
-        {input, {mask, start, end}, bias, sinks}, dtype);
+               {"masked_softmax", scale, causal, diagonal, lower_diagonal, mask_value,
+                zero_masked_rows, softcap},
+               {input, {mask, start, end}, bias, sinks}, dtype)
+        .output;
   }
 
   static void masked_softmax_out(
@@ -607,44 +585,41 @@ struct MaskedSoftmaxOps {
         {grad_output, probabilities, {mask, start, end}}, {});
   }
 
-  static std::tuple<Tensor, Tensor> masked_softmax_dropout(
+  // The probabilities are returned if they are wanted: only a backward pass needs them.
+  template <bool kWantsProbabilities>
+  static auto masked_softmax_dropout(
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
       MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
       const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks,
       MaybeNumber softcap) {
     const char* op = "masked_softmax_dropout";
-    const auto [output, probabilities] = masked_softmax_dropout_forward<Launcher>(
+    const MaskedSoftmaxResult result = masked_softmax_forward<Launcher>(
         {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
-        {input, {mask, start, end}, bias, sinks}, p, seed, dtype, true);
-    return {output, *probabilities};
+        {input, {mask, start, end}, bias, sinks}, dtype, {kWantsProbabilities}, p, seed);
+    if constexpr (kWantsProbabilities) {
+      return std::tuple(result.output, *result.probabilities);
+    } else {
+      return result.output;
+    }
   }
 
-  // Omits the probabilities, which only a backward pass needs.
-  static Tensor masked_softmax_dropout_inference(
-      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
-      MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
-      MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
-      const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks,
-      MaybeNumber softcap) {
-    const char* op = "masked_softmax_dropout";
-    return masked_softmax_dropout_forward<Launcher>(
-               {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
-               {input, {mask, start, end}, bias, sinks}, p, seed, dtype, false)
-        .output;
-  }
-
-  // Returns the output, the probabilities of the scores and those of the sinks; only a backward
-  // pass needs the latter two.
+  // Returns the output, the probabilities of the scores, empty without a seed, and those of the
+  // sinks; only a backward pass needs the latter two.
   static std::tuple<Tensor, Tensor, Tensor> masked_softmax_sinks(
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const MaybeTensor& seed, const MaybeTensor& bias,
       MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
       const MaybeTensor& start, const MaybeTensor& end, const Tensor& sinks, MaybeNumber softcap) {
     const char* op = "masked_softmax_sinks";
-    return masked_softmax_sinks_forward<Launcher>(
+    check_given(op, "sinks", sinks);
+    const MaskedSoftmaxResult result = masked_softmax_forward<Launcher>(
         {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
-        {input, {mask, start, end}, bias, sinks}, p, seed, dtype);
+        {input, {mask, start, end}, bias, sinks}, dtype, {seed.has_value(), true}, p, seed);
+    const Tensor& output = result.output;
+    const Tensor probabilities =
+        seed ? *result.probabilities : empty_contiguous(op, output, {0}, dtype_of(output));
+    return {output, probabilities, *result.sink_probabilities};
   }
 
   static std::tuple<Tensor, Tensor> masked_softmax_sinks_backward(
