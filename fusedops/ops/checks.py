@@ -231,15 +231,16 @@ def check_norm_not_empty(op: str, normalized_shape: Sequence[int]) -> None:
 
 
 def check_norm_parameter(
-    op: str, name: str, parameter: MaybeTensor, like: Like, normalized_shape: Sequence[int]
+    op: str, name: str, parameter: MaybeTensor, like: Like, shape: Sequence[int], what: str = ""
 ) -> None:
-    """Checks that ``parameter`` is None, or floating and of ``normalized_shape``."""
+    """Checks that ``parameter`` is None, or floating and of ``shape``: ``what``, by default
+    normalized_shape."""
     if parameter is None:
         return
     check(
-        list(parameter.shape) == list(normalized_shape),
-        f"{op}: {name} has shape {list(parameter.shape)}, wanted normalized_shape, "
-        f"{list(normalized_shape)}",
+        list(parameter.shape) == list(shape),
+        f"{op}: {name} has shape {list(parameter.shape)}, wanted "
+        f"{what or f'normalized_shape, {list(shape)}'}",
     )
     check_device(op, name, parameter, like)
     check_dtype(op, name, parameter.dtype)

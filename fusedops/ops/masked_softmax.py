@@ -79,12 +79,18 @@ def _broadcasts(shape: list[int], wanted: list[int]) -> bool:
     )
 
 
-def _check_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tensor) -> None:
+def _check_operand(
+    op: str, name: str, operand: torch.Tensor, input: torch.Tensor, per_row: bool = False
+) -> None:
+    """Checks that an operand broadcasts to the scores or, if it has a value ``per_row``, to the
+    rows."""
     checks.check_device(op, name, operand, ("input", input))
-    shape, wanted = list(operand.shape), list(input.shape)
+    shape, wanted = list(operand.shape), list(input.shape[:-1] if per_row else input.shape)
+    of_rows = " without its last dimension" if per_row else ""
     checks.check(
         _broadcasts(shape, wanted),
-        f"{op}: {name} has shape {shape}, wanted one that broadcasts to {wanted}, input's shape",
+        f"{op}: {name} has shape {shape}, wanted one that broadcasts to {wanted}, input's shape"
+        f"{of_rows}",
     )
 
 
@@ -99,16 +105,6 @@ def _check_mask(op: str, mask: MaybeTensor, input: torch.Tensor) -> None:
     _check_operand(op, "mask", mask, input)
 
 
-def _check_row_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tensor) -> None:
-    checks.check_device(op, name, operand, ("input", input))
-    shape, wanted = list(operand.shape), list(input.shape[:-1])
-    checks.check(
-        _broadcasts(shape, wanted),
-        f"{op}: {name} has shape {shape}, wanted one that broadcasts to {wanted}, input's shape "
-        "without its last dimension",
-    )
-
-
 def _check_bound(op: str, name: str, bound: MaybeTensor, input: torch.Tensor) -> None:
     if bound is None:
         return
@@ -117,7 +113,7 @@ def _check_bound(op: str, name: str, bound: MaybeTensor, input: torch.Tensor) ->
         f"{op}: {name} is {bound.dtype}, wanted torch.int32 or torch.int64, a column for each row; "
         "convert it",
     )
-    _check_row_operand(op, name, bound, input)
+    _check_operand(op, name, bound, input, per_row=True)
 
 
 def _check_hiding(op: str, input: torch.Tensor, call: Any) -> None:
@@ -174,7 +170,7 @@ def check_forward(op: str, call: Any, computed: torch.dtype) -> None:
         _check_operand(op, "bias", call.bias, call.input)
     if call.sinks is not None:
         checks.check_dtype(op, "sinks", call.sinks.dtype)
-        _check_row_operand(op, "sinks", call.sinks, call.input)
+        _check_operand(op, "sinks", call.sinks, call.input, per_row=True)
     _check_mask_value(op, call.mask_value, computed)
     _check_softcap(op, call.softcap, computed)
 

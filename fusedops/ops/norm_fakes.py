@@ -55,21 +55,6 @@ def _empty_like(
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _check_spatial_parameter(
-    op: str, name: str, parameter: torch.Tensor | None, like: checks.Like, dim: int
-) -> None:
-    if parameter is None:
-        return
-    input = like[1]
-    size, at = _size(input, dim), dim % max(input.dim(), 1)
-    checks.check(
-        list(parameter.shape) == [size],
-        f"{op}: {name} has shape {list(parameter.shape)}, wanted [{size}], the size of dim {at}",
-    )
-    checks.check_device(op, name, parameter, like)
-    checks.check_dtype(op, name, parameter.dtype)
-
-
 def _check_tensors(op: NormOp, named: Named) -> None:
     """Checks the tensor that is normalised, and the parameters."""
     function, like = op.function, (op.input, named[op.input])
@@ -78,12 +63,11 @@ def _check_tensors(op: NormOp, named: Named) -> None:
         checks.check_dim(function, like[1], named["dim"])
     else:
         checks.check_norm_shape(function, like, named["normalized_shape"])
+    shape, what = _parameter_shape(like[1], named), ""
+    if op.is_spatial:
+        what = f"{shape}, the size of dim {named['dim'] % max(like[1].dim(), 1)}"
     for name in ("weight", "bias"):
-        if op.is_spatial:
-            _check_spatial_parameter(function, name, named.get(name), like, named["dim"])
-        else:
-            shape = named["normalized_shape"]
-            checks.check_norm_parameter(function, name, named.get(name), like, shape)
+        checks.check_norm_parameter(function, name, named.get(name), like, shape, what)
 
 
 def _check_rows_are_not_empty(op: NormOp, named: Named) -> None:
