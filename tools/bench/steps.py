@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -70,6 +70,13 @@ class Step:
         """Returns the dtype as the command line and the CSV spell it."""
         return str(self.dtype).removeprefix("torch.")
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Returns the columns of StepTime that identify the step."""
+        names = ("model", "mode", "batch", "device", "threads")
+        size = {"length": self.size.length, "width": self.size.width}
+        return {name: getattr(self, name) for name in names} | size | {"dtype": self.dtype_name}
+
     def build(self, dropout: bool) -> nn.Module:
         """Returns the model, always with the same weights."""
         torch.manual_seed(0)
@@ -125,10 +132,7 @@ class StepTime:
 
     def is_of(self, step: Step) -> bool:
         """Returns whether this is a measurement of `step`."""
-        own = (self.model, self.mode, self.dtype, self.device, self.threads, self.batch)
-        wanted = (*(step.model, step.mode, step.dtype_name, step.device, step.threads, step.batch),)
-        size = (step.size.length, step.size.width)
-        return own == wanted and (self.length, self.width) == size
+        return step.columns.items() <= asdict(self).items()
 
 
 def chosen_steps(
@@ -198,14 +202,7 @@ def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
     if step.device == "cpu":
         before, after = (share_of_sites(calls[name]) for name in (INDUCTOR, OURS))
     return StepTime(
-        model=step.model,
-        mode=step.mode,
-        dtype=step.dtype_name,
-        batch=step.batch,
-        length=step.size.length,
-        width=step.size.width,
-        device=step.device,
-        threads=step.threads,
+        **step.columns,
         eager_ms=medians[REFERENCE],
         inductor_ms=medians[INDUCTOR],
         fusedops_ms=medians[OURS],
