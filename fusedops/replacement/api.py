@@ -52,7 +52,7 @@ def replace_modules(model: nn.Module) -> Replacements:
         target = _counterpart(module)
         if target is None:
             continue
-        old_class, reason = type(module), _reason_to_leave(module, target)
+        old_class, reason = type(module), _reason_to_leave(module)
         if reason:
             modules.append(ReplacedModule(paths, old_class.__name__, reason=reason))
             continue
@@ -78,7 +78,7 @@ def _counterpart(module: nn.Module) -> type[nn.Module] | None:
     return next(counterparts, ours.RMSNorm if is_rms_norm else None)
 
 
-def _reason_to_leave(module: nn.Module, target: type[nn.Module]) -> str:
+def _reason_to_leave(module: nn.Module) -> str:
     if parametrize.is_parametrized(module):
         return "its parameters are parametrized; replace it before that"
     if "forward" in vars(module):

@@ -34,18 +34,6 @@ def _arange(reader: Interpreter, call: Call) -> Known | None:
     return start + Affine(steps={COLUMNS: step.constant}) if is_integer else None
 
 
-def _full(reader: Interpreter, call: Call) -> Known | None:
-    return number(call.arguments.get("fill_value"))
-
-
-def _zeros(reader: Interpreter, call: Call) -> Known | None:
-    return 0
-
-
-def _ones(reader: Interpreter, call: Call) -> Known | None:
-    return 1
-
-
 def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
     """Interprets `compute` on two operands. Numbers and tensors of two values (bools too) give what
     it gives for each pair of values; integers that are affine in the positions stay affine in sums,
@@ -171,9 +159,9 @@ def _ascending_as(reader: Interpreter, argument: Any, node: Node) -> Ascending |
 
 STEPS: dict[str, Step] = {
     "arange": _arange,
-    "full": _full,
-    "zeros": _zeros,
-    "ones": _ones,
+    "full": lambda reader, call: number(call.arguments.get("fill_value")),
+    "zeros": lambda reader, call: 0,
+    "ones": lambda reader, call: 1,
     "add": _arithmetic(operator.add),
     "sub": _arithmetic(operator.sub),
     "mul": _arithmetic(operator.mul),
