@@ -38,13 +38,15 @@ cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream);
 }  // namespace
 
 int allocate(void** memory, int64_t bytes, void* stream) {
-  return cudaMallocAsync(memory, bytes, stream_of(stream));
+  return device::cleared(cudaMallocAsync(memory, bytes, stream_of(stream)));
 }
 
-int release(void* memory, void* stream) { return cudaFreeAsync(memory, stream_of(stream)); }
+int release(void* memory, void* stream) {
+  return device::cleared(cudaFreeAsync(memory, stream_of(stream)));
+}
 
 int clear(float* values, int64_t count, void* stream) {
-  return cudaMemsetAsync(values, 0, count * sizeof(float), stream_of(stream));
+  return device::cleared(cudaMemsetAsync(values, 0, count * sizeof(float), stream_of(stream)));
 }
 
 int variances_of(const float* rstd, float* to, int64_t count, void* stream) {

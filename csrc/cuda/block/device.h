@@ -25,6 +25,7 @@
 #if defined(__CUDACC__)
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -245,22 +246,31 @@ FUSEDOPS_DEVICE void store_cluster(float*, float, float, uint64_t*, uint32_t) {}
 
 #endif
 
-// An attribute of the current device, or 0 if it is unknown. The first call asks every device.
+// The status of a call of the runtime. An error is cleared, so that the thread's next launch, by
+// whichever library, does not take it for its own.
+inline cudaError_t cleared(cudaError_t status) {
+  if (status != cudaSuccess) cudaGetLastError();
+  return status;
+}
+
+// The current device, or -1 if it cannot be told.
+inline int current_device() {
+  int device = -1;
+  return cleared(cudaGetDevice(&device)) == cudaSuccess ? device : -1;
+}
+
+// An attribute of the current device, or 0 if it cannot be told now: what was read is kept, a
+// failure is not.
 template <cudaDeviceAttr kAttribute>
 int device_attribute() {
-  static const auto values = [] {
-    std::array<int, 64> found = {};
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) return found;
-    for (int i = 0; i < count && i < static_cast<int>(found.size()); ++i) {
-      cudaDeviceGetAttribute(&found[i], kAttribute, i);
-    }
-    return found;
-  }();
-  int device = 0;
-  const bool is_known =
-      cudaGetDevice(&device) == cudaSuccess && device < static_cast<int>(values.size());
-  return is_known ? values[device] : 0;
+  static std::array<std::atomic<int>, 64> kept = {};  // plus one; 0: not read yet
+  const int device = current_device();
+  const bool is_kept = device >= 0 && device < static_cast<int>(kept.size());
+  if (const int found = is_kept ? kept[device].load() : 0; found > 0) return found - 1;
+  int value = 0;
+  if (cleared(cudaDeviceGetAttribute(&value, kAttribute, device)) != cudaSuccess) return 0;
+  if (is_kept) kept[device] = value + 1;
+  return value;
 }
 
 // Whether the current device has clusters.
@@ -282,59 +292,60 @@ struct KernelLimits {
   int64_t dynamic_shared_bytes = 0;
 };
 
+// Reads them, and allows the kernel all the shared memory and the largest clusters that the device
+// has. Returns whether nothing failed.
 template <class... Params>
-KernelLimits read_limits(void (*kernel)(Params...)) {
-  KernelLimits limits;
+bool read_limits(void (*kernel)(Params...), KernelLimits& limits) {
   cudaFuncAttributes code = {};
-  if (cudaFuncGetAttributes(&code, kernel) == cudaSuccess) {
-    // Code that the driver compiles from PTX has clusters if the __CUDA_ARCH__ of the PTX does.
-    limits.has_clusters = code.ptxVersion >= 90 && code.binaryVersion >= 90;
-    if (limits.has_clusters) {
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    }
-    const auto bytes = max_shared_bytes() - static_cast<int64_t>(code.sharedSizeBytes);
-    const cudaError_t status = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    if (status == cudaSuccess) limits.dynamic_shared_bytes = bytes;
-  }
-  cudaGetLastError();  // clears an error, which here means that the kernel may do nothing special
-  return limits;
+  if (cleared(cudaFuncGetAttributes(&code, kernel)) != cudaSuccess) return false;
+  const auto set = [kernel](cudaFuncAttribute attribute, int64_t value) {
+    return cleared(cudaFuncSetAttribute(kernel, attribute, static_cast<int>(value))) == cudaSuccess;
+  };
+  // Code that the driver compiles from PTX has clusters if the __CUDA_ARCH__ of the PTX does.
+  limits.has_clusters = code.ptxVersion >= 90 && code.binaryVersion >= 90;
+  const bool has_large_clusters =
+      !limits.has_clusters || set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  const int64_t bytes = max_shared_bytes() - static_cast<int64_t>(code.sharedSizeBytes);
+  const bool has_memory = set(cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (has_memory) limits.dynamic_shared_bytes = bytes;
+  return has_large_clusters && has_memory;
 }
 
 // The limits of a kernel on the current device. The first call there raises its limit of dynamic
 // shared memory to the device's: if each launch set its own, a thread with a smaller one could
-// lower the limit before another thread's launch, which would then be refused.
+// lower the limit before another thread's launch, which would then be refused. Where a call fails,
+// the next one tries again.
 template <class... Params>
 KernelLimits limits_of(void (*kernel)(Params...)) {
   static std::mutex mutex;
   static std::map<std::pair<int, void (*)(Params...)>, KernelLimits> known;
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return {};
+  const std::pair key(current_device(), kernel);
+  if (key.first < 0) return {};
   const std::lock_guard lock(mutex);
-  const auto [entry, is_new] = known.try_emplace({device, kernel});
-  if (is_new) entry->second = read_limits(kernel);
-  return entry->second;
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  KernelLimits limits;
+  if (read_limits(kernel, limits)) known.emplace(key, limits);
+  return limits;
 }
 
 template <class... Params, class... Args>
 Status launch_with(
-    cudaLaunchAttribute* attribute, void (*kernel)(Params...), int64_t blocks, dim3 threads,
-    Stream stream, Args... args) {
+    cudaLaunchAttribute* attribute, int64_t shared_bytes, void (*kernel)(Params...), int64_t blocks,
+    dim3 threads, Stream stream, Args... args) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = threads;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = attribute;
   config.numAttrs = attribute ? 1 : 0;
-  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
-  if (status != cudaSuccess) cudaGetLastError();  // clears it, since it is returned
-  return status;
+  return cleared(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
 }
 
 template <class... Params, class... Args>
 Status launch(
     void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {
-  return launch_with(nullptr, kernel, blocks, threads, stream, args...);
+  return launch_with(nullptr, 0, kernel, blocks, threads, stream, args...);
 }
 
 // Launches clusters of `cluster` neighbouring blocks. Fails if the kernel's code has no clusters,
@@ -348,7 +359,7 @@ Status launch_clusters(
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = cluster;
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  return launch_with(&attribute, kernel, blocks, threads, stream, args...);
+  return launch_with(&attribute, 0, kernel, blocks, threads, stream, args...);
 }
 
 // Launches a kernel whose blocks may start before the launch ahead of it in the stream has ended
@@ -362,11 +373,12 @@ Status launch_behind(
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   const bool overlaps = has_clusters() && limits_of(kernel).has_clusters;
-  return launch_with(overlaps ? &attribute : nullptr, kernel, blocks, threads, stream, args...);
+  return launch_with(overlaps ? &attribute : nullptr, 0, kernel, blocks, threads, stream, args...);
 }
 
 // Launches blocks that have `shared_bytes` of dynamic shared memory: with the kernel's static
-// shared memory at most max_shared_bytes().
+// shared memory at most max_shared_bytes(). <<<>>> would return an error only through
+// cudaGetLastError(), where one may stand that the program has left there.
 template <class... Params, class... Args>
 Status launch_with_shared(
     void (*kernel)(Params...), int64_t shared_bytes, int64_t blocks, dim3 threads, Stream stream,
@@ -374,10 +386,7 @@ Status launch_with_shared(
   if (shared_bytes > 0 && shared_bytes > limits_of(kernel).dynamic_shared_bytes) {
     return kInvalidValue;
   }
-  kernel<<<
-      static_cast<unsigned>(blocks), threads, static_cast<size_t>(shared_bytes),
-      static_cast<cudaStream_t>(stream)>>>(static_cast<Params>(args)...);
-  return cudaGetLastError();
+  return launch_with(nullptr, shared_bytes, kernel, blocks, threads, stream, args...);
 }
 
 #else

@@ -114,12 +114,12 @@ inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan&
   return column_partials_bytes(args, plan) + row_partials_bytes(args, plan);
 }
 
-// The most that a plan takes which launch_plan() may come to.
+// The most that a plan takes which launch_plan() may come to, on any device: a device is asked
+// again by launch_plan(), and might not give the same answer.
 int64_t workspace_bytes(const NormBackward& args) {
   const int32_t width = width_of(args);
   int64_t most = 0;
-  for (const int32_t limit : {cluster_limit(), kPortableClusterBlocks, 1}) {
-    if (limit > cluster_limit()) continue;
+  for (const int32_t limit : {kMaxClusterBlocks, kPortableClusterBlocks, 1}) {
     most = std::max(most, workspace_bytes(args, plan_of(args, width, limit)));
   }
   return most;
