@@ -125,16 +125,16 @@ def link(name: str, jobs: Jobs, flags: Sequence[str]) -> Path:
     jobs.sort(key=lambda job: job[0].suffix != ".cu")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda job: compile_object(*job), jobs))
-    return _make(name, [compiler(), *flags, "-ldl", *map(str, objects)], objects)
+    return make(name, [compiler(), *flags, "-ldl", *map(str, objects)], objects)
 
 
 def compile_object(source: Path, flags: Sequence[str]) -> Path:
     """The object of a source. The folders of headers in its own flags come first."""
     command = [compiler(), *flags, *FLAGS, "-MMD", "-x", "c++", "-c", str(source)]
-    return _make(source.stem + ".o", command)
+    return make(source.stem + ".o", command)
 
 
-def _make(name: str, command: Sequence[str], inputs: Sequence[Path] = ()) -> Path:
+def make(name: str, command: Sequence[str], inputs: Sequence[Path] = ()) -> Path:
     """The output of a command. ``inputs`` are what it reads beside the files of -MMD."""
     key = hashlib.sha256("\0".join([_version(), *command]).encode()).hexdigest()[:16]
     output = CACHE / key / name
@@ -153,8 +153,8 @@ def _files_read(dependencies: Path) -> list[Path]:
     """The files in the makefile rule of -MMD, if there is one."""
     if not dependencies.exists():
         return []
-    _, *files = shlex.split(dependencies.read_text().replace("\\\n", " "))
-    return [Path(file) for file in files]
+    _, _, files = dependencies.read_text().replace("\\\n", " ").partition(":")
+    return [Path(file) for file in shlex.split(files)]
 
 
 def _write_digests(digests: Path, files: Iterable[Path], start: float) -> None:

@@ -6,32 +6,12 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "cuda/launch/launch.h"
+#include "ops.h"
 #include "simt.h"
 
 namespace {
 
 using namespace fusedops;
-
-enum Op {
-#define LAUNCH(Args) k##Args,
-#include "launches.def"
-#undef LAUNCH
-};
-
-// Calls f with the arguments as the type of that op; aborts where there is no such op.
-template <class F>
-auto with_op(int op, const void* args, F f) {
-  switch (op) {
-#define LAUNCH(Args) \
-  case k##Args:      \
-    return f(*static_cast<const Args*>(args));
-#include "launches.def"
-#undef LAUNCH
-    default:
-      std::abort();
-  }
-}
 
 // The length of what a softmax or norm reduces over.
 template <class Args>
@@ -93,15 +73,19 @@ int simt_launch(int op, const void* args) {
   return with_op(op, args, [](const auto& args) { return cuda::launch(args, nullptr); });
 }
 
-// 0 for an op without a workspace.
-int64_t simt_workspace_bytes(int op, const void* args) {
-  return with_op(op, args, [](const auto& args) -> int64_t {
-    if constexpr (requires { cuda::workspace_bytes(args); }) {
-      return cuda::workspace_bytes(args);
-    } else {
-      return 0;
-    }
-  });
+int64_t simt_workspace_bytes(int op, const void* args) { return workspace_bytes_of(op, args); }
+
+// Runs a kernel of this library, given as CUDA's runtime gets it: by its address and those of its
+// parameters. `signature` has their types: "(fusedops::SoftmaxForward, long)".
+int simt_launch_kernel(
+    const void* kernel, const char* signature, void* const* parameters, const unsigned* grid,
+    const unsigned* block, size_t dynamic_shared, unsigned cluster) {
+  const simt::KernelCall call = simt::find_call(signature);
+  if (call == nullptr) return simt::kInvalidDeviceFunction;
+  const simt::Launch configuration{
+      kernel, dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), dynamic_shared,
+      cluster};
+  return simt::launch(configuration, [=] { call(kernel, parameters); });
 }
 
 // Launches rows of step, 2 * step, ... up to `last` elements, dry. Writes the lengths after which

@@ -104,6 +104,11 @@ _OPS = [
 ]
 
 
+def op_of(args: Args) -> int:
+    """The number of a launch in the library."""
+    return _OPS.index(type(args))
+
+
 @dataclass(frozen=True)
 class Record:
     launches: int  # that ran
@@ -218,12 +223,12 @@ class Emulator:
 
     def launch(self, args: Args) -> None:
         """Calls the package's own launch(), which runs kernels on the emulator."""
-        status = self.library.simt_launch(_OPS.index(type(args)), ctypes.byref(args))
+        status = self.library.simt_launch(op_of(args), ctypes.byref(args))
         if status != 0:
             raise EmulatorError(f"status {status}: {self.library.simt_error().decode()}")
 
     def workspace_bytes(self, args: Args) -> int:
-        return self.library.simt_workspace_bytes(_OPS.index(type(args)), ctypes.byref(args))
+        return self.library.simt_workspace_bytes(op_of(args), ctypes.byref(args))
 
     def workspace(self, args: Args) -> DeviceArray | None:
         """Allocates the workspace that ``args`` need and sets it in them. Keep it as long as
@@ -253,7 +258,7 @@ class Emulator:
 
     def _dry_launches(self, args: Args, step: int, last: int, found: ctypes.Array) -> int:
         self.configure(Config(dry=True))
-        op, size = _OPS.index(type(args)), len(found)
+        op, size = op_of(args), len(found)
         count = self.library.simt_launch_lengths(op, ctypes.byref(args), step, last, found, size)
         self.configure(Config())
         if count < 0:

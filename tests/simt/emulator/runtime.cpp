@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include <cxxabi.h>
 #include <sys/mman.h>
 
 namespace simt {
@@ -404,6 +405,24 @@ const char* error() { return error_text; }
 const Launch& last_launch() { return previous_launch; }
 
 uint64_t launch_count() { return launches; }
+
+// Libraries fill it while they are loaded, before this file's other variables may exist.
+static std::unordered_map<std::string, KernelCall>& calls() {
+  static std::unordered_map<std::string, KernelCall> by_signature;
+  return by_signature;
+}
+
+bool remember_call(const std::type_info& kernel_type, KernelCall call) {
+  char* const type = abi::__cxa_demangle(kernel_type.name(), nullptr, nullptr, nullptr);
+  calls()[std::strchr(type, '(')] = call;  // behind "void "
+  std::free(type);
+  return true;
+}
+
+KernelCall find_call(const char* signature) {
+  const auto found = calls().find(signature);
+  return found == calls().end() ? nullptr : found->second;
+}
 
 void for_each_record(const std::function<void(const void*, const Record&)>& visit) {
   for (const auto& [kernel, record] : records) visit(kernel, record);

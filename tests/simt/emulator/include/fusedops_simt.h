@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "simt.h"
 
@@ -50,6 +51,24 @@ T read_modify_write(T* at, F next) {
       __ATOMIC_ACQUIRE)) {
   }
   return bits_of<T>(old);
+}
+
+template <class... Params>
+void call_kernel(const void* kernel, void* const* parameters) {
+  const auto call = [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+    const auto typed = reinterpret_cast<void (*)(Params...)>(const_cast<void*>(kernel));
+    typed(*static_cast<const Params*>(parameters[kIndex])...);
+  };
+  call(std::index_sequence_for<Params...>());
+}
+template <class... Params>
+inline const bool kHasCall = remember_call(typeid(void(Params...)), &call_kernel<Params...>);
+
+// Launches a kernel, of a type that find_call() then knows.
+template <class... Params, class... Args>
+int launch_typed(const Launch& configuration, void (*kernel)(Params...), Args... args) {
+  static_cast<void>(kHasCall<Params...>);
+  return launch(configuration, [=] { kernel(static_cast<Params>(args)...); });
 }
 
 }  // namespace simt
@@ -130,7 +149,7 @@ int launch_clusters(
   const simt::Launch configuration{
       reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)), threads, 0,
       cluster};
-  return simt::launch(configuration, [=] { kernel(static_cast<Params>(args)...); });
+  return simt::launch_typed(configuration, kernel, args...);
 }
 
 template <class... Params, class... Args>
@@ -146,7 +165,7 @@ int launch_with_shared(
   const simt::Launch configuration{
       reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)), threads,
       static_cast<size_t>(shared_bytes)};
-  return simt::launch(configuration, [=] { kernel(static_cast<Params>(args)...); });
+  return simt::launch_typed(configuration, kernel, args...);
 }
 
 inline int64_t max_shared_bytes() { return simt::config.max_shared_bytes; }

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <source_location>
+#include <typeinfo>
 
 #include "cuda_types.h"
 
@@ -64,6 +65,12 @@ struct Record {
 uint64_t launch_count();  // of all kernels, dry ones too
 void for_each_record(const std::function<void(const void* kernel, const Record&)>& visit);
 const Launch& last_launch();
+
+// Calls a kernel with parameters at these addresses. Every type of kernel that is launched anywhere
+// has such a function, found by the types of its parameters: "(fusedops::SoftmaxForward, long)".
+using KernelCall = void (*)(const void* kernel, void* const* parameters);
+bool remember_call(const std::type_info& kernel_type, KernelCall call);  // returns true
+KernelCall find_call(const char* signature);                             // or null
 
 // The running thread.
 struct View {
