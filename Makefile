@@ -4,7 +4,8 @@
 #   make lint    formatting and static checks; builds nothing
 #   make test    the tests of a change: each value of each parameter, built for this machine alone,
 #                CUDA kernels on the emulator
-#   make cuda-check  nvcc for one architecture: spills, registers, widths of accesses; needs no GPU
+#   make cuda-check  nvcc for one architecture: spills, registers, widths of accesses, and its host
+#                code on a stand-in for the CUDA runtime; needs no GPU
 #   make test-all  the parts that `make test` leaves out; PART="graph isas" runs some of them
 #   make mutants  plants MUTANTS=60 small faults, drawn by SEED=1, and counts those that tests catch
 #   make coverage  the branch coverage of fusedops/ by `make test`
@@ -66,7 +67,7 @@ cuda-check: .venv/.installed-test .venv/.installed-nvcc
 	$(call stage,nvcc,CMAKE_CUDA_COMPILER_LAUNCHER=$(CURDIR)/$(BIN)/ccache NVCC_APPEND_FLAGS=-Xptxas=-Werror \
 		TORCH_CUDA_ARCH_LIST=9.0 FUSEDOPS_BUILD_CUDA=1 FUSEDOPS_BUILD_NATIVE=1 \
 		$(BIN)/python setup.py -q build_ext --inplace)
-	$(BIN)/python -m pytest -q -m nvcc tests/tools
+	$(BIN)/python -m pytest -q -m nvcc tests/tools tests/cudart
 	$(BIN)/python -m pytest -q tests/deploy/test_build.py -k "a_library and cuda"
 
 test-all: .venv/.installed-dev

@@ -110,7 +110,7 @@ PARTS = {
         "the machine code of all architectures: registers, spills, widths",
         13,
         (*_KERNELS_ON_CUDA, *_BUILD),
-        (("make", ".venv/.built-all"), _tests("tests/tools", "-m", "nvcc")),
+        (("make", ".venv/.built-all"), _tests("tests/tools", "tests/cudart", "-m", "nvcc")),
     ),
     "isas": Part(
         "operators and rewritten graphs with lower instruction sets of the kernels and of eager",

@@ -1,0 +1,190 @@
+"""Calls of the package to run on the stand-in: of the C interface, and of every family's launch.
+
+Each is made for a library, started on a stream as often as wanted, and checked after that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from c_interface import CLOSE, LayerNorm, masked_scores, normal, padding, softmax
+from simt import families
+from simt.cases.masked import MaskedCase
+from simt.cases.norm import NormCase
+from simt.cases.rows import Case
+from simt.cases.spatial import SpatialCase
+from simt.cases.spatial_norm import SpatialNormCase
+from simt.cases.stack import StackCase
+from simt.cases.statistics import StatisticsCase
+from simt.families import AnyCase
+from simt.judge import Judge
+
+from .library import Cuda, CudaError
+from .races import softmax_over_dim
+
+
+class Operation(Protocol):
+    def reset(self) -> None:
+        """Writes the inputs again that the operation overwrites. start() does it too."""
+
+    def start(self, stream: int | None = None) -> None:
+        """Raises CudaError where the package returns an error."""
+
+    def check(self) -> None:
+        """Compares the results, which must be complete, with float64."""
+
+
+class OfCase:
+    """A launch with the arguments of one of the emulator's cases."""
+
+    def __init__(self, case: AnyCase, cuda: Cuda) -> None:
+        self._cuda, self._case, self._given = cuda, case, families.inputs(case)
+        self._prepared = families.prepare(cuda, case, self._given)
+
+    @property
+    def args(self) -> ctypes.Structure:
+        return self._prepared.args
+
+    def reset(self) -> None: ...
+
+    def start(self, stream: int | None = None) -> None:
+        self._cuda.enqueue(self.args, stream)
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        return self._prepared.outputs()
+
+    def check(self) -> None:
+        Judge().add(self._case, self._given, self.outputs())
+
+
+class OfCInterface:
+    """A call of the C interface; a subclass has its arrays."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._library = cuda.cuda
+
+    def reset(self) -> None: ...
+
+    def call(self, name: str, stream: int | None, *args: object) -> None:
+        function = getattr(self._library, name)
+        converted = [
+            arg.ctypes.data_as(ctypes.c_void_p) if isinstance(arg, np.ndarray) else arg
+            for arg in args
+        ]
+        status = function(*converted, ctypes.c_void_p(stream))
+        if status != 0:
+            raise CudaError(status, self._library.fusedops_last_error().decode())
+
+
+class AttnSoftmax(OfCInterface):
+    def __init__(self, shape: tuple[int, ...], cuda: Cuda) -> None:
+        super().__init__(cuda)
+        self._scores, self._mask = normal(*shape), padding(shape[0], shape[3], -1e8)
+        self._inp = np.empty_like(self._scores)
+
+    def reset(self) -> None:
+        self._inp[:] = self._scores
+
+    def start(self, stream: int | None = None) -> None:
+        self.reset()
+        self.call(
+            *("fusedops_attn_softmax", stream, self._inp, self._mask),
+            *(*self._inp.shape, False),
+        )
+
+    def check(self) -> None:
+        expected = softmax(masked_scores(self._scores, self._mask, False))
+        np.testing.assert_allclose(self._inp, expected, **CLOSE)
+
+
+class AttnSoftmaxGradient(OfCInterface):
+    def __init__(self, rows: int, cols: int, cuda: Cuda) -> None:
+        super().__init__(cuda)
+        self._grad, self._probabilities = normal(rows, cols), softmax(normal(rows, cols, seed=1))
+        self._out_grad = np.empty_like(self._grad)
+
+    def reset(self) -> None:
+        self._out_grad[:] = self._grad
+
+    def start(self, stream: int | None = None) -> None:
+        self.reset()
+        arrays = (self._out_grad, self._probabilities)
+        self.call("fusedops_attn_softmax_bw", stream, *arrays, *self._grad.shape)
+
+    def check(self) -> None:
+        product = self._grad.astype(np.float64) * self._probabilities
+        expected = product - self._probabilities * product.sum(-1, keepdims=True)
+        np.testing.assert_allclose(self._out_grad, expected, **CLOSE)
+
+
+class LayerNormAndGradients(OfCInterface):
+    """The norm and its gradients; without those that are sums over rows, which take the emulator
+    long where there are many columns."""
+
+    def __init__(self, rows: int, cols: int, with_sums: bool, cuda: Cuda) -> None:
+        super().__init__(cuda)
+        self._norm, self._with_sums = LayerNorm(rows, cols), with_sums
+
+    def start(self, stream: int | None = None) -> None:
+        norm, size = self._norm, (self._norm.rows, self._norm.cols)
+        results = (norm.ln_res, norm.vars, norm.means)
+        given = (norm.inp, norm.gamma, norm.betta)
+        eps = ctypes.c_float(norm.eps)
+        self.call("fusedops_layernorm", stream, *results, *given, *size, eps)
+        sums = (norm.gamma_grad, norm.betta_grad) if self._with_sums else (None, None)
+        results = (*sums, norm.inp_grad)
+        given = (norm.out_grad, norm.inp, norm.gamma, norm.vars, norm.means)
+        self.call("fusedops_layernorm_bw", stream, *results, *given, *size)
+
+    def check(self) -> None:
+        for name, expected in self._norm.expected().items():
+            if name in ("gamma_grad", "betta_grad") and not self._with_sums:
+                continue
+            tolerance = 4e-6 * max(1, np.abs(expected).max())
+            actual = getattr(self._norm, name)
+            np.testing.assert_allclose(actual, expected, 0, tolerance, err_msg=name)
+
+
+#: The columns of rows that are summed, of others that a block holds, and of some that none holds.
+FEW, SHORT, LONG = 200, 1000, 40_000
+LONG_ROWS = Case("softmax_forward", "float32", "float32", 1, LONG, 4)
+_CASES: dict[str, AnyCase] = {
+    "softmax": Case("softmax_forward", "bfloat16", "float32", 3, SHORT, 8),
+    "softmax of long rows": LONG_ROWS,
+    "spatial softmax": softmax_over_dim(SHORT),
+    "spatial softmax of the most shared memory": softmax_over_dim(3072),
+    "spatial softmax backward": SpatialCase(
+        *("spatial_softmax_backward", "float16", "float16", 2, 300, 24, 8)
+    ),
+    "spatial norm": SpatialNormCase("spatial_norm_forward", "float32", 2, SHORT, 16, 4),
+    "spatial norm backward": SpatialNormCase("spatial_norm_backward", "float32", 2, 64, 16, 4),
+    "add_norm": NormCase("norm_forward", "bfloat16", 3, SHORT, 8, adds=True, p=0.3),
+    "norm backward": NormCase("norm_backward", "float32", 40, FEW, 4),
+    "norm backward of long rows": NormCase(
+        *("norm_backward", "float16", 1, LONG, 8), wanted=(True, False, False)
+    ),
+    "masked softmax": MaskedCase(
+        *("masked_softmax_forward", "float32", "float32", (1, 2, 3), SHORT, 4),
+        **{"mask": "bool 1011", "bias": "float32 1111", "p": 0.3},
+    ),
+    "masked softmax backward": MaskedCase(
+        *("masked_softmax_backward", "float32", "float32", (1, 2, 3), SHORT, 4),
+        **{"mask": "bool 1011"},
+    ),
+    "softmax in two steps: statistics": StatisticsCase("softmax_statistics", LONG_ROWS),
+    "softmax in two steps: apply": StatisticsCase("softmax_apply", LONG_ROWS),
+    "softmax of a stack": StackCase(Case("softmax_forward", "float32", "float32", 3, 64, 4), 2),
+}
+OPERATIONS: dict[str, Callable[[Cuda], Operation]] = {
+    "attn_softmax": partial(AttnSoftmax, (2, 3, 5, 7)),
+    "attn_softmax of long rows": partial(AttnSoftmax, (1, 1, 1, LONG)),
+    "attn_softmax_bw": partial(AttnSoftmaxGradient, 5, SHORT),
+    "attn_softmax_bw of long rows": partial(AttnSoftmaxGradient, 1, LONG),
+    "layernorm": partial(LayerNormAndGradients, 9, FEW, True),
+    "layernorm of long rows": partial(LayerNormAndGradients, 1, LONG, False),
+    **{name: partial(OfCase, case) for name, case in _CASES.items()},
+}
