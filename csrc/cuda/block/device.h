@@ -23,7 +23,6 @@
 #include <cstdint>
 
 #if defined(__CUDACC__)
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <map>
@@ -281,10 +280,8 @@ inline int64_t max_shared_bytes() {
   return device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>();
 }
 
-// The multiprocessors of the current device, at least one.
-inline int64_t multiprocessors() {
-  return std::max(device_attribute<cudaDevAttrMultiProcessorCount>(), 1);
-}
+// The multiprocessors of the current device.
+inline int64_t multiprocessors() { return device_attribute<cudaDevAttrMultiProcessorCount>(); }
 
 // What a kernel's code for one device allows.
 struct KernelLimits {

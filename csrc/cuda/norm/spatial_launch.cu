@@ -74,15 +74,16 @@ Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan,
       stream, sums, plan.partitions);
 }
 
+// 0 if the multiprocessors are not known, so that the launch is refused: it might learn of more.
 int64_t workspace_bytes(const SpatialNormBackward& args) {
-  if (!wants_channels(args)) return 0;
+  if (!wants_channels(args) || device::multiprocessors() == 0) return 0;
   const ChannelPlan plan = plan_channels(args, width_of(args));
   return 2 * plan.partitions * args.dim_size * accumulator_bytes(args.input.dtype);
 }
 
 Status launch(const SpatialNormBackward& args, Stream stream) {
   if (!fits(args.weight, args.input.dtype)) return device::kInvalidValue;
-  if (workspace_bytes(args) > 0 && !args.workspace) return device::kInvalidValue;
+  if (wants_channels(args) && !args.workspace) return device::kInvalidValue;
   const int32_t width = width_of(args);
   Status status = device::kSuccess;
   if (args.grad_input.data) status = launch_input(args, width, stream);

@@ -161,8 +161,8 @@ FUSEDOPS_DEVICE void add_tile(RunningSoftmax<Acc> (&columns)[kWidth], const Stri
   }
 }
 
-// Stores the loaded tile of a column; `to` is the column's first element. `last` is a factor or, for
-// the logarithm, a summand.
+// Stores the loaded tile of a column; `to` is the column's first element. `last` is a factor or,
+// for the logarithm, a summand.
 template <class Out, class Strip, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store_tile(
     Out* to, int64_t dim_stride, const Strip& strip, uint32_t start, uint32_t dim_size, bool log,
