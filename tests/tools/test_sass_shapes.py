@@ -113,58 +113,43 @@ def test_a_predicate_that_some_lanes_wrote_first_still_masks_lanes():
     assert trace.loaded == {7: 4 * 16}
 
 
-@pytest.mark.parametrize("relation, exponentials", [("NEU", 0), ("EQ", 1)])
-def test_a_computed_float_is_no_constant(relation, exponentials):
-    sass = f"""
-        /*0000*/                   FADD R2, R3, R4 ;
-        /*0010*/                   FSETP.{relation}.AND P0, PT, R2, RZ, PT ;
-        /*0020*/               @P0 EXIT ;
-        /*0030*/                   MUFU.EX2 R5, R5 ;
-        /*0040*/                   EXIT ;
-    """
-    trace = trace_of(sass)
-    assert (trace.executed["MUFU"], trace.guesses) == (exponentials, 0)
+def is_known_true(*instructions, **launch):
+    """Whether the predicate P0 is true after these instructions, which no guess decides."""
+    path = [*instructions, "@P0 EXIT", "MUFU.EX2 R5, R5", "EXIT"]
+    sass = "".join(f"/*{16 * at:04x}*/ {each} ;\n" for at, each in enumerate(path))
+    trace = trace_of(sass, **launch)
+    assert trace.guesses == 0
+    return trace.executed["MUFU"] == 0
+
+
+@pytest.mark.parametrize("relation, holds", [("NEU", True), ("EQ", False)])
+def test_a_computed_float_is_no_constant(relation, holds):
+    compare = f"FSETP.{relation}.AND P0, PT, R2, RZ, PT"
+    assert is_known_true("FADD R2, R3, R4", compare) == holds
 
 
 @pytest.mark.parametrize("operand", ["UR4", "c[0x0][0x210]"])
-@pytest.mark.parametrize("softcap, exponentials", [(0.0, 0), (2.0, 1)])
-def test_doubles_that_are_parameters_are_compared(operand, softcap, exponentials):
-    sass = f"""
-        /*0000*/                   ULDC.64 UR4, c[0x0][0x210] ;
-        /*0010*/                   DSETP.NEU.AND P0, PT, RZ, {operand}, PT ;
-        /*0020*/              @!P0 EXIT ;
-        /*0030*/                   MUFU.EX2 R5, R5 ;
-        /*0040*/                   EXIT ;
-    """
-    trace = trace_of(sass, parameters=struct.pack("<d", softcap))
-    assert (trace.executed["MUFU"], trace.guesses) == (exponentials, 0)
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_doubles_that_are_parameters_are_compared(operand, softcap):
+    compare = f"DSETP.NEU.AND P0, PT, RZ, {operand}, PT"
+    parameters = struct.pack("<d", softcap)
+    given = is_known_true("ULDC.64 UR4, c[0x0][0x210]", compare, parameters=parameters)
+    assert given == (softcap != 0)
 
 
-@pytest.mark.parametrize("masks, exponentials", [([], 1), ([7], 0)])
-def test_memory_holds_zeros_and_masks_hold_true(masks, exponentials):
-    sass = """
-        /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
-        /*0010*/                   LDG.E.U8 R4, desc[UR6][R2.64] ;
-        /*0020*/                   ISETP.NE.AND P0, PT, R4, RZ, PT ;
-        /*0030*/               @P0 EXIT ;
-        /*0040*/                   MUFU.EX2 R5, R5 ;
-        /*0050*/                   EXIT ;
-    """
-    trace = trace_of(sass, parameters=(7 << 40).to_bytes(8, "little"), masks=masks)
-    assert (trace.executed["MUFU"], trace.guesses) == (exponentials, 0)
+@pytest.mark.parametrize("masks, holds", [([], False), ([7], True)])
+def test_memory_holds_zeros_and_masks_hold_true(masks, holds):
+    load = "LDC.64 R2, c[0x0][0x210]", "LDG.E.U8 R4, desc[UR6][R2.64]"
+    launch = {"parameters": (7 << 40).to_bytes(8, "little"), "masks": masks}
+    assert is_known_true(*load, "ISETP.NE.AND P0, PT, R4, RZ, PT", **launch) == holds
 
 
 def test_predicates_in_the_bits_of_an_unwritten_register_are_known():
-    sass = """
-        /*0000*/                   LOP3.LUT R4, R4, 0xfffffffd, RZ, 0xc0, !PT ;
-        /*0010*/                   LOP3.LUT R4, R4, 0x2, RZ, 0xfc, !PT ;
-        /*0020*/                   LOP3.LUT P0, RZ, R4, 0x2, RZ, 0xc0, !PT ;
-        /*0030*/               @P0 EXIT ;
-        /*0040*/                   MUFU.EX2 R5, R5 ;
-        /*0050*/                   EXIT ;
-    """
-    trace = trace_of(sass)
-    assert (trace.executed["MUFU"], trace.guesses) == (0, 0)
+    assert is_known_true(
+        "LOP3.LUT R4, R4, 0xfffffffd, RZ, 0xc0, !PT",
+        "LOP3.LUT R4, R4, 0x2, RZ, 0xfc, !PT",
+        "LOP3.LUT P0, RZ, R4, 0x2, RZ, 0xc0, !PT",
+    )
 
 
 #: A selector, and the bytes of 0x81B2C3D4 that it picks, or their signs.
@@ -178,30 +163,17 @@ PERMUTED = [
 
 @pytest.mark.parametrize("selector, result", PERMUTED)
 def test_bytes_are_permuted(selector, result):
-    sass = f"""
-        /*0000*/                   LDC R2, c[0x0][0x210] ;
-        /*0010*/                   PRMT R2, R2, {selector}, RZ ;
-        /*0020*/                   ISETP.EQ.AND P0, PT, R2, {result:#x}, PT ;
-        /*0030*/               @P0 EXIT ;
-        /*0040*/                   MUFU.EX2 R5, R5 ;
-        /*0050*/                   EXIT ;
-    """
-    trace = trace_of(sass, parameters=(0x81B2C3D4).to_bytes(4, "little"))
-    assert (trace.executed["MUFU"], trace.guesses) == (0, 0)
+    assert is_known_true(
+        "LDC R2, c[0x0][0x210]",
+        f"PRMT R2, R2, {selector}, RZ",
+        f"ISETP.EQ.AND P0, PT, R2, {result:#x}, PT",
+        parameters=(0x81B2C3D4).to_bytes(4, "little"),
+    )
 
 
 def test_sixteen_bits_are_known_beside_a_float():
-    sass = """
-        /*0000*/                   FADD R2, R3, R4 ;
-        /*0010*/                   PRMT R2, RZ, 0x7610, R2 ;
-        /*0020*/                   PRMT R2, R2, 0x9910, RZ ;
-        /*0030*/                   ISETP.EQ.AND P0, PT, R2, RZ, PT ;
-        /*0040*/               @P0 EXIT ;
-        /*0050*/                   MUFU.EX2 R5, R5 ;
-        /*0060*/                   EXIT ;
-    """
-    trace = trace_of(sass)
-    assert (trace.executed["MUFU"], trace.guesses) == (0, 0)
+    halves = "PRMT R2, RZ, 0x7610, R2", "PRMT R2, R2, 0x9910, RZ"
+    assert is_known_true("FADD R2, R3, R4", *halves, "ISETP.EQ.AND P0, PT, R2, RZ, PT")
 
 
 def test_a_jump_on_a_computed_float_is_a_guess_that_is_not_taken():
