@@ -1,19 +1,11 @@
 """FUSEDOPS_* with values that make no sense: the import names them, or the call that reads them."""
 
-import os
-import subprocess
-import sys
+from processes import run_python
 
 
 def error_of(code, **variables):
     """What Python says of code that fails where the variables are set."""
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    finished = run_python("-c", code, timeout=120, **variables)
     assert finished.returncode == 1, finished.stderr
     return finished.stderr
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import run_python
 from rich.console import Console
 
 from fusedops.cli import options, timing
@@ -51,11 +51,7 @@ def chosen(command: str) -> list[cases.Case]:
 def test_csv_holds_one_row_for_each_measurement(tmp_path):
     file = tmp_path / "new" / "bench.csv"
     command = "bench --quick --op layer_norm --pass forward --dtype float32 --shape 64x32"
-    finished = subprocess.run(
-        [sys.executable, "-m", "fusedops", *command.split(), "--csv", str(file)],
-        capture_output=True,
-        text=True,
-    )
+    finished = run_python("-m", "fusedops", *command.split(), "--csv", str(file))
     assert finished.returncode == 0, finished.stderr
     assert "MALLOC_MMAP_MAX_=0" in finished.stderr
     assert "layer_norm" in finished.stdout and "64x32" in finished.stdout

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
-import sys
 
 import pytest
 import torch
+from processes import run_python
 
 import fusedops
 from fusedops.cli import check, main
@@ -23,12 +22,7 @@ COMPILATION = 'torch.compile(model, backend="fusedops")'
 
 
 def run_check(*argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusedops", "check", *argv],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-    )
+    return run_python("-m", "fusedops", "check", *argv, **variables)
 
 
 @pytest.fixture(scope="module")

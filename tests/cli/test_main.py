@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+from processes import run_python
 
 import fusedops
 from fusedops.cli import COMMANDS, main
@@ -44,7 +44,7 @@ for argv in {helps}:
         raise AssertionError(argv)
 sys.exit(main(["env"]))
 """
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    finished = run_python("-c", code)
     assert finished.returncode == 0, finished.stderr
     for name, summary in COMMANDS.items():
         assert f"usage: python -m fusedops {name} " in finished.stdout

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 
 import pytest
 import torch
+from processes import run_python
 
 import fusedops
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a process of its own, after `import torch` alone."""
-    return subprocess.run(
-        [sys.executable, "-c", f"import sys, torch\n{code}"],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
+    return run_python("-c", f"import sys, torch\n{code}", **environment)
 
 
 def printed(code: str) -> str:
@@ -59,7 +53,7 @@ def test_the_namespace_is_an_ordinary_one_after_the_import(first):
 
 def test_an_import_of_fusedops_before_torch_is_the_usual_one():
     code = "import fusedops; print(type(fusedops.ops.softmax).__name__)"
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    finished = run_python("-c", code)
     assert finished.stdout.strip() == "module", finished.stderr
 
 
@@ -80,7 +74,5 @@ def test_where_torch_loads_no_extensions_its_warnings_name_the_operator(path):
 def test_the_folder_of_the_clone_does_not_hide_the_package(tmp_path):
     (tmp_path / "fusedops").mkdir()  # as where the clone is: a namespace package, to Python
     find = "import importlib.util; print(importlib.util.find_spec('fusedops').origin)"
-    found = subprocess.run(
-        [sys.executable, "-c", find], cwd=tmp_path, capture_output=True, text=True
-    )
+    found = run_python("-c", find, cwd=tmp_path)
     assert found.stdout.strip() == fusedops.__file__

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 import fusedops
 from fusedops.ops.registration import libraries
@@ -214,8 +215,6 @@ def test_building_without_torch_says_in_one_line_what_to_run():
         "u.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
         "sys.argv = ['setup.py', 'build_ext']; runpy.run_path('setup.py', run_name='__main__')"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", hide_torch], cwd=ROOT, capture_output=True, text=True
-    )
+    result = run_python("-c", hide_torch, cwd=ROOT)
     assert result.returncode != 0
     assert "pip install --no-build-isolation ." in result.stderr

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 import fusedops
 from fusedops.cli import env
@@ -31,9 +31,7 @@ def package(tmp_path) -> Path:
 
 
 def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=package.parent, capture_output=True, text=True
-    )
+    return run_python(*arguments, cwd=package.parent)
 
 
 def truncated(library: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections import Counter
 
 import onnxruntime
@@ -13,6 +11,7 @@ import torch
 import transformers
 from exhaustive import beyond
 from oracle import DTYPES
+from processes import run_python
 from torch import nn
 
 import fusedops
@@ -408,6 +407,6 @@ def test_a_path_that_cannot_be_written_is_refused_before_anything_is_translated(
 
 def test_without_onnxscript_the_import_says_what_to_install():
     code = "import sys; sys.modules['onnxscript'] = None; import fusedops.integrations.onnx"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = run_python("-c", code)
     assert result.returncode != 0
     assert "pip install onnx onnxscript onnxruntime" in result.stderr

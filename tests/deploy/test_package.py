@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import re
 import subprocess
-import sys
 import zipfile
 
 import pytest
 import torch
+from processes import run_python
 from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -167,7 +167,7 @@ def test_a_program_loaded_from_a_file_trains_at_another_batch_size(tmp_path):
 def loaded_without_fusedops(expression: str) -> subprocess.CompletedProcess[str]:
     """Loads a file in a process that does not import fusedops."""
     code = f"import torch\n{expression}"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return run_python("-c", code)
 
 
 @pytest.mark.exhaustive

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 #: Seconds, more than any branch here takes. A wait of that length would never end.
 TIMEOUT = 30
@@ -43,11 +42,6 @@ def in_new_thread(function):
     thread.start()
     thread.join()
     return results[0]
-
-
-class FunctionMode(TorchFunctionMode):
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
 
 
 def fail(error):

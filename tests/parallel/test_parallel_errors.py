@@ -12,7 +12,8 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from branches import TIMEOUT, FunctionMode, meeting, same
+from branches import TIMEOUT, meeting, same
+from modes import Called
 
 import fusedops
 from fusedops.parallel import threads
@@ -137,7 +138,7 @@ def test_when_an_error_surfaces_nothing_runs_and_nothing_more_has_begun():
     same(fusedops.parallel_stack(torch.sin, [x, x]), torch.stack([x.sin()] * 2))
 
 
-@pytest.mark.parametrize("context", [nullcontext, FunctionMode], ids=["threads", "in turn"])
+@pytest.mark.parametrize("context", [nullcontext, Called], ids=["threads", "in turn"])
 def test_an_error_keeps_no_tensors_alive(context):
     def failing(x):
         raise ValueError("no")
@@ -311,7 +312,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("context", [nullcontext, FunctionMode], ids=["threads", "in turn"])
+@pytest.mark.parametrize("context", [nullcontext, Called], ids=["threads", "in turn"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_input_is_refused_with_its_name(name, context):
     error, functions, inputs, dim, message = REFUSED[name]

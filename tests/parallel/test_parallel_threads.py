@@ -6,14 +6,13 @@ import contextvars
 import ctypes
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
 from branches import TIMEOUT, in_new_thread, in_turn, meeting, same
+from processes import run_python
 from torch import nn
 
 import fusedops
@@ -140,7 +139,7 @@ def last():
     print(torch.equal(out, torch.ones(4, 2).sin()))
 atexit.register(last)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ended = run_python("-c", code)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
 
 
@@ -234,24 +233,14 @@ def test_context_variables_are_the_callers_and_what_a_branch_sets_is_its_own():
     assert variable.get() == 7
 
 
-@pytest.fixture
-def intra_op_threads():
-    """Sets the number of intra-op threads, and sets it back."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("total, share", [(1, 1), (2, 1), (3, 1), (4, 2), (7, 3)])
-def test_branches_divide_the_intra_op_threads_and_nobody_else_notices(
-    intra_op_threads, total, share
-):
+def test_branches_divide_the_intra_op_threads_and_nobody_else_notices(total, share):
     libraries = ctypes.PyDLL(torch._C.__file__)
 
     def look():  # torch's number, which is OpenMP's, and MKL's
         return torch.get_num_threads(), libraries.MKL_Get_Max_Threads()
 
-    intra_op_threads(total)
+    torch.set_num_threads(total)
     others = []
 
     def branch_look():

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from branches import FunctionMode, in_turn, same
+from branches import in_turn, same
+from modes import Called, Dispatched
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import fusedops
@@ -31,11 +31,6 @@ def threads_of(call):
     return seen
 
 
-class DispatchMode(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
 @contextmanager
 def deterministic():
     torch.use_deterministic_algorithms(True)
@@ -46,9 +41,9 @@ def deterministic():
 
 
 IN_TURN = {
-    "torch function mode": FunctionMode,
+    "torch function mode": Called,
     "default device": lambda: torch.device("cpu"),
-    "dispatch mode": DispatchMode,
+    "dispatch mode": Dispatched,
     "saved tensor hooks": torch.autograd.graph.save_on_cpu,
     "forward-mode AD": torch.autograd.forward_ad.dual_level,
     "deterministic algorithms": deterministic,

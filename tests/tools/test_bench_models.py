@@ -7,7 +7,6 @@ import csv
 import inspect
 import math
 import re
-import subprocess
 import sys
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from processes import run_python
 from rich.console import Console
 from torch._inductor.exc import InductorError
 
@@ -75,11 +75,7 @@ def test_a_step_that_draws_random_numbers_counts_as_random_even_if_it_drops_none
 def test_csv_holds_one_row_for_each_model_and_mode(tmp_path):
     file = tmp_path / "models.csv"
     command = "models nn.MultiheadAttention --quick --length 16 --width 128 --csv"
-    finished = subprocess.run(
-        [sys.executable, "-m", "tools.bench", *command.split(), str(file)],
-        capture_output=True,
-        text=True,
-    )
+    finished = run_python("-m", "tools.bench", *command.split(), str(file))
     assert finished.returncode == 0, finished.stderr
     assert "MALLOC_MMAP_MAX_=0" in finished.stderr
     assert "nn.MultiheadAttention" in finished.stdout and "1x16x128" in finished.stdout
