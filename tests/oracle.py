@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 
 #: Names of dtypes as parametrised tests show them.
@@ -48,3 +50,15 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     # Not contiguous(), which leaves a dimension of one element its stride.
     first, second = (t.clone(memory_format=torch.contiguous_format) for t in (a, b))
     return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
+
+
+def assert_same_on_threads(
+    function: Callable[[], Iterable[torch.Tensor]], counts: Iterable[int] = (1, 2, 3)
+) -> None:
+    """Each tensor that it gives has the same bits on every number of threads."""
+    results = []
+    for count in counts:
+        torch.set_num_threads(count)  # until the end of the test: threads.py
+        results.append(list(function()))
+    for other in results[1:]:
+        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True)), counts

@@ -92,7 +92,6 @@ def test_the_weights_come_from_our_operator(tokens):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2"])
 def test_generated_tokens_are_those_of_eager_attention(name, cache, tokens, padded):
-    torch.manual_seed(0)
     model_class = getattr(transformers, f"{name}ForCausalLM")
     model = model_class._from_config(config_of(name), attn_implementation="eager").eval()
     found = []
@@ -113,7 +112,6 @@ def test_generated_tokens_are_those_of_eager_attention(name, cache, tokens, padd
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_16_bits_are_rounded_once(dtype):
-    torch.manual_seed(0)
     query, key, value = (torch.randn(2, heads, 5, 8).to(dtype) for heads in (4, 2, 2))
     _, weights = integration.attention_forward(torch.nn.Module(), query, key, value, None)
     scores = (query @ key.repeat_interleave(2, dim=1).transpose(2, 3)).double() * 8**-0.5
@@ -124,7 +122,6 @@ def test_weights_of_16_bits_are_rounded_once(dtype):
 
 
 def test_dropout_scales_what_it_keeps_in_training_alone():
-    torch.manual_seed(0)
     module = torch.nn.Module()
     query, key, value = (torch.randn(2, 4, 64, 8) for _ in range(3))
     given = (module, query, key, value, torch.ones(1, 1, 64, 64, dtype=torch.bool))

@@ -1,16 +1,17 @@
 """add_layer_norm and add_rms_norm of a branch and a residual of different dtypes, as autocast makes
 them: what the ops compute from both in the sum's dtype, with gradients rounded once more."""
 
+from functools import partial
 from itertools import permutations
 
 import bounds
 import pytest
 import torch
 from oracle import DTYPES, same_bits
+from test_add_norm import ADDS, EPS, gradients, multiplier
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusedops
-from fusedops import reference
 
 ops = torch.ops.fusedops
 #: The dtypes of branch and residual.
@@ -22,19 +23,7 @@ DIRECT = [
     (torch.float16, torch.float32),
     (torch.float32, torch.bfloat16),
 ]
-EPS = 1e-5
 SEED = torch.tensor(5)
-
-
-def add_layer_norm(x, r, w, b, **options):
-    return fusedops.add_layer_norm(x, r, x.shape[-1:], w, b, EPS, **options)
-
-
-def add_rms_norm(x, r, w, **options):
-    return fusedops.add_rms_norm(x, r, x.shape[-1:], w, EPS, **options)
-
-
-ADDS = {"layer": add_layer_norm, "rms": add_rms_norm}
 
 
 def terms(shape, dtypes):
@@ -48,14 +37,6 @@ def parameters(kind, cols):
 def in_sums_dtype(x, r):
     dtype = torch.promote_types(x.dtype, r.dtype)
     return x.to(dtype), r.to(dtype)
-
-
-def gradients(kind, tensors, of_results, **options):
-    """The gradients of all tensors from those of output and sum, of which one may be None."""
-    leaves = [t.detach().clone().requires_grad_() for t in tensors]
-    results = ADDS[kind](*leaves, **options)
-    used = [pair for pair in zip(results, of_results, strict=True) if pair[1] is not None]
-    return torch.autograd.grad([y for y, _ in used], leaves, [g for _, g in used])
 
 
 @pytest.mark.parametrize("kind", ADDS)
@@ -86,8 +67,8 @@ def test_gradients_are_those_of_the_sums_dtype_rounded_once(kind, p, dtypes, row
     of_results = list(terms((2, rows, cols), [torch.promote_types(*dtypes)])[0])
     of_results[1] = of_results[1] if used == "both" else None
     options = {"p": p, "seed": SEED}
-    found = gradients(kind, [x, r, *affine], of_results, **options)
-    wide = gradients(kind, [*in_sums_dtype(x, r), *affine], of_results, **options)
+    found = gradients(partial(ADDS[kind], **options), [x, r, *affine], of_results)
+    wide = gradients(partial(ADDS[kind], **options), [*in_sums_dtype(x, r), *affine], of_results)
     for tensor, gradient, exact in zip([x, r, *affine], found, wide, strict=True):
         assert gradient.dtype == tensor.dtype
         assert same_bits(gradient, exact.to(tensor.dtype))
@@ -101,13 +82,12 @@ def test_values_and_gradients_are_within_their_bounds(kind, p, dtypes, rows, col
     x, r = terms((rows, cols), dtypes)
     affine = parameters(kind, cols)
     of_results = torch.randn(2, rows, cols)
-    kept = reference.philox(5, rows, cols) >= round(p * 2**32)
-    factor = kept.double() / (1 - p)
+    factor = multiplier(p, 5, (rows, cols))
     options = {"p": p, "seed": SEED}
     _, s = ADDS[kind](x, r, *affine, **options)
     bounds.assert_typical(s, bounds.added(x.float(), r, factor))
 
-    found = gradients(kind, [x, r, *affine], of_results, **options)
+    found = gradients(partial(ADDS[kind], **options), [x, r, *affine], of_results)
     through = bounds.norm_gradients(f"{kind}_norm", s, affine[0], of_results[0], EPS)
     to_sum = through.input.plus(of_results[1], s.dtype)
     to_branch = to_sum.scaled(factor, s.dtype) if p else to_sum
@@ -137,7 +117,7 @@ def test_streamed_results_and_gradients_have_the_same_bits(dtypes):
     """Those of 4096 rows exceed the streaming threshold; those of the first rows do not."""
     x, r = terms((4096, 1024), dtypes)
     y, s, rstd = ops.add_rms_norm(x, r, [1024], None, EPS)
-    for whole, few in zip((y, s), add_rms_norm(x[:64], r[:64], None), strict=True):
+    for whole, few in zip((y, s), ADDS["rms"](x[:64], r[:64], None), strict=True):
         assert same_bits(whole[:64], few)
     settings = ([True, True, False], 0.0, 0.0, None, *dtypes)
     whole = ops.add_rms_norm_backward(y, s, s, [1024], rstd, None, *settings)

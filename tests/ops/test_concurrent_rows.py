@@ -3,7 +3,8 @@
 import bounds
 import pytest
 import torch
-from oracle import DTYPES, annotated_norm, relative_error, same_bits
+from oracle import DTYPES, annotated_norm, assert_same_on_threads, relative_error, same_bits
+from with_gradients import norm_with_gradients, softmax_with_gradient
 
 import fusedops
 
@@ -14,48 +15,23 @@ ops = torch.ops.fusedops
 LENGTHS = [65537, 100003, 1 << 18]
 
 
-def with_threads(count, function):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        return function()
-    finally:
-        torch.set_num_threads(before)
+any_threads = pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def norms(op, grad, x, w, b):
-    """Every result of a norm, and of its backward."""
-    shape = [x.shape[-1]]
-    if op == "rms_norm":
-        y, *statistics = ops.rms_norm(x, shape, w, 1e-5)
-        return [y, *statistics, *ops.rms_norm_backward(grad, x, shape, *statistics, w, [True] * 2)]
-    y, *statistics = getattr(ops, op)(x, shape, w, b, 1e-5)
-    settings = [1e-5] if op == "std_norm" else []
-    backward = getattr(ops, f"{op}_backward")
-    return [
-        y,
-        *statistics,
-        *backward(grad, x, shape, *statistics, w, b, [True] * 3, *settings),
-    ]
-
-
-def softmaxes(op, grad, x, *_):
-    y = getattr(ops, op)(x, -1)
-    return [y, getattr(ops, f"{op}_backward")(grad, y, -1, x.dtype)]
-
-
+SOFTMAXES, NORMS = ("softmax", "log_softmax"), ("layer_norm", "rms_norm", "std_norm")
+#: Each op as a function of its name, input, gradient, weight and bias, that gives all results.
 OPS = {
-    **{op: softmaxes for op in ("softmax", "log_softmax")},
-    **{op: norms for op in ("layer_norm", "rms_norm", "std_norm")},
+    **{op: lambda op, x, grad, w, b: softmax_with_gradient(op, x, grad) for op in SOFTMAXES},
+    **{op: norm_with_gradients for op in NORMS},
 }
 
 
 def results(op, rows, cols, dtype=torch.float32):
-    given = randn(rows, cols, dtype=dtype), randn(rows, cols, dtype=dtype, seed=1)
+    given = randn(rows, cols, dtype=dtype, seed=1), randn(rows, cols, dtype=dtype)
     parameters = randn(cols, dtype=dtype, seed=2), randn(cols, dtype=dtype, seed=3)
     return OPS[op](op, *given, *parameters)
 
@@ -64,58 +40,51 @@ def results(op, rows, cols, dtype=torch.float32):
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("op", OPS)
 def test_bits_do_not_depend_on_the_number_of_threads(op, rows, dtype):
-    alone = with_threads(1, lambda: results(op, rows, 100003, dtype))
-    shared = with_threads(2, lambda: results(op, rows, 100003, dtype))
-    many = with_threads(5, lambda: results(op, rows, 100003, dtype))
-    assert all(map(same_bits, alone, shared))
-    assert all(map(same_bits, alone, many))
+    assert_same_on_threads(lambda: results(op, rows, 100003, dtype), counts=(1, 2, 5))
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_a_hundred_runs_give_the_same_bits(op):
-    def run():
-        return results(op, 1, 70001)
-
-    first = with_threads(1, run)
-    for _ in range(100):
-        assert all(map(same_bits, first, with_threads(2, run)))
+    assert_same_on_threads(lambda: results(op, 1, 70001), counts=[1] + [2] * 100)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
-@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+@any_threads
+@pytest.mark.parametrize("op", SOFTMAXES)
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_a_long_row_has_the_bits_it_has_in_a_batch(op, cols, threads):
     x, grad = randn(4, cols), randn(4, cols, seed=1)
-    batch = softmaxes(op, grad, x)
+    batch = softmax_with_gradient(op, x, grad)
     for row in range(4):
-        alone = softmaxes(op, grad[row : row + 1], x[row : row + 1])
+        alone = softmax_with_gradient(op, x[row : row + 1], grad[row : row + 1])
         assert all(same_bits(a, b[row : row + 1]) for a, b in zip(alone, batch, strict=True))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
-@pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "std_norm"])
+@any_threads
+@pytest.mark.parametrize("op", NORMS)
 def test_a_long_row_is_normalised_alone_as_in_a_batch(op, threads):
     x, grad = randn(5, 70001), randn(5, 70001, seed=1)
     w, b = randn(70001, seed=2), randn(70001, seed=3)
-    rows = 4 if op == "rms_norm" else 5  # but for the sums over rows
-    batch = norms(op, grad, x, w, b)
+    batch = norm_with_gradients(op, x, grad, w, b)
     for row in range(5):
-        alone = norms(op, grad[row : row + 1], x[row : row + 1], w, b)
-        of_rows = [0, 1, 2] if rows == 4 else [0, 1, 2, 3]
+        alone = norm_with_gradients(op, x[row : row + 1], grad[row : row + 1], w, b)
+        of_rows = range(3 if op == "rms_norm" else 4)  # but for the sums over rows
         assert all(same_bits(alone[i], batch[i][row : row + 1]) for i in of_rows)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@any_threads
 def test_streaming_results_have_the_same_bits(threads):
     """Results of 32 MiB bypass the cache, and their exponentials are computed twice; results of one
     row of 4 MiB do not."""
     x, grad = randn(8, 1 << 20), randn(8, 1 << 20, seed=1)
     for op in ("softmax", "log_softmax"):
-        batch, alone = softmaxes(op, grad, x), softmaxes(op, grad[7:], x[7:])
+        batch, alone = (
+            softmax_with_gradient(op, x, grad),
+            softmax_with_gradient(op, x[7:], grad[7:]),
+        )
         assert all(same_bits(a, b[7:]) for a, b in zip(alone, batch, strict=True))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@any_threads
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_softmaxes_of_long_rows_are_within_their_bound_and_typical(cols, dtype, threads):
@@ -124,18 +93,18 @@ def test_softmaxes_of_long_rows_are_within_their_bound_and_typical(cols, dtype, 
     bounds.assert_typical(fusedops.log_softmax(x, -1), bounds.log_softmax(x))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@any_threads
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gradients_of_long_rows_are_within_their_bound_and_typical(dtype, threads):
     x, grad = randn(3, 100003, dtype=dtype), randn(3, 100003, dtype=dtype, seed=1)
     formulas = {"softmax": bounds.softmax_gradient, "log_softmax": bounds.log_softmax_gradient}
     for op, formula in formulas.items():
-        y, gradient = softmaxes(op, grad, x)
+        y, gradient = softmax_with_gradient(op, x, grad)
         bounds.assert_typical(gradient, formula(y, grad, dtype).rounded_to(dtype))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
-@pytest.mark.parametrize("op", ["softmax", "log_softmax", "layer_norm", "rms_norm", "std_norm"])
+@any_threads
+@pytest.mark.parametrize("op", OPS)
 def test_gradients_of_long_rows_in_float64_are_right(op, threads):
     x, grad = randn(2, 70001, dtype=torch.float64), randn(2, 70001, dtype=torch.float64, seed=1)
     w, b = randn(70001, dtype=torch.float64, seed=2), randn(70001, dtype=torch.float64, seed=3)
@@ -149,11 +118,11 @@ def test_gradients_of_long_rows_in_float64_are_right(op, threads):
     else:
         y = annotated_norm(*leaves, 1e-5)
     want = torch.autograd.grad(y, leaves, grad)
-    ours = OPS[op](op, grad, x, w, b)[-len(want) :]
+    ours = OPS[op](op, x, grad, w, b)[-len(want) :]
     assert all(relative_error(a, e) < 1e-14 for a, e in zip(ours, want, strict=True))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@any_threads
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_norms_of_long_rows_in_every_dtype_are_within_their_bound_and_typical(dtype, threads):
     x, w, b = randn(3, 100003, dtype=dtype), *(randn(100003, dtype=dtype, seed=s) for s in (2, 3))
@@ -161,20 +130,20 @@ def test_norms_of_long_rows_in_every_dtype_are_within_their_bound_and_typical(dt
     bounds.assert_typical(ours, bounds.norm("layer_norm", x, w, b))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@any_threads
 @pytest.mark.parametrize("mean", [0.0, 1e4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_of_long_rows_and_their_gradients_are_right(dtype, mean, threads):
     x, grad = randn(3, 100003, dtype=dtype) + mean, randn(3, 100003, dtype=dtype, seed=1)
     w, b = randn(100003, dtype=dtype, seed=2), randn(100003, dtype=dtype, seed=3)
-    y, _, _, *gradients = norms("layer_norm", grad, x, w, b)
+    y, _, _, *gradients = norm_with_gradients("layer_norm", x, grad, w, b)
     bounds.assert_typical(y, bounds.norm("layer_norm", x, w, b))
     wanted = bounds.norm_gradients("layer_norm", x, w, grad, 1e-5)
     for actual, bound in zip(gradients, wanted, strict=True):
         bounds.assert_typical(actual, bound.rounded_to(dtype))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@any_threads
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", [0, 70000, 99999])
 def test_special_values_in_any_part_of_a_long_row_come_out_as_in_eager(value, where, threads):
@@ -189,7 +158,7 @@ def test_special_values_in_any_part_of_a_long_row_come_out_as_in_eager(value, wh
     bounds.assert_within(y, bounds.norm("layer_norm", x))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@any_threads
 def test_parts_of_a_long_row_may_be_hidden(threads):
     x = randn(3, 100000)
     x[0, :70000] = -torch.inf
@@ -201,7 +170,7 @@ def test_parts_of_a_long_row_may_be_hidden(threads):
     assert (fusedops.softmax(lowest, -1) == 1 / 70000).all()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@any_threads
 def test_long_rows_may_lie_apart_in_memory(threads):
     wide = randn(3, 80001)
     x = wide[:, 1:]  # misaligned, and not adjacent
@@ -214,14 +183,14 @@ def test_long_rows_may_lie_apart_in_memory(threads):
     assert relative_error(x.grad, exact.grad) < 1e-5
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@any_threads
 def test_a_long_row_may_be_normalised_in_place(threads):
     x = randn(2, 1 << 17)
     want = fusedops.softmax(x, -1)
     assert fusedops.softmax_(x, -1) is x and same_bits(x, want)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@any_threads
 def test_long_rows_take_float32_parameters_and_none(threads):
     x = randn(2, 70000, dtype=torch.bfloat16)
     w, b = randn(70000, seed=2), randn(70000, seed=3)
@@ -235,8 +204,8 @@ def test_long_rows_take_float32_parameters_and_none(threads):
     assert gradient[1].dtype == torch.float32 and gradient[1].shape == (70000,)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
-@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+@any_threads
+@pytest.mark.parametrize("op", SOFTMAXES)
 def test_without_a_dim_all_elements_are_one_row(op, threads):
     x = randn(7, 100, 200).transpose(0, 1).requires_grad_()
     function = getattr(fusedops, op)

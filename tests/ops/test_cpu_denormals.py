@@ -227,7 +227,6 @@ NORMS = {
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_norms_of_tiny_and_constant_rows_make_no_denormal(flags, norm, rows, dtype):
-    torch.manual_seed(0)
     x = ROWS[rows]().to(dtype).contiguous()
     clean(flags, NORMS[norm], x, 1e-5)
     if rows == "tiny":
@@ -257,7 +256,6 @@ def scaled_rows(dtype, rows, cols, magnitude):
 @pytest.mark.parametrize("case", BACKWARDS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_gradients_of_norms_make_no_denormal(flags, norm, case, dtype):
-    torch.manual_seed(0)
     of_rows, of_gradients, eps = BACKWARDS[case]
     op = getattr(fusedops, norm)
     for rows, cols in SHAPES:
@@ -276,7 +274,6 @@ def test_gradients_of_norms_make_no_denormal(flags, norm, case, dtype):
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("p", [0.0, 0.1])
 def test_gradients_of_norms_of_sums_make_no_denormal(flags, norm, case, dtype, p):
-    torch.manual_seed(0)
     of_rows, of_gradients, eps = BACKWARDS[case]
     op = getattr(fusedops, norm)
     for rows, cols in SHAPES:

@@ -9,7 +9,8 @@ import bounds
 import pytest
 import torch
 from oracle import DTYPES, same_bits
-from test_masked_softmax_grad import FUNCTIONS
+from processes import run_python
+from test_masked_softmax_grad import FUNCTIONS, doubles
 from test_masked_softmax_values import bools
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -78,7 +79,6 @@ def test_errors_are_within_their_bound(kind, dtype, queries, keys):
 
 @pytest.mark.parametrize("kind", INTERVALS)
 def test_the_reference_defines_it(kind):
-    torch.manual_seed(0)
     x, options = torch.randn(2, 3, 6, 9), INTERVALS[kind](6, 9)
     causal, window = options.pop("causal", False), options.pop("window", None)
     base = 3 if causal == "bottom_right" else 0
@@ -118,7 +118,6 @@ def test_results_and_gradients_have_the_bits_of_a_bool_mask(
 @pytest.mark.parametrize("kind", INTERVALS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_dropout_has_the_bits_of_a_bool_mask(kind, dtype):
-    torch.manual_seed(0)
     scores, grad = torch.randn(2, 2, 3, 6, 700).to(dtype)
     options, seed = INTERVALS[kind](6, 700), torch.tensor(3)
     results = []
@@ -133,9 +132,7 @@ def test_dropout_has_the_bits_of_a_bool_mask(kind, dtype):
 @pytest.mark.parametrize("kind", INTERVALS)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_gradcheck_and_gradgradcheck(kind, function):
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    x, bias = doubles(2, 3, 4, 5), doubles(3, 4, 5)
     options = INTERVALS[kind](4, 5)
 
     def run(x, bias):
@@ -148,7 +145,6 @@ def test_gradcheck_and_gradgradcheck(kind, function):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("kind", INTERVALS)
 def test_compiled_calls_give_the_same(kind, backend):
-    torch.manual_seed(0)
     x, options = torch.randn(2, 3, 6, 40, requires_grad=True), INTERVALS[kind](6, 40)
     compiled = torch.compile(fusedops.masked_softmax, backend=backend, fullgraph=True)
     grad, results = torch.randn(x.shape), []
@@ -310,9 +306,7 @@ def test_what_an_interval_hides_is_not_read_forward_and_backward(kind):
 
 
 def test_memory_that_cannot_be_read_ends_a_process_that_reads_it():
-    result = subprocess.run(
-        [sys.executable, "-c", UNREADABLE, "nothing"], capture_output=True, text=True
-    )
+    result = run_python("-c", UNREADABLE, "nothing")
     assert result.stdout == "reading\n" and result.returncode != 0
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from oracle import DTYPES, relative_error, same_bits
-from test_masked_softmax_grad import FUNCTIONS, SEED
+from test_masked_softmax_grad import FUNCTIONS, SEED, doubles
 from test_masked_softmax_values import bools
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -96,7 +96,6 @@ def test_the_reference_defines_it():
 @pytest.mark.parametrize("sink", [-80.0, -30.0, 0.0, 30.0])
 def test_a_small_probability_of_a_sink_has_all_its_digits_and_so_has_its_gradient(dtype, sink):
     """A difference from 1 would have none."""
-    torch.manual_seed(0)
     x, grad = torch.randn(64, 100).to(dtype), torch.randn(64, 100).to(dtype)
     sinks = torch.full((64,), sink, dtype=dtype, requires_grad=True)
     exact = sinks.detach().double().requires_grad_()
@@ -138,10 +137,7 @@ def test_a_sink_of_minus_infinity_changes_no_bit():
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("shape", [(3, 1), (2, 3, 4), ()])
 def test_gradcheck_and_gradgradcheck(function, options, shape):
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
-    sinks = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    x, bias, sinks = doubles(2, 3, 4, 5), doubles(3, 4, 5), doubles(shape)
     given = OPTIONS[options](4, 5)
 
     def run(x, bias, sinks):
@@ -154,8 +150,7 @@ def test_gradcheck_and_gradgradcheck(function, options, shape):
 
 
 def test_the_third_derivative_is_right():
-    x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    x, sinks = doubles(2, 4), doubles(2)
     weight = torch.randn(2, 4, dtype=torch.float64)
 
     def of(softmax):
@@ -172,9 +167,7 @@ def test_the_third_derivative_is_right():
 
 
 def test_the_probabilities_of_dropout_have_a_gradient_too():
-    x = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)
-    sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
-    seed = torch.tensor(SEED)
+    x, sinks, seed = doubles(4, 9), doubles(4), torch.tensor(SEED)
 
     def both(x, sinks):
         op = ops.masked_softmax_dropout
@@ -186,7 +179,6 @@ def test_the_probabilities_of_dropout_have_a_gradient_too():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_16_bits_are_those_of_float64_within_their_rounding(dtype):
-    torch.manual_seed(0)
     x, grad = torch.randn(8, 4, 30, 200).to(dtype), torch.randn(8, 4, 30, 200).to(dtype)
     sinks = torch.randn(4, 1, requires_grad=True)
     x.requires_grad_()
@@ -205,7 +197,6 @@ def test_gradients_of_16_bits_are_those_of_float64_within_their_rounding(dtype):
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_compiled_calls_give_the_same(backend, learned, p):
-    torch.manual_seed(0)
     x = torch.randn(2, 3, 6, 40, requires_grad=True)
     sinks, seed = torch.randn(3, 1, requires_grad=learned), torch.tensor(SEED)
 

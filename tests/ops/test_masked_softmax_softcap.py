@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from oracle import DTYPES, same_bits
-from test_masked_softmax_grad import FUNCTIONS, SEED
+from test_masked_softmax_grad import FUNCTIONS, SEED, doubles
 from test_masked_softmax_values import bools
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -89,7 +89,6 @@ def test_values_are_within_their_bounds_with_every_option(options, dtype, cap, q
 @pytest.mark.parametrize("cap", [1.0, 30.0, 1e3, 1e5])
 def test_small_scores_keep_their_digits_beside_a_large_cap(dtype, cap):
     """A tanh with the absolute error of a float would be wrong by 1e5 times that here."""
-    torch.manual_seed(0)
     x = (torch.randn(64, 400) * torch.logspace(-2, 1.5, 64)[:, None]).to(dtype)
     bounds.assert_typical(
         fusedops.masked_softmax(x, scale=SCALE, softcap=cap), expected(x, cap, dtype)
@@ -168,10 +167,7 @@ def test_dropout_is_of_the_same_probabilities():
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("scale", [1.0, 0.7])
 def test_gradcheck_and_gradgradcheck(function, options, scale):
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
-    sinks = torch.randn(3, 1, dtype=torch.float64, requires_grad=True)
+    x, bias, sinks = doubles(2, 3, 4, 5), doubles(3, 4, 5), doubles(3, 1)
     given = OPTIONS[options](4, 5)
 
     def run(x, bias, sinks):
@@ -185,7 +181,6 @@ def test_gradcheck_and_gradgradcheck(function, options, scale):
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cap", [2.0, 30.0])
 def test_gradients_are_within_their_bounds(dtype, cap):
-    torch.manual_seed(0)
     x, bias = (torch.randn(2, 3, 30, 200) * 4).to(dtype), torch.randn(30, 200).to(dtype)
     grad = torch.randn(x.shape).to(dtype)
     leaves = [t.requires_grad_() for t in (x, bias)]

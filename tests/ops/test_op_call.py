@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from modes import Called, Dispatched
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
 from fusedops.ops.registration import call
@@ -180,16 +179,6 @@ def test_a_call_that_fails_keeps_nothing():
     with pytest.raises(RuntimeError):
         direct("_softmax")(X, 5, None)
     assert (X._use_count(), sys.getrefcount(X)) == before
-
-
-class Dispatched(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
-class Called(TorchFunctionMode):
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
 
 
 LEAF = X.clone().requires_grad_()

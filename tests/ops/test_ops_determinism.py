@@ -2,17 +2,9 @@
 
 import pytest
 import torch
-from oracle import DTYPES, same_bits
+from oracle import DTYPES, assert_same_on_threads, same_bits
 
 import fusedops
-
-
-@pytest.fixture
-def threads():
-    """Restores the number of threads."""
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
 
 
 def backward(x, w, b, grad, norm=fusedops.layer_norm):
@@ -37,7 +29,6 @@ ADDS = [fusedops.add_layer_norm, fusedops.add_rms_norm]
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", [1, 33, 128, 1000, 5000])
 def test_a_row_after_a_residual_alone_and_in_a_batch_has_equal_bits(add, dtype, cols):
-    torch.manual_seed(0)
     x, r, grad = torch.randn(3, 37, cols).to(dtype)
     w, b = torch.randn(2, cols).to(dtype)
     of_rows = slice(0, 4)  # without the gradients of weight and bias
@@ -51,7 +42,6 @@ def test_a_row_after_a_residual_alone_and_in_a_batch_has_equal_bits(add, dtype, 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", [31, 1000, 2500, 70000])
 def test_a_row_has_equal_bits_however_many_rows_are_normalised_with_it(dtype, cols):
-    torch.manual_seed(0)
     x, r = torch.randn(2, 7, cols).to(dtype)
     w, b = torch.randn(2, cols).to(dtype)
 
@@ -72,7 +62,6 @@ def test_a_row_has_equal_bits_however_many_rows_are_normalised_with_it(dtype, co
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", [1, 33, 128, 1000, 5000])
 def test_a_row_alone_and_in_a_batch_has_equal_bits(dtype, cols):
-    torch.manual_seed(0)
     x = torch.randn(37, cols).to(dtype)
     grad = torch.randn(37, cols).to(dtype)
     w, b = torch.randn(cols).to(dtype), torch.randn(cols).to(dtype)
@@ -92,32 +81,23 @@ def test_a_row_alone_and_in_a_batch_has_equal_bits(dtype, cols):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_the_number_of_threads_changes_no_bit(dtype, threads):
-    torch.manual_seed(0)
+def test_the_number_of_threads_changes_no_bit(dtype):
     x, grad = torch.randn(1000, 300).to(dtype), torch.randn(1000, 300).to(dtype)
     w, b = torch.randn(300).to(dtype), torch.randn(300).to(dtype)
 
-    def results(count):
-        torch.set_num_threads(count)
+    def results():
         norms = [fusedops.layer_norm, fusedops.std_norm]
         outputs = [fusedops.softmax(x, 1), *(norm(x, [300], w, b) for norm in norms)]
         return outputs + [t for norm in norms for t in backward(x, w, b, grad, norm)]
 
-    one, two, three = results(1), results(2), results(3)
-    assert all(map(same_bits, one, two)) and all(map(same_bits, one, three))
+    assert_same_on_threads(results)
 
 
 @pytest.mark.parametrize("add", ADDS)
-def test_the_number_of_threads_changes_no_bit_after_a_residual(add, threads):
+def test_the_number_of_threads_changes_no_bit_after_a_residual(add):
     x, r, grad = torch.randn(3, 1000, 300)
     w, b = torch.randn(2, 300)
-
-    def results(count):
-        torch.set_num_threads(count)
-        return add_norm(add, x, r, w, b, grad)
-
-    one, two, three = results(1), results(2), results(3)
-    assert all(map(same_bits, one, two)) and all(map(same_bits, one, three))
+    assert_same_on_threads(lambda: add_norm(add, x, r, w, b, grad))
 
 
 def test_twenty_repeats_give_the_same_bits():

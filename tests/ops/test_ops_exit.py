@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from processes import run_python
 
 #: Processes, forked before a thread is started; each ends with four threads at work.
 PROGRAM = """
@@ -43,7 +41,7 @@ sys.exit(f"exit statuses {{statuses}}" if any(statuses) else 0)
 )
 def test_daemon_threads_inside_an_op_do_not_abort_the_program(threads, grad, processes):
     program = PROGRAM.format(threads=threads, grad=grad, processes=processes)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_python("-c", program)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -70,7 +68,5 @@ thread = threading.Thread(target=loop, daemon=True)
 thread.start()
 time.sleep(0.1)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", program, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]

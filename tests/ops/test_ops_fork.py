@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from exhaustive import beyond
+from processes import run_python
 
 import fusedops
 
@@ -39,9 +37,7 @@ sys.exit(status if status else not same(results(), before))
 def test_a_forked_process_and_then_its_parent_compute_what_the_parent_did(threads):
     """With torch's own softmax the child waits for ever for its parent's threads."""
     program = PROGRAM.format(threads=threads, shape=SHAPE)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
-    )
+    done = run_python("-c", program, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -56,15 +52,8 @@ class _Rows(torch.utils.data.Dataset):
         return fusedops.softmax(self.x[index], -1)
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
+def test_workers_of_a_data_loader_compute_what_their_parent_does():
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_workers_of_a_data_loader_compute_what_their_parent_does(two_threads):
     x = torch.randn(8, *SHAPE)
     want = fusedops.softmax(x, -1)
     loader = torch.utils.data.DataLoader(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from exhaustive import beyond
+from processes import run_python
 
 from fusedops.ops.registration import libraries
 
@@ -71,12 +68,7 @@ assert call() == 0 and torch.allclose(x.sum(-1), torch.ones(2))
 
 
 def run(program: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + program],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "2"},
-    )
+    done = run_python("-c", PREAMBLE + program, OMP_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -1,13 +1,13 @@
 """The ops as torch.library sees them: schemas, fakes, autograd, vmap, export."""
 
 import contextlib
-import subprocess
-import sys
 import warnings
 from collections import defaultdict
 
 import pytest
 import torch
+from modes import Dispatched
+from processes import run_python
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -395,16 +395,9 @@ def test_eager_calls_without_gradient_skip_the_formula_and_others_keep_it():
     assert fusedops.layer_norm(x, [5], w).grad_fn is not None
     with torch.no_grad():
         assert fusedops.layer_norm(x, [5], w).grad_fn is None
-    names = []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            names.append(func.name())
-            return func(*args, **(kwargs or {}))
-
-    with Record():
+    with Dispatched() as mode:
         fusedops.softmax(x, -1)
-    assert names == ["fusedops::softmax"]  # a mode sees the public op
+    assert mode.seen == ["fusedops.softmax.default"]  # a mode sees the public op
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -435,5 +428,5 @@ def test_direct_calls_export_with_a_dynamic_batch():
 
 def test_importing_the_package_leaves_torchs_compiler_alone():
     code = "import sys, fusedops; print('torch._dynamo' in sys.modules, callable(fusedops.explain))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = run_python("-c", code)
     assert result.stdout.split() == ["False", "True"], result.stderr

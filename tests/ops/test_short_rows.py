@@ -1,44 +1,17 @@
 """Rows of 1 to 256 columns, which the CPU computes in groups: right values, and the bits of the
 same row alone, in part of a group, over another dimension, and where rows are not evenly spaced."""
 
+from functools import partial
+
 import pytest
 import torch
 from oracle import DTYPES, same_bits
-
-import fusedops  # noqa: F401 (registers the operators)
+from with_gradients import norm_with_gradients, softmax_with_gradient
 
 ops = torch.ops.fusedops
 
 COLS = range(1, 257)
 EPS = 1e-5
-
-
-def softmax(op):
-    def run(x, grad, w, b, dim=-1):
-        y = getattr(ops, op)(x, dim)
-        return [y, getattr(ops, f"{op}_backward")(grad, y, dim, x.dtype)]
-
-    return run
-
-
-def layer_norm(x, grad, w, b):
-    shape = list(w.shape)
-    y, mean, rstd = ops.layer_norm(x, shape, w, b, EPS)
-    gradients = ops.layer_norm_backward(grad, x, shape, mean, rstd, w, b, [True] * 3)
-    return [y, mean, rstd, *gradients]
-
-
-def std_norm(x, grad, w, b):
-    shape = list(w.shape)
-    y, mean, rstd = ops.std_norm(x, shape, w, b, EPS)
-    gradients = ops.std_norm_backward(grad, x, shape, mean, rstd, w, b, [True] * 3, EPS)
-    return [y, mean, rstd, *gradients]
-
-
-def rms_norm(x, grad, w, b):
-    shape = list(w.shape)
-    y, rstd = ops.rms_norm(x, shape, w, EPS)
-    return [y, rstd, *ops.rms_norm_backward(grad, x, shape, rstd, w, [True] * 2)]
 
 
 def add_layer_norm(x, grad, w, b):
@@ -52,11 +25,11 @@ def add_layer_norm(x, grad, w, b):
 
 #: How many of the results are sums over rows.
 OPS = {
-    "softmax": (softmax("softmax"), 0),
-    "log_softmax": (softmax("log_softmax"), 0),
-    "layer_norm": (layer_norm, 2),
-    "std_norm": (std_norm, 2),
-    "rms_norm": (rms_norm, 1),
+    "softmax": (lambda x, grad, w, b: softmax_with_gradient("softmax", x, grad), 0),
+    "log_softmax": (lambda x, grad, w, b: softmax_with_gradient("log_softmax", x, grad), 0),
+    "layer_norm": (partial(norm_with_gradients, "layer_norm"), 2),
+    "std_norm": (partial(norm_with_gradients, "std_norm"), 2),
+    "rms_norm": (partial(norm_with_gradients, "rms_norm"), 1),
     "add_layer_norm": (add_layer_norm, 2),
 }
 
@@ -115,13 +88,13 @@ def test_rows_with_gaps_between_them_have_the_bits_of_evenly_spaced_rows(op, dty
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("inner", [3, 33])
 def test_a_short_row_of_a_spatial_softmax_has_the_bits_of_a_contiguous_row(op, dtype, inner):
-    run, _ = OPS[op]
     for cols in range(1, 80):
-        x, grad, w, b = inputs(2 * inner, cols, dtype)
+        x, grad, _, _ = inputs(2 * inner, cols, dtype)
         x[4] = -torch.inf
         x, grad = (t.view(2, inner, cols) for t in (x, grad))
-        spatial = run(x.mT.contiguous(), grad.mT.contiguous(), w, b, 1)
-        assert all(map(same_bits, [t.mT for t in spatial], run(x, grad, w, b))), cols
+        spatial = softmax_with_gradient(op, x.mT.contiguous(), grad.mT.contiguous(), 1)
+        rows = softmax_with_gradient(op, x, grad)
+        assert all(map(same_bits, [t.mT for t in spatial], rows)), cols
 
 
 def exact(op, x, grad, w, b):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import same_bits
+from oracle import assert_same_on_threads, same_bits
 
 import fusedops
 
@@ -97,19 +97,18 @@ def test_ten_million_rows_of_a_spatial_softmax_have_the_bits_of_few(op, rows):
 
 @pytest.mark.parametrize("cols", [1, 2, 3])
 def test_sums_over_ten_million_rows_are_right_and_the_same_on_any_number_of_threads(cols):
-    before = torch.get_num_threads()
     x, grad = many(cols), many(cols)
-    found = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        _, mean, rstd = ops.layer_norm(x, [cols], None, None, 1e-5)
-        given = (grad, x, [cols], mean, rstd, None, None, [False, True, True])
-        found.append(ops.layer_norm_backward(*given)[1:])
-    torch.set_num_threads(before)
-    assert all(map(same_bits, *found))
+    _, mean, rstd = ops.layer_norm(x, [cols], None, None, 1e-5)
+
+    def sums():
+        _, *statistics = ops.layer_norm(x, [cols], None, None, 1e-5)
+        given = (grad, x, [cols], *statistics, None, None, [False, True, True])
+        return ops.layer_norm_backward(*given)[1:]
+
+    assert_same_on_threads(sums, counts=(1, 2))
     block, repeats = slice(0, BLOCK), MANY // BLOCK
     normal = (x[block].double() - mean[block]) * rstd[block]
-    for actual, terms in zip(found[0], (grad[block] * normal, grad[block].double()), strict=True):
+    for actual, terms in zip(sums(), (grad[block] * normal, grad[block].double()), strict=True):
         torch.testing.assert_close(
             actual.double(), terms.sum(0) * repeats, rtol=0, atol=1e-4 * terms.abs().sum().item()
         )

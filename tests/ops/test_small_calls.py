@@ -3,9 +3,8 @@ traces still see the op."""
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
+from modes import Called, Dispatched
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
 
@@ -87,24 +86,6 @@ def test_a_recorded_eager_call_runs_one_op_and_makes_one_node(name):
     assert [following for following, _ in node.next_functions if following is not None] == [
         torch.autograd.graph.get_gradient_edge(x).node
     ]
-
-
-class Dispatched(TorchDispatchMode):
-    def __init__(self):
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-class Called(TorchFunctionMode):
-    def __init__(self):
-        self.seen = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

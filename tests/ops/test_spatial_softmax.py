@@ -3,11 +3,8 @@ other rows, at any place, on any number of threads."""
 
 import pytest
 import torch
-from oracle import DTYPES, same_bits
-
-import fusedops  # noqa: F401 (registers the operators)
-
-ops = torch.ops.fusedops
+from oracle import DTYPES, assert_same_on_threads, same_bits
+from with_gradients import softmax_with_gradient
 
 #: On both sides of tiles, of pairs of them, and of the chunks of every instruction set.
 LENGTHS = [1, 2, 3, 8, 15, 16, 17, 31, 33, 40, 64, 65, 100, 129, 513, 1025, 2050, 4100, 9001]
@@ -16,27 +13,22 @@ INNER = [2, 3, 15, 33, 64, 70, 130]
 MOST_ELEMENTS = 80_000
 
 
-def softmaxes(op, x, grad, dim, dtype=None):
-    """Output and gradient."""
-    y = getattr(ops, op)(x, dim, dtype)
-    return y, getattr(ops, f"{op}_backward")(grad.to(y.dtype), y, dim, x.dtype)
-
-
-def assert_equal_bits(first, second):
-    assert all(map(same_bits, first, second))
+def assert_bits_of(whole, op, x, grad, dim, dtype=None):
+    """Output and gradient have these bits."""
+    assert all(map(same_bits, softmax_with_gradient(op, x, grad, dim, dtype), whole))
 
 
 def assert_bits_of_contiguous_rows(op, x, grad, dtype=None):
     """The tensor transposed has the same bits, and so have a few rows in tensors of their own."""
-    whole = softmaxes(op, x, grad, 1, dtype)
-    as_rows = softmaxes(op, x.mT.contiguous(), grad.mT.contiguous(), 2, dtype)
-    assert_equal_bits([t.mT for t in as_rows], whole)
+    whole = softmax_with_gradient(op, x, grad, 1, dtype)
+    rows = (t.mT.contiguous() for t in (x, grad))
+    assert_bits_of([t.mT for t in whole], op, *rows, 2, dtype)
     inner = x.shape[2]
     for begin, end in {(0, 1), (inner - 1, inner), (inner // 2, inner), (1, min(6, inner))}:
         some = [t[:, :, begin:end].contiguous() for t in (x, grad)]
-        assert_equal_bits(softmaxes(op, *some, 1, dtype), [t[:, :, begin:end] for t in whole])
+        assert_bits_of([t[:, :, begin:end] for t in whole], op, *some, 1, dtype)
         one = [t[0, :, begin] for t in (x, grad)]
-        assert_equal_bits(softmaxes(op, *one, 0, dtype), [t[0, :, begin] for t in whole])
+        assert_bits_of([t[0, :, begin] for t in whole], op, *one, 0, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -71,9 +63,8 @@ def test_several_segments_and_streaming_results_have_the_bits_of_contiguous_rows
 def test_where_the_memory_of_rows_begins_changes_no_bit(op, dtype, offset):
     wide = torch.randn(2, 40, 100).to(dtype)
     x, grad = wide[:, :, offset : offset + 50]
-    assert_equal_bits(
-        softmaxes(op, x, grad, 0), softmaxes(op, x.contiguous(), grad.contiguous(), 0)
-    )
+    whole = softmax_with_gradient(op, x.contiguous(), grad.contiguous(), 0)
+    assert_bits_of(whole, op, x, grad, 0)
 
 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
@@ -88,12 +79,6 @@ def test_rows_with_special_values_have_the_bits_of_contiguous_rows(op, special, 
 
 
 def test_the_number_of_threads_changes_no_bit_of_a_spatial_softmax():
-    before = torch.get_num_threads()
     x, grad = torch.randn(2, 4, 300, 500)
-    results = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        results.append([t for op in ("softmax", "log_softmax") for t in softmaxes(op, x, grad, 1)])
-    torch.set_num_threads(before)
-    assert_equal_bits(results[1], results[0])
-    assert_equal_bits(results[2], results[0])
+    for op in ("softmax", "log_softmax"):
+        assert_same_on_threads(lambda op=op: softmax_with_gradient(op, x, grad, 1))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import DTYPES, relative_error, same_bits
+from oracle import DTYPES, assert_same_on_threads, relative_error, same_bits
 
 import fusedops
 
@@ -198,15 +198,11 @@ def test_weights_may_be_float32_beside_16_bit_inputs():
 
 
 def test_bits_do_not_depend_on_the_number_of_threads():
-    inputs, weights = tensors(16, 64, 512), tensors(16, 512, seed=1)
-    before = torch.get_num_threads()
-    found = []
-    for threads in (1, 2, 5):
-        torch.set_num_threads(threads)
-        given = [leaves(inputs), leaves(weights)]
-        y = fusedops.stack_layer_norm(given[0], (512,), given[1])
-        grads = torch.autograd.grad(y, [*given[0], *given[1]], randn(16, 64, 512))
-        found.append([fusedops.stack_softmax(inputs, -1), y, *grads])
-    torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(map(same_bits, found[0], other))
+    inputs, weights = leaves(tensors(16, 64, 512)), leaves(tensors(16, 512, seed=1))
+
+    def results():
+        y = fusedops.stack_layer_norm(inputs, (512,), weights)
+        grads = torch.autograd.grad(y, [*inputs, *weights], randn(16, 64, 512))
+        return [fusedops.stack_softmax(inputs, -1), y, *grads]
+
+    assert_same_on_threads(results, counts=(1, 2, 5))
