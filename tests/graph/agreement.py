@@ -65,6 +65,53 @@ def assert_agrees(ours, eager, inputs, rtol=1e-9, atol=1e-9):
         torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
+def rewritten_alike(rewrite, model, inputs, rtol=1e-9, atol=1e-9, **options):
+    """What a model becomes, captured for these inputs. It has the model's outcome for them."""
+    rewritten = rewrite(model, *inputs, **options)
+    assert_agrees(rewritten.call, model, inputs, rtol, atol)
+    return rewritten
+
+
+def assert_becomes(rewrite, model, inputs, replaced, reasons=(), rtol=1e-9, atol=1e-9):
+    """Captured without gradients, a model's sites become these operators, but for those that are
+    left for these reasons; and what it becomes has the outcome of the model, with gradients."""
+    rewritten = rewrite(model, *(tensor.detach() for tensor in inputs))
+    assert rewritten.replaced == replaced and rewritten.reasons == list(reasons)
+    assert_agrees(rewritten.call, model, inputs, rtol, atol)
+    captures = len(rewritten.graphs)  # Dynamo captures it again for inputs that require grad
+    assert rewritten.replaced == {op: captures * count for op, count in replaced.items()}
+
+
+def assert_same_values(rewrite, model, inputs, replaced, reasons=(), **tolerance):
+    """A model's sites become these operators, but for those that are left for these reasons, and
+    its results stay as they were, strides included: those of float64 to 1e-12, and others to
+    torch's tolerance. Returns what the model became."""
+    rewritten = rewrite(model, *inputs)
+    assert rewritten.replaced == replaced and rewritten.reasons == list(reasons)
+    if not tolerance and inputs[0].dtype == torch.float64:
+        tolerance = {"rtol": 1e-12, "atol": 0}
+
+    def results(function):
+        torch.manual_seed(1)  # both draw the same numbers, if any
+        return function(*inputs)
+
+    ours, eager = results(rewritten.call), results(model)
+    torch.testing.assert_close(ours, eager, equal_nan=True, check_stride=True, **tolerance)
+    return rewritten
+
+
+def assert_same_gradients(ours, eager, inputs, leaves, **tolerance):
+    """The results of both functions have the same gradients at the leaves."""
+
+    def gradients(function):
+        results = function(*inputs)
+        results = results if isinstance(results, (list, tuple)) else [results]
+        total = sum(result.sin().sum() for result in results)
+        return torch.autograd.grad(total, leaves, allow_unused=True)
+
+    torch.testing.assert_close(gradients(ours), gradients(eager), **tolerance)
+
+
 def assert_alike(ours, eager):
     """The outcomes are the same but for values. There may be gradients that eager refuses."""
     if eager.refusal:

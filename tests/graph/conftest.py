@@ -15,6 +15,8 @@ from torch._dynamo.utils import counters
 import fusedops
 from fusedops.graph import Report, rewrite_module
 
+pytest.register_assert_rewrite("agreement")
+
 
 @pytest.fixture(autouse=True)
 def fresh_counters():
@@ -70,11 +72,19 @@ def _line(node: torch.fx.Node) -> str:
     return f"{node.name} = {target}({', '.join(map(str, node.args))})"
 
 
+def _rewrite(graph_module: torch.fx.GraphModule) -> Report:
+    """What the first run did. A second one changes nothing."""
+    report = rewrite_module(graph_module)
+    code = graph_module.code
+    assert not rewrite_module(graph_module).replaced and graph_module.code == code
+    return report
+
+
 def _rewrite_dynamo(model, *args, dynamic=None) -> Rewritten:
     rewritten = Rewritten(None, [], Report())
 
     def record(graph_module, example_inputs):
-        rewritten.report += rewrite_module(graph_module)
+        rewritten.report += _rewrite(graph_module)
         rewritten.graphs.append(graph_module)
         return graph_module
 
@@ -83,25 +93,23 @@ def _rewrite_dynamo(model, *args, dynamic=None) -> Rewritten:
     return rewritten
 
 
-class _AsModule(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
+def _as_module(function) -> torch.nn.Module:
+    """A module whose inputs have the names of the function's parameters."""
+    module = torch.nn.Module()
+    module.forward = function
+    return module
 
 
 def _rewrite_export(model, *args) -> Rewritten:
-    module = model if isinstance(model, torch.nn.Module) else _AsModule(model)
+    module = model if isinstance(model, torch.nn.Module) else _as_module(model)
     exported = torch.export.export(module, args)
-    report = rewrite_module(copy.deepcopy(exported.graph_module))
+    report = _rewrite(copy.deepcopy(exported.graph_module))
     program = fusedops.export.rewrite(exported)
     return Rewritten(program.module(), [program.graph_module], report)
 
 
 def _rewrite_symbolic_trace(model, *args) -> Rewritten:
-    report = rewrite_module(_propagated(model, args))
+    report = _rewrite(_propagated(model, args))
     graph_module = fusedops.rewrite(torch.fx.symbolic_trace(model), *args)
     return Rewritten(graph_module, [graph_module], report)
 

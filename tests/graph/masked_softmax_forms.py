@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -10,72 +9,12 @@ INF = math.inf
 HEADS, LENGTH = 3, 6
 
 
-def scaled(x, keep, bias):
-    return (x * 0.5).softmax(-1)
-
-
-def divided(x, keep, bias):
-    return F.softmax(x / math.sqrt(8), dim=-1)
-
-
-def scaled_twice_from_the_left(x, keep, bias):
-    return torch.softmax(torch.mul(0.25, 2.0 * x), dim=-1)
-
-
 def with_a_mask_added(x, keep, bias):
     return (x * 0.5 + bias[:, :1]).softmax(-1)
 
 
-def with_a_mask_subtracted(x, keep, bias):
-    return (x * 0.5 - 1e30 * (~keep).to(x.dtype)).softmax(-1)
-
-
-def with_bias_and_mask(x, keep, bias):
-    return (x + bias + bias[:1, :1]).softmax(-1)
-
-
-def with_three_addends(x, keep, bias):
-    return (x + bias[:, :1] + bias[:1] + bias[:1, :1]).softmax(-1)
-
-
-def with_a_bias_under_the_scale(x, keep, bias):
-    return ((x + bias[:, :1, :1]) * 0.5 + bias[:, :1]).softmax(-1)
-
-
-def with_a_bias_from_the_left(x, keep, bias):
-    return torch.add(bias[:, :1], x / 8).softmax(-1)
-
-
-def filled_where_zero(x, keep, bias):
-    return (x / 8).masked_fill(keep == 0, -1e9).softmax(-1)
-
-
 def filled_where_not(x, keep, bias):
     return torch.masked_fill(x, ~keep, -INF).softmax(-1)
-
-
-def filled_where_true(x, keep, bias):
-    return x.masked_fill(keep.logical_not(), -1e4).softmax(-1)
-
-
-def filled_with_the_least_number(x, keep, bias):
-    return (x * 0.5).masked_fill(~keep, torch.finfo(torch.float64).min).softmax(-1)
-
-
-def chosen(x, keep, bias):
-    return torch.where(keep, x * 0.5, -INF).softmax(-1)
-
-
-def chosen_the_other_way_round(x, keep, bias):
-    return torch.where(~keep, -1e9, x * 0.5).softmax(-1)
-
-
-def chosen_by_method(x, keep, bias):
-    return (x * 0.5).where(keep, -1e9).softmax(-1)
-
-
-def filled_and_then_scaled(x, keep, bias):
-    return (x.masked_fill(~keep, -1e4) * 0.5).softmax(-1)
 
 
 def filled_twice(x, keep, bias):
@@ -97,10 +36,6 @@ def filled_causally_and_by_a_mask(x, keep, bias):
     return x.masked_fill(~keep, -INF).masked_fill(~visible, -INF).softmax(-1)
 
 
-def capped(x, keep, bias):
-    return (torch.tanh(x / 50) * 50 + bias[:, :1]).softmax(-1)
-
-
 def product_with_a_mask(x, keep, bias):
     a, b = x.flatten(0, 1), bias.flatten(0, 1)
     return torch.baddbmm(bias[0, 0], a, b, beta=0.5, alpha=0.3).softmax(-1)
@@ -119,39 +54,115 @@ def decomposed(x, keep, bias):
     return e / e.sum(-1, keepdim=True)
 
 
-def dropped_out_in_inference(x, keep, bias):
-    return F.dropout((x * 0.5 + bias).softmax(-1), 0.5, training=False)
-
-
-FORMS = [
-    scaled,
-    divided,
-    scaled_twice_from_the_left,
-    with_a_mask_added,
-    with_a_mask_subtracted,
-    with_bias_and_mask,
-    with_three_addends,
-    with_a_bias_under_the_scale,
-    with_a_bias_from_the_left,
-    filled_where_zero,
-    filled_where_not,
-    filled_where_true,
-    filled_with_the_least_number,
-    chosen,
-    chosen_the_other_way_round,
-    chosen_by_method,
-    filled_and_then_scaled,
-    filled_twice,
-    biased_and_then_filled,
-    filled_causally,
-    filled_causally_and_by_a_mask,
-    capped,
-    product_with_a_mask,
-    scaled_and_masked_in_place,
-    decomposed,
-    dropped_out_in_inference,
-]
-every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+#: Each form, and the arguments of the call that it becomes, where those that are always given have
+#: their value: mask_value is -inf.
+FORMS = {
+    # Factors of the scores become the scale.
+    "scaled": (lambda x, keep, bias: (x * 0.5).softmax(-1), "x, scale=0.5"),
+    "divided": (
+        lambda x, keep, bias: F.softmax(x / math.sqrt(8), dim=-1),
+        "x, scale=0.35355339059327373",
+    ),
+    "scaled twice from the left": (
+        lambda x, keep, bias: torch.softmax(torch.mul(0.25, 2.0 * x), dim=-1),
+        "x, scale=0.5",
+    ),
+    "capped": (
+        lambda x, keep, bias: (torch.tanh(x / 50) * 50 + bias[:, :1]).softmax(-1),
+        "x, mask=bias[:, :1], scale=1.0, softcap=50.0",
+    ),
+    # One addend becomes the mask, and another the bias. A third stays an addition to the scores.
+    "with a mask added": (with_a_mask_added, "x, mask=bias[:, :1], scale=0.5"),
+    "with a mask subtracted": (
+        lambda x, keep, bias: (x * 0.5 - 1e30 * (~keep).to(x.dtype)).softmax(-1),
+        "x, mask=neg(mul(1e+30, to(invert(keep), torch.float64))), scale=0.5",
+    ),
+    "with a bias from the left": (
+        lambda x, keep, bias: torch.add(bias[:, :1], x / 8).softmax(-1),
+        "x, mask=bias[:, :1], scale=0.125",
+    ),
+    "with bias and mask": (
+        lambda x, keep, bias: (x + bias + bias[:1, :1]).softmax(-1),
+        "x, mask=bias[:1, :1], scale=1.0, bias=bias",
+    ),
+    "with three addends": (
+        lambda x, keep, bias: (x + bias[:, :1] + bias[:1] + bias[:1, :1]).softmax(-1),
+        "add(x, bias[:, :1]), mask=bias[:1, :1], scale=1.0, bias=bias[:1]",
+    ),
+    # An addend in front of the scale is scaled by itself.
+    "with a bias under the scale": (
+        lambda x, keep, bias: ((x + bias[:, :1, :1]) * 0.5 + bias[:, :1]).softmax(-1),
+        "x, mask=bias[:, :1], scale=0.5, bias=mul(bias[:, :1, :1], 0.5)",
+    ),
+    # A bool mask is given as what it keeps, and with its value.
+    "filled where zero": (
+        lambda x, keep, bias: (x / 8).masked_fill(keep == 0, -1e9).softmax(-1),
+        "x, mask=keep, scale=0.125, mask_value=-1000000000.0",
+    ),
+    "filled where not": (filled_where_not, "x, mask=keep, scale=1.0"),
+    "filled where true": (
+        lambda x, keep, bias: x.masked_fill(keep.logical_not(), -1e4).softmax(-1),
+        "x, mask=keep, scale=1.0, mask_value=-10000.0",
+    ),
+    "filled with the least number": (
+        lambda x, keep, bias: (
+            (x * 0.5).masked_fill(~keep, torch.finfo(torch.float64).min).softmax(-1)
+        ),
+        "x, mask=keep, scale=0.5, mask_value=-1.7976931348623157e+308",
+    ),
+    "chosen": (
+        lambda x, keep, bias: torch.where(keep, x * 0.5, -INF).softmax(-1),
+        "x, mask=keep, scale=0.5",
+    ),
+    "chosen the other way round": (
+        lambda x, keep, bias: torch.where(~keep, -1e9, x * 0.5).softmax(-1),
+        "x, mask=keep, scale=0.5, mask_value=-1000000000.0",
+    ),
+    "chosen by method": (
+        lambda x, keep, bias: (x * 0.5).where(keep, -1e9).softmax(-1),
+        "x, mask=keep, scale=0.5, mask_value=-1000000000.0",
+    ),
+    "biased and then filled": (biased_and_then_filled, "x, mask=keep, scale=0.5, bias=bias"),
+    "decomposed": (decomposed, "x, mask=keep, scale=0.5, mask_value=-1000000000.0"),
+    "in place": (
+        scaled_and_masked_in_place,
+        "matmul(x, x), mask=keep, scale=0.125, bias=bias",
+    ),
+    # A scale behind the mask scales the mask value too.
+    "filled and then scaled": (
+        lambda x, keep, bias: (x.masked_fill(~keep, -1e4) * 0.5).softmax(-1),
+        "x, mask=keep, scale=0.5, mask_value=-5000.0",
+    ),
+    "filled twice": (
+        filled_twice,
+        "x, mask=logical_and(keep, logical_not(gt(bias[:1, :1], 1))), scale=0.25",
+    ),
+    # A causal mask is no tensor of the operator.
+    "filled causally": (filled_causally, "x, scale=0.5, causal=True"),
+    "filled causally and by a mask": (
+        filled_causally_and_by_a_mask,
+        "x, mask=keep, scale=1.0, causal=True",
+    ),
+    # baddbmm becomes a product whose factors are the operator's; and of two addends, the matrix
+    # product is the scores.
+    "product with a mask": (
+        product_with_a_mask,
+        "bmm(flatten(x, 0, 1), flatten(bias, 0, 1)), mask=mul(bias[0, 0], 0.5), scale=0.3",
+    ),
+    "flattened product behind its bias": (
+        lambda x, keep, bias: (bias.flatten(0, 1) + (x @ x).flatten(0, 1) * 0.5).softmax(-1),
+        "flatten(matmul(x, x), 0, 1), mask=flatten(bias, 0, 1), scale=0.5",
+    ),
+    "product behind what is made of one": (
+        lambda x, keep, bias: ((bias @ bias).relu() + (x @ x) * 0.5).softmax(-1),
+        "matmul(x, x), mask=relu(matmul(bias, bias)), scale=0.5",
+    ),
+    # A dropout that does nothing stays behind the operator.
+    "dropped out in inference": (
+        lambda x, keep, bias: F.dropout((x * 0.5 + bias).softmax(-1), 0.5, training=False),
+        "x, mask=bias, scale=0.5",
+    ),
+}
 
 
 def draw(batch=2, dtype=torch.float64):

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FunctionType
 
+import decomposed
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
@@ -32,22 +33,11 @@ SHAPE = (2, 4, 4)
 KEEP = [[True, False, True, True], [True, True, False, True]]
 
 
-def softmax_decomposed(v):
-    e = torch.exp(v - v.amax(-1, keepdim=True))
-    return e / e.sum(-1, keepdim=True)
-
-
 def softmax_decomposed_in_place(v):
     e = v - v.max(-1, keepdim=True)[0]
     e = e.exp()
     e /= e.sum(-1, keepdim=True)
     return e
-
-
-def layer_norm_decomposed(v, weight, shift):
-    mean = v.mean(-1, keepdim=True)
-    variance = (v - mean).pow(2).mean(-1, keepdim=True)
-    return weight * ((v - mean) / torch.sqrt(variance + 1e-5)) + shift
 
 
 def layer_norm_with_var(v):
@@ -71,10 +61,6 @@ def norm_with_statistics_of_no_gradient(v, weight):
         mean = v.mean(-1, keepdim=True)
         variance = (v - mean).pow(2).mean(-1, keepdim=True)
     return weight * ((v - mean) / torch.sqrt(variance + 1e-5))
-
-
-def rms_norm_decomposed(v, weight):
-    return weight * (v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + 1e-5))
 
 
 def rms_norm_in_float(v, weight):
@@ -192,7 +178,7 @@ CONTEXTS = [
     "torch.autocast('cpu', torch.float16)",
     "torch.autocast('cpu', enabled=False)",
 ]
-_GLOBALS = {**globals(), "operator": operator}
+_GLOBALS = {**globals(), **vars(decomposed), "operator": operator}
 _PARAMETERS = "x, y, n, bias, weight, shift, keep"
 
 # The tensors to read, counted from the last one back: mostly the last one itself.

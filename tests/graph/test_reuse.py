@@ -49,33 +49,36 @@ def test_attention_scores_become_the_probabilities():
     torch.testing.assert_close(actual, attention(q, k, v))
 
 
-def test_the_gradient_of_the_probabilities_becomes_that_of_the_scores():
-    ours, eager = inputs(requires_grad=True), inputs(requires_grad=True)
-    _, calls = compiled_code(attention, *ours)
-    assert calls == ["softmax_", "softmax_backward_"]
-    attention(*eager).sum().backward()
-    for actual, expected in zip(ours, eager, strict=True):
-        torch.testing.assert_close(actual.grad, expected.grad)
+def _reader_of_scores_and_probabilities(q, k, v):
+    scores = q @ k.mT
+    # The sum hands the gradient of the probabilities on to the scores as it is.
+    return (torch.softmax(scores, -1) + scores) @ v
 
 
-@pytest.mark.parametrize(
-    "softmax, calls",
-    [
-        (lambda s: fusedops.log_softmax(s, -1), ["log_softmax_", "log_softmax_backward_"]),
-        (
-            lambda s: fusedops.masked_softmax(s, causal=True, scale=0.5),
-            ["masked_softmax_", "masked_softmax_backward_"],
-        ),
-        (
-            lambda s: fusedops.masked_softmax_dropout(s, p=0.5, seed=torch.tensor(3)),
-            ["masked_softmax_dropout", "masked_softmax_dropout_backward_"],
-        ),
-    ],
-)
-def test_the_other_softmax_operators_reuse_memory_too(softmax, calls):
-    def function(q, k, v):
-        return softmax(q @ k.transpose(-1, -2)) @ v
+#: Functions in training, and the calls that run.
+TRAINED = {
+    "softmax": (attention, ["softmax_", "softmax_backward_"]),
+    "log_softmax": (
+        lambda q, k, v: fusedops.log_softmax(q @ k.mT, -1) @ v,
+        ["log_softmax_", "log_softmax_backward_"],
+    ),
+    "masked_softmax": (
+        lambda q, k, v: fusedops.masked_softmax(q @ k.mT, causal=True, scale=0.5) @ v,
+        ["masked_softmax_", "masked_softmax_backward_"],
+    ),
+    "masked_softmax_dropout": (
+        lambda q, k, v: fusedops.masked_softmax_dropout(q @ k.mT, p=0.5, seed=torch.tensor(3)) @ v,
+        ["masked_softmax_dropout", "masked_softmax_dropout_backward_"],
+    ),
+    "a gradient with two readers": (
+        _reader_of_scores_and_probabilities,
+        ["_softmax", "_softmax_backward"],
+    ),
+}
 
+
+@pytest.mark.parametrize("function, calls", TRAINED.values(), ids=TRAINED)
+def test_gradients_are_written_into_memory_that_nothing_else_reads(function, calls):
     ours, eager = inputs(requires_grad=True), inputs(requires_grad=True)
     _, made = compiled_code(function, *ours)
     assert made == calls
@@ -108,20 +111,6 @@ def test_memory_that_is_not_free_is_left_alone(name):
     assert not any("softmax_." in code for code in codes)
     torch.testing.assert_close(actual, expected)
     assert all(map(torch.equal, args, before))
-
-
-def test_a_gradient_with_two_readers_is_left_alone():
-    def function(q, k, v):
-        scores = q @ k.mT
-        # The sum hands the gradient of the probabilities on to the scores as it is.
-        return (torch.softmax(scores, -1) + scores) @ v
-
-    ours, eager = inputs(requires_grad=True), inputs(requires_grad=True)
-    _, calls = compiled_code(function, *ours)
-    assert calls == ["_softmax", "_softmax_backward"]
-    function(*eager).sum().backward()
-    for actual, expected in zip(ours, eager, strict=True):
-        torch.testing.assert_close(actual.grad, expected.grad)
 
 
 def test_eager_mode_never_writes_into_the_incoming_gradient():

@@ -4,26 +4,20 @@ import bounds
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_agrees
+from agreement import assert_agrees, assert_same_values
+from decomposed import EPS, layer_norm_decomposed
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 import fusedops
-from fusedops.graph import rewrite_graph, rewrite_module
+from fusedops.graph import rewrite_module
 
 N = 8
-EPS = 1e-5
 
 
 def layer_norm(h, weight, bias):
     return F.layer_norm(h, (N,), weight, bias, EPS)
-
-
-def layer_norm_decomposed(h, weight, bias):
-    mean = h.mean(-1, keepdim=True)
-    variance = (h - mean).pow(2).mean(-1, keepdim=True)
-    return weight * ((h - mean) / torch.sqrt(variance + EPS)) + bias
 
 
 def rms_norm(h, weight, bias):
@@ -42,54 +36,43 @@ def _op(norm):
     return f"add_{norm.__name__.removesuffix('_decomposed')}"
 
 
-def after(norm):
-    return lambda x, r, w, b: norm(x + r, w, b)
+def residual(form, norm):
+    """The model of a branch x, a residual r, weight and bias that has this form with a norm."""
+    return lambda x, r, w, b: form(norm, x, r, w, b)
 
 
-def before(norm):
-    def model(x, r, w, b):
-        h = x + r
-        return h + norm(h, w, b).sin()
-
-    return model
+def before(norm, x, r, w, b):
+    h = x + r
+    return h + norm(h, w, b).sin()
 
 
-def sum_first(norm):
-    def model(x, r, w, b):
-        h = torch.add(x, r)
-        twice = h * 2
-        return twice, norm(h, w, b)
-
-    return model
+def sum_first(norm, x, r, w, b):
+    h = torch.add(x, r)
+    twice = h * 2
+    return twice, norm(h, w, b)
 
 
-def reshaped(norm):
-    def model(x, r, w, b):
-        h = (x + r).reshape(-1, N)
-        return h, norm(h, w, b)
-
-    return model
+def reshaped(norm, x, r, w, b):
+    h = (x + r).reshape(-1, N)
+    return h, norm(h, w, b)
 
 
-def viewed(norm):
-    return lambda x, r, w, b: norm((x + r).view(size=(-1, N)), w, b)
+def in_place(norm, x, r, w, b):
+    h = x * 1
+    h += r
+    return norm(h, w, b)
 
 
-def in_place(norm):
-    def model(x, r, w, b):
-        h = x * 1
-        h += r
-        return norm(h, w, b)
-
-    return model
-
-
-def added_to_itself(norm):
-    return lambda x, r, w, b: norm(x + x, w, b) * r
-
-
-FORMS = [after, before, sum_first, reshaped, viewed, in_place, added_to_itself]
-every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+FORMS = {
+    "after": lambda norm, x, r, w, b: norm(x + r, w, b),
+    "before": before,
+    "sum first": sum_first,
+    "reshaped": reshaped,
+    "viewed": lambda norm, x, r, w, b: norm((x + r).view(size=(-1, N)), w, b),
+    "in place": in_place,
+    "added to itself": lambda norm, x, r, w, b: norm(x + x, w, b) * r,
+}
+every_form = pytest.mark.parametrize("form", FORMS)
 
 
 @pytest.fixture
@@ -106,37 +89,28 @@ def draw():
 @every_norm
 @every_form
 def test_every_form_is_one_op_with_eagers_values(rewrite, draw, form, norm):
-    model, arguments = form(norm), draw()
-    rewritten = rewrite(model, *arguments)
-    assert rewritten.replaced == {_op(norm): 1} and rewritten.reasons == []
-    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-12, atol=0)
+    model, arguments = residual(FORMS[form], norm), draw()
+    assert_same_values(rewrite, model, arguments, {_op(norm): 1})
 
 
 @every_norm
 @every_form
 def test_every_form_has_eagers_gradients_at_all_batch_sizes(rewrite_dynamo, draw, form, norm):
-    model = form(norm)
-
-    def gradients(function, leaves):
-        results = function(*leaves)
-        results = results if isinstance(results, tuple) else (results,)
-        return torch.autograd.grad(sum(r.sin().sum() for r in results), leaves, allow_unused=True)
-
+    model = residual(FORMS[form], norm)
     leaves = [tensor.requires_grad_() for tensor in draw(4)]
     for tensor in leaves[:2]:  # rows of a symbolic length would leave decomposed norms as they are
         torch._dynamo.mark_dynamic(tensor, 0)
     rewritten = rewrite_dynamo(model, *leaves)
     for batch in (4, 2, 5):
         leaves = [tensor.requires_grad_() for tensor in draw(batch)]
-        ours, eager = gradients(rewritten.call, leaves), gradients(model, leaves)
-        torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-12)
+        assert_agrees(rewritten.call, model, leaves, rtol=1e-9, atol=1e-12)
     assert rewritten.replaced == {_op(norm): 1} and len(rewritten.graphs) == 1
 
 
 @every_norm
 def test_the_backward_pass_is_our_op_too(backward_ops, draw, norm):
     leaves = [tensor.requires_grad_() for tensor in draw()]
-    counts = backward_ops(before(norm), *leaves)
+    counts = backward_ops(residual(before, norm), *leaves)
     assert counts == {f"{_op(norm)}_backward": 1}
 
 
@@ -146,9 +120,7 @@ def test_two_norms_of_one_sum_share_it(rewrite, draw):
         return layer_norm(h, w, b), layer_norm(h, b, w), h
 
     arguments = draw()
-    rewritten = rewrite(model, *arguments)
-    assert rewritten.replaced == {"add_layer_norm": 1, "layer_norm": 1}
-    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-12, atol=0)
+    assert_same_values(rewrite, model, arguments, {"add_layer_norm": 1, "layer_norm": 1})
 
 
 def test_modules_are_found_at_symbolic_trace(draw):
@@ -263,7 +235,7 @@ def test_rms_norm_of_llama_behind_a_residual(rewrite, draw, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_layer_norm_in_16_bits_is_rounded_once(rewrite_dynamo, draw, dtype):
     arguments = draw(16, dtype)
-    rewritten = rewrite_dynamo(after(layer_norm), *arguments)
+    rewritten = rewrite_dynamo(residual(FORMS["after"], layer_norm), *arguments)
     assert rewritten.replaced == {"add_layer_norm": 1}
     ours = rewritten.call(*arguments)
     assert ours.dtype == dtype
@@ -280,28 +252,10 @@ def test_a_cast_that_others_read_too_stays_behind_the_sum(entries, entry, draw):
         return y.to(x.dtype), f.sum(), h * 2
 
     arguments = draw(dtype=torch.bfloat16)
-    rewritten = entries[entry](model, *arguments)
-    assert rewritten.replaced == {"add_rms_norm": 1}
-    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments))
+    assert_same_values(entries[entry], model, arguments, {"add_rms_norm": 1})
 
 
 # --- what is not taken in -------------------------------------------------------------------------
-
-
-def _broadcast(x, r, w, b):
-    return layer_norm(x + r[:1], w, b)
-
-
-def _a_number(x, r, w, b):
-    return layer_norm(x + 1.0, w, b)
-
-
-def _scaled(x, r, w, b):
-    return layer_norm(torch.add(x, r, alpha=2), w, b)
-
-
-def _rows_cut(x, r, w, b):
-    return F.layer_norm((x + r).view(-1, N // 2), (N // 2,))
 
 
 def _written_into(x, r, w, b):
@@ -333,26 +287,23 @@ def _sum_not_contiguous(x, r, w, b):
     return layer_norm(h, w, b), h
 
 
-APART = [
-    _broadcast,
-    _a_number,
-    _scaled,
-    _rows_cut,
-    _written_into,
-    _written_through_a_view,
-    _residual_written_between,
-    _weight_made_of_the_sum,
-    _sum_not_contiguous,
-]
+APART = {
+    "broadcast": lambda x, r, w, b: layer_norm(x + r[:1], w, b),
+    "a number": lambda x, r, w, b: layer_norm(x + 1.0, w, b),
+    "scaled": lambda x, r, w, b: layer_norm(torch.add(x, r, alpha=2), w, b),
+    "rows cut": lambda x, r, w, b: F.layer_norm((x + r).view(-1, N // 2), (N // 2,)),
+    "written into": _written_into,
+    "written through a view": _written_through_a_view,
+    "residual written between": _residual_written_between,
+    "weight made of the sum": _weight_made_of_the_sum,
+    "sum not contiguous": _sum_not_contiguous,
+}
 
 
-@pytest.mark.parametrize("model", APART, ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", APART.values(), ids=APART)
 def test_a_sum_that_is_no_residual_stays_outside_of_the_norm(rewrite, draw, model):
     arguments = draw()
-    rewritten = rewrite(model, *arguments)
-    assert rewritten.replaced == {"layer_norm": 1} and rewritten.reasons == []
-    ours, eager = rewritten.call(*arguments), model(*arguments)
-    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+    assert_same_values(rewrite, model, arguments, {"layer_norm": 1}, rtol=1e-11, atol=1e-13)
 
 
 def test_where_the_weight_is_read_after_the_sum_is_used_the_sum_stays_outside(entries, draw):
@@ -366,9 +317,7 @@ def test_where_the_weight_is_read_after_the_sum_is_used_the_sum_stays_outside(en
             return h * 2, F.layer_norm(h, (N,), self.weight)
 
     model, (x, r, *_) = Model(), draw()
-    rewritten = entries["symbolic_trace"](model, x, r)
-    assert rewritten.replaced == {"layer_norm": 1}
-    torch.testing.assert_close(rewritten.call(x, r), model(x, r), rtol=1e-12, atol=0)
+    assert_same_values(entries["symbolic_trace"], model, [x, r], {"layer_norm": 1})
 
 
 def test_a_sum_that_is_written_into_after_the_norm_is_taken_in(rewrite, draw):
@@ -379,9 +328,7 @@ def test_a_sum_that_is_written_into_after_the_norm_is_taken_in(rewrite, draw):
         return y, h
 
     arguments = draw()
-    rewritten = rewrite(model, *arguments)
-    assert rewritten.replaced == {"add_layer_norm": 1}
-    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-12, atol=0)
+    assert_same_values(rewrite, model, arguments, {"add_layer_norm": 1})
 
 
 def test_slices_of_the_statistics_at_symbolic_trace_are_left(entries, draw):
@@ -394,50 +341,35 @@ def test_slices_of_the_statistics_at_symbolic_trace_are_left(entries, draw):
     torch.testing.assert_close(rewritten.call(*arguments), model(*arguments))
 
 
-def test_a_second_run_changes_nothing(rewrite, draw):
-    rewritten = rewrite(before(rms_norm_decomposed), *draw())
-    code = rewritten.code
-    assert rewrite_graph(rewritten.graphs[0].graph).sites == () and rewritten.code == code
-
-
-def _call(x, residual):
-    parameters = "normalized_shape=[8], weight=w, bias=b, eps=1e-05"
-    return f"add_layer_norm({x}, residual={residual}, {parameters})"
-
-
+#: What the operator adds: a reshape moves in front of it.
 ADDENDS = {
-    after: ("x", "r"),
-    before: ("x", "r"),
-    sum_first: ("x", "r"),
-    reshaped: ("reshape(x, [-1, 8])", "reshape(r, [-1, 8])"),
-    viewed: ("reshape(x, [-1, 8])", "reshape(r, [-1, 8])"),
-    in_place: ("mul(x, 1)", "r"),
-    added_to_itself: ("x", "x"),
+    "reshaped": ("reshape(x, [-1, 8])", "reshape(r, [-1, 8])"),
+    "viewed": ("reshape(x, [-1, 8])", "reshape(r, [-1, 8])"),
+    "in place": ("mul(x, 1)", "r"),
+    "added to itself": ("x", "x"),
 }
-#: By form: what the model returns. The operator's results are the norm and the sum.
+#: What the model returns. The operator's results are the norm and the sum.
 RESULTS = {
-    after: ["add_layer_norm[0]"],
-    before: ["add(add_layer_norm[1], sin(add_layer_norm[0]))"],
-    sum_first: ["mul(add_layer_norm[1], 2)", "add_layer_norm[0]"],
-    reshaped: ["add_layer_norm[1]", "add_layer_norm[0]"],
-    viewed: ["add_layer_norm[0]"],
-    in_place: ["add_layer_norm[0]"],
-    added_to_itself: ["mul(add_layer_norm[0], r)"],
+    "before": ["add(NORM[1], sin(NORM[0]))"],
+    "sum first": ["mul(NORM[1], 2)", "NORM[0]"],
+    "reshaped": ["NORM[1]", "NORM[0]"],
+    "added to itself": ["mul(NORM[0], r)"],
 }
 
 
 @every_form
-def test_the_operator_takes_both_addends_and_a_reshape_moves_in_front_of_it(
-    rewrite_dynamo, draw, form
+@pytest.mark.parametrize(
+    "norm, parameters",
+    [(layer_norm, "weight=w, bias=b, eps=1e-05"), (rms_norm, "weight=w, eps=1e-05")],
+)
+def test_the_op_takes_both_addends_and_readers_of_the_sum_read_the_ops(
+    rewrite, draw, form, norm, parameters
 ):
-    rewritten = rewrite_dynamo(form(layer_norm), *draw())
-    assert rewritten.calls == [_call(*ADDENDS[form])]
-
-
-@every_form
-def test_readers_of_the_sum_read_the_operators_and_no_other_sum_is_left(rewrite_dynamo, draw, form):
-    rewritten = rewrite_dynamo(form(layer_norm), *draw())
-    assert rewritten.results == RESULTS[form] and rewritten.unused == []
+    rewritten, op = rewrite(residual(FORMS[form], norm), *draw()), _op(norm)
+    x, r = ADDENDS.get(form, ("x", "r"))
+    assert rewritten.calls == [f"{op}({x}, residual={r}, normalized_shape=[8], {parameters})"]
+    results = [result.replace(op, "NORM") for result in rewritten.results]
+    assert results == RESULTS.get(form, ["NORM[0]"]) and rewritten.unused == []
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -463,17 +395,8 @@ def test_the_sum_requires_grad_where_eagers_does(norm, trained, compiled):
 def test_an_exported_norm_of_llama_becomes_one_call_that_rounds_as_it_does(entries, draw):
     rewritten = entries["export"](_llama, *draw(dtype=torch.bfloat16))
     assert rewritten.calls == [
-        "add_rms_norm(args_0, residual=args_1, normalized_shape=[8], weight=args_2, eps=1e-05, "
+        "add_rms_norm(x, residual=r, normalized_shape=[8], weight=w, eps=1e-05, "
         "rounds_normalized=True)"
     ]
     assert rewritten.results == ["add_rms_norm[0]", "mul(add_rms_norm[1], 2)"]
-    assert rewritten.unused == []
-
-
-def test_a_traced_norm_becomes_one_call(entries, draw):
-    rewritten = entries["symbolic_trace"](before(rms_norm), *draw())
-    assert rewritten.calls == [
-        "add_rms_norm(x, residual=r, normalized_shape=[8], weight=w, eps=1e-05)"
-    ]
-    assert rewritten.results == ["add(add_rms_norm[1], sin(add_rms_norm[0]))"]
     assert rewritten.unused == []

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exhaustive import beyond
+from test_rewrite_add_norm import layer_norm, residual, rms_norm, rms_norm_decomposed
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusedops
@@ -15,53 +16,22 @@ from fusedops.graph import rewrite_module
 from tools.bench.zoo import MODELS, TINY
 
 N = 8
-EPS = 1e-5
 NARROW = [torch.bfloat16, torch.float16]
 narrow = pytest.mark.parametrize("dtype", NARROW, ids=["bfloat16", "float16"])
-
-
-def layer_norm(h, weight, bias):
-    return F.layer_norm(h, (N,), weight, bias, EPS)
-
-
-def rms_norm(h, weight, bias):
-    return F.rms_norm(h, (N,), weight, EPS)
-
-
-def rms_norm_decomposed(h, weight, bias):
-    return weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS))
 
 
 NORMS = [layer_norm, rms_norm, rms_norm_decomposed]
 every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.__name__)
 
 
-def promoted(norm):
-    return lambda x, r, w, b: norm(x + r, w, b)
-
-
-def promoted_last(norm):
-    def model(x, r, w, b):
-        h = r + x
-        return h, norm(h, w, b)
-
-    return model
-
-
-def converted(norm):
-    return lambda x, r, w, b: norm(r + x.to(r.dtype), w, b)
-
-
-def converted_twice(norm):
-    return lambda x, r, w, b: norm(x.type_as(r).to(r.dtype) + r, w, b)
-
-
-def reshaped(norm):
-    return lambda x, r, w, b: norm((x.to(r.dtype) + r).reshape(-1, N), w, b)
-
-
-FORMS = [promoted, promoted_last, converted, converted_twice, reshaped]
-every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+#: Residual connections of a narrow branch x and a residual r, before a norm n.
+FORMS = {
+    "promoted": lambda n, x, r, w, b: n(x + r, w, b),
+    "promoted last": lambda n, x, r, w, b: (lambda h: (h, n(h, w, b)))(r + x),
+    "converted": lambda n, x, r, w, b: n(r + x.to(r.dtype), w, b),
+    "converted twice": lambda n, x, r, w, b: n(x.type_as(r).to(r.dtype) + r, w, b),
+    "reshaped": lambda n, x, r, w, b: n((x.to(r.dtype) + r).reshape(-1, N), w, b),
+}
 
 
 def draw(dtype):
@@ -80,10 +50,10 @@ def outcome(model, arguments):
 
 
 @every_norm
-@every_form
+@pytest.mark.parametrize("form", FORMS)
 @narrow
 def test_a_narrow_branch_is_part_of_the_op(rewrite, form, norm, dtype):
-    model, arguments = form(norm), draw(dtype)
+    model, arguments = residual(FORMS[form], norm), draw(dtype)
     rewritten = rewrite(model, *arguments)
     op = f"add_{norm.__name__.removesuffix('_decomposed')}"
     assert rewritten.replaced == {op: 1} and rewritten.reasons == []
@@ -116,7 +86,7 @@ def test_the_dropout_of_a_narrow_branch_is_part_of_the_op(rewrite, dtype, is_fir
 
 def test_the_copies_of_aten_graphs_are_seen_through():
     arguments = draw(torch.bfloat16)
-    graph = make_fx(converted(layer_norm), tracing_mode="fake")(*arguments)
+    graph = make_fx(residual(FORMS["converted"], layer_norm), tracing_mode="fake")(*arguments)
     assert torch.ops.aten._to_copy.default in {node.target for node in graph.graph.nodes}
     report = rewrite_module(graph)
     assert Counter(site.op for site in report.replaced) == {"add_layer_norm": 1}
@@ -158,13 +128,14 @@ def test_a_cast_that_loses_digits_remains_before_the_op(rewrite_dynamo):
 
 def test_an_integer_branch_is_left(rewrite_dynamo):
     _, r, w, b = draw(torch.bfloat16)
-    rewritten = rewrite_dynamo(promoted(layer_norm), torch.ones(3, 5, N, dtype=torch.long), r, w, b)
+    integers = torch.ones(3, 5, N, dtype=torch.long)
+    rewritten = rewrite_dynamo(residual(FORMS["promoted"], layer_norm), integers, r, w, b)
     assert rewritten.replaced == {"layer_norm": 1}
 
 
 def test_the_report_says_why_a_norm_is_not_one_with_its_residual(rewrite_dynamo):
     with fusedops.config.patch(fuse="always,add_layer_norm=never"):
-        rewritten = rewrite_dynamo(promoted(layer_norm), *draw(torch.bfloat16))
+        rewritten = rewrite_dynamo(residual(FORMS["promoted"], layer_norm), *draw(torch.bfloat16))
     (site,) = rewritten.report.sites
     assert (site.op, site.replaced, site.reason) == ("layer_norm", True, "")
     assert site.note == 'no add_layer_norm: config: fuse="never"'

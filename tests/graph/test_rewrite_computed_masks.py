@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from agreement import assert_agrees
+from agreement import assert_agrees, rewritten_alike
 
 INF = float("inf")
 QUERIES, KEYS = 5, 8
@@ -87,9 +87,8 @@ def _call(rewritten):
 @pytest.mark.parametrize("name", MASKS)
 def test_a_mask_of_positions_becomes_bounds_of_rows(rewrite_dynamo, name):
     mask, arguments = MASKS[name]
-    rewritten = rewrite_dynamo(_model(mask), *_inputs())
+    rewritten = rewritten_alike(rewrite_dynamo, _model(mask), _inputs())
     assert _call(rewritten) == arguments and rewritten.results == ["masked_softmax"]
-    assert_agrees(rewritten.call, _model(mask), _inputs())
 
 
 @pytest.mark.parametrize("name", [name for name in MASKS if "always" not in name])
@@ -103,10 +102,9 @@ def test_nothing_of_the_size_of_the_scores_is_computed_beside_them(rewrite_dynam
 @pytest.mark.parametrize("name", MASKS)
 def test_an_exported_mask_becomes_bounds_of_rows(entries, name):
     mask, inputs = MASKS[name][0], _inputs()
-    rewritten = entries["export"](_model(mask), *inputs)
+    rewritten = rewritten_alike(entries["export"], _model(mask), inputs)
     (node,) = (n for n in rewritten.graphs[0].graph.nodes if "masked_softmax" in str(n.target))
     assert (node.args[1] is not None) == ("keep" in MASKS[name][1])
-    assert_agrees(rewritten.call, _model(mask), inputs)
 
 
 #: Left out are masks of one size, and one whose rows may begin before the keys.
@@ -181,22 +179,22 @@ def _left_padded():
 
 def test_without_gradients_a_padding_mask_is_parted_from_causality(rewrite_dynamo):
     inputs = torch.randn(2, 3, 6, 6), _left_padded()
-    rewritten = rewrite_dynamo(_padded_and_causal, *inputs)
+    rewritten = rewritten_alike(rewrite_dynamo, _padded_and_causal, inputs, rtol=1e-6)
     assert rewritten.calls == [
         "masked_softmax(x, mask=keep, scale=1.0, causal=True, mask_value=-3.4028234663852886e+38)"
     ]
     (site,) = rewritten.report.sites
     assert site.note == "the mask depends on the elements of l_keep_"
-    assert_agrees(rewritten.call, _padded_and_causal, inputs, rtol=1e-6)
 
 
 @pytest.mark.parametrize("entry", ["dynamo", "export"])
 def test_rows_that_may_see_nothing_keep_the_gradients_of_an_added_mask(entries, entry):
     x = torch.randn(2, 3, 6, 6, requires_grad=True)
-    rewritten = entries[entry](_padded_and_causal, x, _left_padded())
+    rewritten = rewritten_alike(
+        entries[entry], _padded_and_causal, [x, _left_padded()], rtol=1e-5, atol=1e-6
+    )
     (site,) = rewritten.report.sites
     assert site.note == "the mask adds a number, which rows that see no column may keep apart"
-    assert_agrees(rewritten.call, _padded_and_causal, (x, _left_padded()), rtol=1e-5, atol=1e-6)
 
 
 def test_a_number_that_a_score_could_outweigh_stays_an_addend(rewrite_dynamo):
@@ -204,9 +202,8 @@ def test_a_number_that_a_score_could_outweigh_stays_an_addend(rewrite_dynamo):
         return (x + torch.where(torch.ones(6, 6).tril() == 1, 0.0, -1e4)).softmax(-1)
 
     x = torch.randn(2, 6, 6, dtype=torch.float64) * 1e4
-    rewritten = rewrite_dynamo(model, x)
+    rewritten = rewritten_alike(rewrite_dynamo, model, [x])
     assert "causal" not in rewritten.calls[0]
-    assert_agrees(rewritten.call, model, (x,))
 
 
 # --- positions and segments that the graph reads --------------------------------------------------
@@ -234,10 +231,9 @@ def test_chunks_begin_and_end_at_their_first_and_last_key(rewrite_dynamo):
         return x.masked_fill(~((k <= q) & (k // 4 == q // 4)), -INF).softmax(-1)
 
     x = torch.randn(2, 3, 10, 10, dtype=torch.float64, requires_grad=True)
-    rewritten = rewrite_dynamo(model, x)
+    rewritten = rewritten_alike(rewrite_dynamo, model, [x])
     (call,) = rewritten.calls
     assert "mask=" not in call and "causal=True" in call and "start=" in call and "end=" in call
-    assert_agrees(rewritten.call, model, (x,))
 
 
 def _in_documents(x, segments):
@@ -254,21 +250,19 @@ def _counted(x, position_ids):
 def test_documents_that_are_counted_become_bounds_of_rows(rewrite_dynamo, dynamic):
     x = torch.randn(2, 3, 7, 7, dtype=torch.float64, requires_grad=True)
     position_ids = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 1, 2, 3, 4, 5, 0]])
-    rewritten = rewrite_dynamo(_counted, x, position_ids, dynamic=dynamic)
+    rewritten = rewritten_alike(rewrite_dynamo, _counted, [x, position_ids], dynamic=dynamic)
     (call,) = rewritten.calls
     assert "mask=" not in call and "causal=True" in call and "searchsorted" in call
-    assert_agrees(rewritten.call, _counted, (x, position_ids))
 
 
 def test_segments_that_may_not_ascend_stay_a_mask_beside_causality(rewrite_dynamo):
     x = torch.randn(2, 3, 7, 7, dtype=torch.float64, requires_grad=True)
     segments = torch.tensor([[3, 3, 1, 1, 3, 3, 0], [0, 1, 1, 2, 2, 2, 0]])
-    rewritten = rewrite_dynamo(_in_documents, x, segments)
+    rewritten = rewritten_alike(rewrite_dynamo, _in_documents, [x, segments])
     (call,) = rewritten.calls
     assert "mask=eq(" in call and "causal=True" in call
     (site,) = rewritten.report.sites
     assert site.note == "the mask depends on the elements of l_segments_"
-    assert_agrees(rewritten.call, _in_documents, (x, segments))
 
 
 # --- documents whose positions the graph reads ----------------------------------------------------
@@ -321,10 +315,9 @@ def test_positions_in_documents_are_compared_as_indices_are(rewrite_dynamo, rule
     compare, argument = IN_DOCUMENTS[rule]
     model = _packed(form, compare)
     x = torch.randn(4, 3, 7, 7, dtype=torch.float64, requires_grad=True)
-    rewritten = rewrite_dynamo(model, x, POSITIONS, dynamic=dynamic)
+    rewritten = rewritten_alike(rewrite_dynamo, model, [x, POSITIONS], dynamic=dynamic)
     (call,) = rewritten.calls
     assert "mask=" not in call and "bias=" not in call and argument in call and "start=" in call
-    assert_agrees(rewritten.call, model, (x, POSITIONS))
 
 
 def test_positions_that_are_not_those_of_the_documents_stay_a_mask(rewrite_dynamo):
@@ -336,10 +329,9 @@ def test_positions_that_are_not_those_of_the_documents_stay_a_mask(rewrite_dynam
 
     x = torch.randn(4, 3, 7, 7, dtype=torch.float64, requires_grad=True)
     inputs = (x, POSITIONS, POSITIONS.flip(0).contiguous())
-    rewritten = rewrite_dynamo(model, *inputs)
+    rewritten = rewritten_alike(rewrite_dynamo, model, inputs)
     (call,) = rewritten.calls
     assert "mask=le(" in call and "start=" in call and "causal" not in call
-    assert_agrees(rewritten.call, model, inputs)
 
 
 def test_positions_that_are_written_between_two_reads_stay_a_mask(rewrite_dynamo):
@@ -352,8 +344,7 @@ def test_positions_that_are_written_between_two_reads_stay_a_mask(rewrite_dynamo
         return x.masked_fill(~((rows == columns) & (k <= q)), -INF).softmax(-1)
 
     x = torch.randn(4, 3, 7, 7, dtype=torch.float64, requires_grad=True)
-    rewritten = rewrite_dynamo(model, x, POSITIONS)
-    assert_agrees(rewritten.call, model, (x, POSITIONS))
+    rewritten_alike(rewrite_dynamo, model, [x, POSITIONS])
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -397,11 +388,10 @@ def test_documents_by_their_ends_become_bounds_of_rows(entries, entry, name):
 
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
     inputs = (x, torch.tensor([3, 3, 8]))
-    rewritten = entries[entry](model, *inputs)
+    rewritten = rewritten_alike(entries[entry], model, inputs)
     if entry == "dynamo":
         (call,) = rewritten.calls
         assert "mask=" not in call and "start=" in call and "end=" in call
-    assert_agrees(rewritten.call, model, inputs)
 
 
 def test_every_row_of_a_chunk_sees_itself(rewrite_dynamo):
@@ -413,10 +403,9 @@ def test_every_row_of_a_chunk_sees_itself(rewrite_dynamo):
         return (x + torch.where(visible, 0.0, torch.finfo(torch.float32).min)).softmax(-1)
 
     x = torch.randn(2, 3, 10, 10, dtype=torch.float64, requires_grad=True)
-    rewritten = rewrite_dynamo(model, x)
+    rewritten = rewritten_alike(rewrite_dynamo, model, [x])
     (call,) = rewritten.calls
     assert "mask=" not in call and "causal=True" in call and "start=" in call
-    assert_agrees(rewritten.call, model, (x,))
 
 
 def test_rows_that_do_not_see_themselves_keep_the_gradients_of_an_added_mask(rewrite_dynamo):
@@ -429,9 +418,8 @@ def test_rows_that_do_not_see_themselves_keep_the_gradients_of_an_added_mask(rew
         return (x + torch.where(visible, 0.0, torch.finfo(torch.float32).min)).softmax(-1)
 
     x = torch.randn(4, 3, 7, 7, requires_grad=True)
-    rewritten = rewrite_dynamo(model, x, POSITIONS)
+    rewritten = rewritten_alike(rewrite_dynamo, model, [x, POSITIONS], rtol=1e-5, atol=1e-6)
     assert "start=" not in rewritten.calls[0]
-    assert_agrees(rewritten.call, model, (x, POSITIONS), rtol=1e-5, atol=1e-6)
 
 
 def test_differences_beside_two_numbers_are_not_even(rewrite_dynamo):
@@ -442,8 +430,7 @@ def test_differences_beside_two_numbers_are_not_even(rewrite_dynamo):
         return x.masked_fill(segments[:, None] != segments, -1.0).softmax(-1)
 
     x = torch.randn(2, 7, 7, dtype=torch.float64, requires_grad=True)
-    rewritten = rewrite_dynamo(model, x)
-    assert_agrees(rewritten.call, model, (x,))
+    rewritten_alike(rewrite_dynamo, model, [x])
 
 
 # --- numbers that do not ascend -------------------------------------------------------------------
@@ -491,9 +478,8 @@ def test_numbers_that_do_not_ascend_stay_a_mask(rewrite_dynamo, numbers):
 
     x = torch.randn(2, 3, 7, 7, dtype=torch.float64, requires_grad=True)
     segments = torch.tensor([[1, 0, 1, 0, 0, 2, 0], [0, 0, 1, 1, 0, 0, 1]])
-    rewritten = rewrite_dynamo(model, x, segments)
+    rewritten = rewritten_alike(rewrite_dynamo, model, [x, segments])
     assert "start=" not in rewritten.calls[0]
-    assert_agrees(rewritten.call, model, (x, segments))
 
 
 # --- masks that stay ------------------------------------------------------------------------------
@@ -505,10 +491,9 @@ def test_a_mask_of_two_intervals_stays_a_mask_with_the_reason(rewrite_dynamo):
         return x.masked_fill(~((k <= q) | (k == 5)), -INF).softmax(-1)
 
     x = torch.randn(2, 6, 6, dtype=torch.float64)
-    rewritten = rewrite_dynamo(model, x)
+    rewritten = rewritten_alike(rewrite_dynamo, model, [x])
     (site,) = rewritten.report.sites
     assert site.note == "the mask is not known to leave each row one interval of columns"
-    assert_agrees(rewritten.call, model, (x,))
 
 
 def test_a_padding_mask_that_is_written_after_the_mask_was_computed_is_not_read_later(
@@ -521,8 +506,7 @@ def test_a_padding_mask_that_is_written_after_the_mask_was_computed_is_not_read_
         return x.masked_fill(~mask, -INF).softmax(-1), keep
 
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
-    rewritten = rewrite_dynamo(model, x, _left_padded())
-    assert_agrees(rewritten.call, model, (x, _left_padded()))
+    rewritten_alike(rewrite_dynamo, model, [x, _left_padded()])
 
 
 def test_the_bytes_of_a_mask_count_at_the_last_site_that_uses_it(rewrite_dynamo):

@@ -3,12 +3,11 @@
 import dataclasses
 import os
 import re
-import subprocess
-import sys
 import threading
 
 import pytest
 from exhaustive import beyond
+from processes import run_python
 
 import fusedops
 from fusedops.config import Config
@@ -119,13 +118,7 @@ print([name for name in sys.modules if name.startswith("fusedops")])
 
 
 def _run(*argv, cwd=None):
-    return subprocess.run(
-        [sys.executable, *argv],
-        cwd=cwd,
-        env=os.environ | {"FUSEDOPS_FUSE": "nonsense"},
-        capture_output=True,
-        text=True,
-    )
+    return run_python(*argv, cwd=cwd, FUSEDOPS_FUSE="nonsense")
 
 
 def test_a_wrong_variable_is_one_error_at_the_first_import_and_every_later_one():

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
-from expecttest import assert_expected_inline
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -137,47 +136,23 @@ def test_a_traced_dropout_module_keeps_following_train_and_eval(inputs):
     assert (graph_module.train()(x) == 0).any()
 
 
-def _in_inference(x):
-    return F.dropout(x.softmax(-1), P, training=False)
-
-
-def _of_nothing(x):
-    return F.dropout(x.softmax(-1), 0.0)
-
-
 def _of_what_is_used_too(x):
     y = x.softmax(-1)
     return F.dropout(y, P) + y
 
 
-def _in_place(x):
-    return F.dropout(x.softmax(-1), P, True, True)
+APART = {
+    "in inference": lambda x: F.dropout(x.softmax(-1), P, training=False),
+    "of nothing": lambda x: F.dropout(x.softmax(-1), 0.0),
+    "of what is used too": _of_what_is_used_too,
+    "in place": lambda x: F.dropout(x.softmax(-1), P, True, True),
+    "over another dim": lambda x: F.dropout(x.softmax(1), P),
+    "of whole channels": lambda x: F.dropout1d(x.softmax(-1), P),
+    "of a logarithm": lambda x: F.dropout(x.log_softmax(-1), P),
+}
 
 
-def _over_another_dim(x):
-    return F.dropout(x.softmax(1), P)
-
-
-def _of_whole_channels(x):
-    return F.dropout1d(x.softmax(-1), P)
-
-
-def _of_a_logarithm(x):
-    return F.dropout(x.log_softmax(-1), P)
-
-
-APART = [
-    _in_inference,
-    _of_nothing,
-    _of_what_is_used_too,
-    _in_place,
-    _over_another_dim,
-    _of_whole_channels,
-    _of_a_logarithm,
-]
-
-
-@pytest.mark.parametrize("form", APART, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", APART.values(), ids=APART)
 def test_a_dropout_that_is_not_taken_in_is_eagers_to_the_bit(rewrite, inputs, form):
     x = inputs[0]
     rewritten = rewrite(form, x)
@@ -221,28 +196,12 @@ def test_one_graph_serves_all_batch_sizes(rewrite_dynamo):
     assert rewritten.replaced == {"masked_softmax_dropout": 1} and len(rewritten.graphs) == 1
 
 
-def _golden(rewritten):
-    code = rewritten.code.replace("fusedops.masked_softmax_dropout.default", "dropped")
-    return code.replace("masked_softmax_dropout_default", "both")
-
-
-def test_the_dynamo_graph_after_the_rewrite(rewrite_dynamo, inputs):
-    assert_expected_inline(
-        _golden(rewrite_dynamo(attention, *inputs)),
-        """\
-randint_low = aten.randint.low(-9223372036854775808, 9223372036854775807, ())
-both = dropped(l_x_, l_keep_, 0.5, False, -1000000000.0, 0.4, randint_low, None, None, 0)
-getitem = operator.getitem(both, 0)
-return (getitem,)""",
+def test_the_graph_after_the_rewrite(rewrite, inputs):
+    rewritten = rewrite(attention, *inputs)
+    (call,) = rewritten.calls
+    seed = "randint(-9223372036854775808, 9223372036854775807, [])"
+    assert call == (
+        "masked_softmax_dropout(x, mask=keep, scale=0.5, mask_value=-1000000000.0, p=0.4, "
+        f"seed={seed})"
     )
-
-
-def test_the_exported_graph_after_the_rewrite(entries, inputs):
-    assert_expected_inline(
-        _golden(entries["export"](plain, *inputs)),
-        """\
-randint_low = aten.randint.low(-9223372036854775808, 9223372036854775807, ())
-both = dropped(args_0, None, 1.0, False, None, 0.4, randint_low, None, None, 0)
-getitem = operator.getitem(both, 0)
-return (getitem,)""",
-    )
+    assert rewritten.results == ["masked_softmax_dropout[0]"] and rewritten.unused == []

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_agrees
+from agreement import assert_becomes, assert_same_values, rewritten_alike
 
 from fusedops import reference
 
@@ -63,14 +63,11 @@ def _after_scale_and_mask(s):
     return _with_maximum(s)
 
 
-SOFTMAX1 = (_with_maximum, _with_zero_in_the_maximum, _with_relu, _after_scale_and_mask)
-
-
-@pytest.mark.parametrize("form", SOFTMAX1, ids=lambda form: form.__name__)
+@pytest.mark.parametrize(
+    "form", [_with_maximum, _with_zero_in_the_maximum, _with_relu, _after_scale_and_mask]
+)
 def test_one_more_in_the_sum_is_a_sink_of_0(rewrite, scores, form):
-    rewritten = rewrite(form, scores.detach())
-    assert rewritten.replaced == {"masked_softmax": 1} and rewritten.reasons == []
-    assert_agrees(rewritten.call, form, [scores])
+    assert_becomes(rewrite, form, [scores], {"masked_softmax": 1})
 
 
 def test_a_sink_is_added_for_the_largest_and_the_least_scores_too(rewrite_dynamo):
@@ -97,9 +94,8 @@ def _learned_expanded(s, sinks):
 @pytest.mark.parametrize("form", [_learned, _learned_expanded])
 def test_a_learned_sink_has_its_gradient(rewrite, scores, form):
     sinks = torch.randn(3, dtype=torch.float64, requires_grad=True)
-    rewritten = rewrite(form, scores, sinks)
+    rewritten = rewritten_alike(rewrite, form, [scores, sinks])
     assert rewritten.replaced == {"masked_softmax_sinks": 1} and rewritten.reasons == []
-    assert_agrees(rewritten.call, form, [scores, sinks])
 
 
 # --- rows of -inf ---------------------------------------------------------------------------------
@@ -137,11 +133,8 @@ GUARDED = {
 
 @pytest.mark.parametrize("name", GUARDED)
 def test_a_guard_against_rows_of_infinities_keeps_what_becomes_of_them(rewrite, scores, keep, name):
-    form = GUARDED[name]
-    rewritten = rewrite(form, scores, keep)
-    assert rewritten.replaced == {"masked_softmax": 1} and rewritten.reasons == []
-    assert_agrees(rewritten.call, form, [scores, keep])
-    hidden = rewritten.call(scores, keep)[0, :, 0]
+    assert_becomes(rewrite, GUARDED[name], [scores, keep], {"masked_softmax": 1})
+    hidden = GUARDED[name](scores, keep)[0, :, 0]
     assert hidden.eq(0).all() if "zero" in name or "safe" in name else hidden.isnan().all()
 
 
@@ -158,21 +151,10 @@ NO_GUARDS = {
 @pytest.mark.parametrize("name", NO_GUARDS)
 def test_what_looks_like_a_guard_is_not_taken_for_one(rewrite_dynamo, scores, keep, name):
     form = _guarded(NO_GUARDS[name], lambda e: _total(e).clamp(min=1e-20))
-    rewritten = rewrite_dynamo(form, scores, keep)
-    assert rewritten.replaced == {} and rewritten.reasons == [OTHER]
-    ours, eager = rewritten.call(scores, keep), form(scores, keep)
-    torch.testing.assert_close(ours, eager, equal_nan=True)
+    assert_same_values(rewrite_dynamo, form, [scores, keep], {}, [OTHER])
 
 
 ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
-
-
-def _safe(s, keep):
-    return torch.ops.aten._safe_softmax(s, -1)
-
-
-def _safe_after_an_added_mask(s, keep):
-    return torch.ops.aten._safe_softmax(s + torch.where(keep, s, -math.inf), -1)
 
 
 def _limited(s, keep):
@@ -180,13 +162,21 @@ def _limited(s, keep):
     return e / _total(e).clamp(min=1e-20)
 
 
-@pytest.mark.parametrize("form", [_safe, _safe_after_an_added_mask, _limited])
+SAFE = {
+    "safe": lambda s, keep: torch.ops.aten._safe_softmax(s, -1),
+    "safe after an added mask": lambda s, keep: torch.ops.aten._safe_softmax(
+        s + torch.where(keep, s, -math.inf), -1
+    ),
+    "limited": _limited,
+}
+
+
+@pytest.mark.parametrize("form", SAFE.values(), ids=SAFE)
 def test_rows_of_infinities_that_no_mask_makes_stay_zeros_in_eager_mode(
     rewrite, scores, keep, form
 ):
-    rewritten = rewrite(form, scores, keep)
+    rewritten = rewritten_alike(rewrite, form, [scores, keep])
     assert rewritten.replaced == {} and set(rewritten.reasons) == {ZEROES}
-    assert_agrees(rewritten.call, form, [scores, keep])
 
 
 # --- columns that are hidden after exp ------------------------------------------------------------
@@ -216,12 +206,9 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize("name", HIDDEN)
-def test_columns_that_are_hidden_after_exp_are_a_mask(rewrite, scores, keep, name):
-    form = HIDDEN[name]
-    rewritten = rewrite(form, scores, keep)
-    assert rewritten.replaced == {"masked_softmax": 1} and rewritten.reasons == []
-    assert_agrees(rewritten.call, form, [scores, keep])
+@pytest.mark.parametrize("form", HIDDEN.values(), ids=HIDDEN)
+def test_columns_that_are_hidden_after_exp_are_a_mask(rewrite, scores, keep, form):
+    assert_becomes(rewrite, form, [scores, keep], {"masked_softmax": 1})
 
 
 def test_a_limit_makes_hidden_rows_zeros_where_the_maximum_is_that_of_the_visible_columns(
@@ -231,11 +218,9 @@ def test_a_limit_makes_hidden_rows_zeros_where_the_maximum_is_that_of_the_visibl
         e = torch.where(keep, torch.exp(s - _maximum_of_visible(s, keep)), 0.0)
         return e / _total(e).clamp(min=1e-9)
 
-    rewritten = rewrite(form, scores, keep)
-    assert rewritten.replaced == {"masked_softmax": 1}
-    ours, eager = (f(scores.detach(), keep) for f in (rewritten.call, form))
-    assert ours[0, :, 0].eq(0).all()
-    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-15)
+    inputs = scores.detach(), keep
+    assert_same_values(rewrite, form, inputs, {"masked_softmax": 1}, rtol=1e-12, atol=1e-15)
+    assert form(*inputs)[0, :, 0].eq(0).all()
 
 
 # --- what stays -----------------------------------------------------------------------------------
@@ -251,6 +236,11 @@ def _quotient(s, divisor, dim=-1):
     return e / divisor(e, s.amax(dim, keepdim=True))
 
 
+def _divided(e, dim=-1, eps=None):
+    total = e.sum(dim, keepdim=True)
+    return e / (total if eps is None else total + eps)
+
+
 STAYS = {
     "without maximum": (lambda s, k: s.exp() / (1 + _total(s.exp())), NO_MAXIMUM),
     "another term": (lambda s, k: _quotient(s, lambda e, m: _total(e) + torch.exp(m)), ADDED),
@@ -259,10 +249,7 @@ STAYS = {
         None,
     ),
     "zero in the maximum alone": (
-        lambda s, k: (
-            torch.exp(s - _maximum(s).clamp(min=0))
-            / _total(torch.exp(s - _maximum(s).clamp(min=0)))
-        ),
+        lambda s, k: _divided(torch.exp(s - _maximum(s).clamp(min=0))),
         OTHER,
     ),
     "a sink of another dimension": (
@@ -270,28 +257,19 @@ STAYS = {
         NOT_MASKED,
     ),
     "hidden in another dimension": (
-        lambda s, k: (
-            (s - s.amax(1, keepdim=True)).exp()
-            * k
-            / ((s - s.amax(1, keepdim=True)).exp() * k).sum(1, keepdim=True)
-        ),
+        lambda s, k: _divided((s - s.amax(1, keepdim=True)).exp() * k, dim=1),
         NOT_MASKED,
     ),
     "an eps after hidden columns": (
-        lambda s, k: (
-            (torch.exp(s - _maximum(s)) * k) / (_total(torch.exp(s - _maximum(s)) * k) + 1e-9)
-        ),
+        lambda s, k: _divided(torch.exp(s - _maximum(s)) * k, eps=1e-9),
         ADDED,
     ),
     "times numbers": (
-        lambda s, k: (torch.exp(s - _maximum(s)) * s) / _total(torch.exp(s - _maximum(s)) * s),
+        lambda s, k: _divided(torch.exp(s - _maximum(s)) * s),
         "its exponentials are multiplied by numbers that are not known to be 0 and 1",
     ),
     "several dimensions": (
-        lambda s, k: (
-            torch.exp(s - s.amax((2, 3), True))
-            / torch.exp(s - s.amax((2, 3), True)).sum((2, 3), True)
-        ),
+        lambda s, k: _quotient(s, lambda e, m: e.sum((2, 3), True), (2, 3)),
         "no op computes a softmax over several dimensions",
     ),
     "logsumexp of several dimensions": (
@@ -301,23 +279,16 @@ STAYS = {
 }
 
 
-@pytest.mark.parametrize("name", STAYS)
-def test_what_no_op_computes_is_left_with_its_reason(rewrite, scores, keep, name):
-    form, reason = STAYS[name]
-    keep = keep | (torch.arange(COLS) == 1)
-    rewritten = rewrite(form, scores.detach(), keep)
-    assert rewritten.replaced == {} and rewritten.reasons == ([reason] if reason else [])
-    ours, eager = rewritten.call(scores, keep), form(scores, keep)
-    torch.testing.assert_close(ours, eager, equal_nan=True)
+@pytest.mark.parametrize("form, reason", STAYS.values(), ids=STAYS)
+def test_what_no_op_computes_is_left_with_its_reason(rewrite, scores, keep, form, reason):
+    inputs = scores.detach(), keep | (torch.arange(COLS) == 1)
+    assert_same_values(rewrite, form, inputs, {}, [reason] if reason else [])
 
 
 def test_in_float16_a_sink_beside_large_negative_scores_stays(rewrite_dynamo):
     s = torch.randn(4, 6).half() - 20
-    rewritten = rewrite_dynamo(_with_maximum, s)
-    assert rewritten.reasons == [
-        "in float16, the exponential of the sink overflows where the op does not"
-    ]
-    torch.testing.assert_close(rewritten.call(s), _with_maximum(s))
+    reason = "in float16, the exponential of the sink overflows where the op does not"
+    assert_same_values(rewrite_dynamo, _with_maximum, [s], {}, [reason])
 
 
 def test_a_mask_with_more_dimensions_than_the_scores_stays(rewrite_dynamo, keep):
@@ -326,15 +297,11 @@ def test_a_mask_with_more_dimensions_than_the_scores_stays(rewrite_dynamo, keep)
         return e / _total(e)
 
     s, keep = torch.randn(ROWS, COLS), keep | (torch.arange(COLS) == 1)
-    rewritten = rewrite_dynamo(form, s, keep)
-    assert rewritten.replaced == {}
-    torch.testing.assert_close(rewritten.call(s, keep), form(s, keep))
+    assert_same_values(rewrite_dynamo, form, [s, keep], {}, [OTHER])
 
 
 def test_the_sum_may_be_a_norm_of_order_1(rewrite, scores):
     def form(s):
         return F.normalize(torch.exp(s - _maximum(s)), p=1.0, dim=-1)
 
-    rewritten = rewrite(form, scores.detach())
-    assert rewritten.replaced == {"softmax": 1}
-    assert_agrees(rewritten.call, form, [scores])
+    assert_becomes(rewrite, form, [scores], {"softmax": 1})

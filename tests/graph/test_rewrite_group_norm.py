@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_agrees
+from agreement import assert_becomes, assert_same_values
 
 import fusedops
 
@@ -27,9 +27,7 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_one_group_is_a_layer_norm(rewrite, inputs, name):
-    rewritten = rewrite(FORMS[name], *(tensor.detach() for tensor in inputs))
-    assert rewritten.replaced == {"layer_norm": 1} and rewritten.reasons == []
-    assert_agrees(rewritten.call, FORMS[name], inputs)
+    assert_becomes(rewrite, FORMS[name], inputs, {"layer_norm": 1})
 
 
 def test_a_channels_last_image_stays_channels_last(rewrite_dynamo, inputs):
@@ -53,9 +51,7 @@ def test_the_modules_parameters_are_used(entries, entry):
             return self.norm(x)
 
     model, x = Model(), torch.randn(2, C, 4, 5, dtype=torch.float64)
-    rewritten = entries[entry](model, x)
-    assert rewritten.replaced == {"layer_norm": 1}
-    torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-11, atol=1e-13)
+    assert_same_values(entries[entry], model, [x], {"layer_norm": 1}, rtol=1e-11, atol=1e-13)
 
 
 STAYS = {
@@ -74,9 +70,7 @@ STAYS = {
 def test_other_norms_of_images_stay_for_their_reasons(rewrite_dynamo, inputs, name):
     form, reason = STAYS[name]
     inputs = [tensor.detach() for tensor in inputs]
-    rewritten = rewrite_dynamo(form, *inputs)
-    assert rewritten.replaced == {} and rewritten.reasons == [reason]
-    torch.testing.assert_close(rewritten.call(*inputs), form(*inputs))
+    assert_same_values(rewrite_dynamo, form, inputs, {}, [reason])
 
 
 def test_expanded_parameters_count_as_traffic(rewrite_dynamo, inputs):

@@ -6,6 +6,7 @@ import bounds
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import assert_same_values
 from masked_softmax_forms import (
     HEADS,
     INF,
@@ -113,10 +114,7 @@ def test_nan_and_infinite_scores_give_what_eager_gives(rewrite_dynamo, form, val
     x, keep, bias = draw()
     keep[:, ..., 1] = False
     x[0, :, 0, 0] = x[0, :, 1, 1] = x[1, :, :3, 0] = value  # visible, hidden, visible
-    rewritten = rewrite_dynamo(form, x, keep, bias)
-    assert rewritten.replaced == {"masked_softmax": 1}
-    ours, eager = rewritten.call(x, keep, bias), form(x, keep, bias)
-    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=0, equal_nan=True)
+    assert_same_values(rewrite_dynamo, form, [x, keep, bias], {"masked_softmax": 1})
 
 
 def scores_with_a_bias_of_positions(x, table):

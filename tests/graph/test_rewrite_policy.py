@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from decomposed import rms_norm_decomposed
 
 import fusedops
 from fusedops.graph.policy import costs
@@ -85,14 +86,10 @@ def test_a_pointwise_neighbour_costs_the_pass_that_inductor_would_have_saved(tab
     assert site.figures.passes_ms == pytest.approx(4)  # two are written, and read
 
 
-def _rms_norm_decomposed(x):
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
-
-
 def test_a_copy_that_gives_eagers_strides_costs_its_bytes(table, rewrite_dynamo):
     table("rms_norm", inductor=4, ours=1)
     x = torch.randn(64, 64)
-    reports = [rewrite_dynamo(_rms_norm_decomposed, given).report for given in (x, x.t())]
+    reports = [rewrite_dynamo(rms_norm_decomposed, given).report for given in (x, x.t())]
     assert [report.sites[0].figures.passes_ms for report in reports] == pytest.approx([0, 2])
     assert all(report.replaced for report in reports)
 
@@ -100,15 +97,15 @@ def test_a_copy_that_gives_eagers_strides_costs_its_bytes(table, rewrite_dynamo)
 def test_a_site_that_pays_only_without_its_copy_is_left(table, rewrite_dynamo):
     table("rms_norm", inductor=2, ours=1)
     x = torch.randn(64, 64)
-    assert rewrite_dynamo(_rms_norm_decomposed, x).reasons == []
-    rewritten = rewrite_dynamo(_rms_norm_decomposed, x.t())
+    assert rewrite_dynamo(rms_norm_decomposed, x).reasons == []
+    rewritten = rewrite_dynamo(rms_norm_decomposed, x.t())
     assert rewritten.reasons == ["Inductor is measured to be faster: 2 ms against 3 ms"]
 
 
 def test_without_a_measurement_a_copy_does_not_pay(no_table, rewrite_dynamo):
     x = torch.randn(512, 512)
-    assert rewrite_dynamo(_rms_norm_decomposed, x).reasons == []
-    rewritten = rewrite_dynamo(_rms_norm_decomposed, x.t())
+    assert rewrite_dynamo(rms_norm_decomposed, x).reasons == []
+    rewritten = rewrite_dynamo(rms_norm_decomposed, x.t())
     assert rewritten.reasons == [
         "eager's strides take a copy, and no measurement says that this pays"
     ]
@@ -209,20 +206,21 @@ def test_dynamic_sizes_are_judged_by_the_sizes_of_the_capture(table, rewrite_dyn
     assert large.replaced == {"softmax": 1}
 
 
-def _cross_entropy(x, target):
-    return -x.log_softmax(-1).gather(-1, target[:, None]).squeeze(-1).mean()
-
-
-def _nll(x, target):
-    return F.nll_loss(F.log_softmax(x, -1), target)
-
-
 def _entropy(x, target):
     log_p = x.log_softmax(-1)
     return -(log_p.exp() * log_p).sum(-1)
 
 
-@pytest.mark.parametrize("loss", [_cross_entropy, _nll, _entropy], ids=lambda f: f.__name__)
+LOSSES = {
+    "cross entropy": lambda x, target: (
+        -x.log_softmax(-1).gather(-1, target[:, None]).squeeze(-1).mean()
+    ),
+    "nll_loss": lambda x, target: F.nll_loss(F.log_softmax(x, -1), target),
+    "entropy": _entropy,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_a_softmax_that_is_gathered_or_reduced_is_left_to_inductor(loss, rewrite_dynamo):
     x, target = torch.randn(512, 1024), torch.zeros(512, dtype=torch.long)
     rewritten = rewrite_dynamo(loss, x, target)

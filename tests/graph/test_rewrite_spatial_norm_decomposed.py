@@ -4,13 +4,14 @@ import bounds
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_agrees
-from expecttest import assert_expected_inline
+from agreement import assert_agrees, assert_becomes, assert_same_values
 
 import fusedops
 from fusedops import reference
 
 C, EPS = 6, 1e-6
+#: The tolerance of results of another order of summation.
+ROUNDED = {"rtol": 1e-11, "atol": 1e-13}
 
 
 def _convnext(x, w, b):
@@ -71,10 +72,11 @@ every_form = pytest.mark.parametrize("model, op", FORMS.values(), ids=FORMS)
 
 @pytest.fixture
 def draw():
-    """draw(batch=2, dtype=torch.float64): input, weight, bias."""
+    """draw(batch=2, dtype=torch.float64, format=torch.contiguous_format): input, weight, bias."""
 
-    def draw(batch=2, dtype=torch.float64):
-        return [torch.randn(shape, dtype=dtype) for shape in ((batch, C, 4, 5), (C,), (C,))]
+    def draw(batch=2, dtype=torch.float64, format=torch.contiguous_format):
+        image = torch.randn(batch, C, 4, 5, dtype=dtype).contiguous(memory_format=format)
+        return [image, torch.randn(C, dtype=dtype), torch.randn(C, dtype=dtype)]
 
     return draw
 
@@ -107,23 +109,15 @@ def test_every_form_has_eagers_gradients_at_all_sizes(rewrite_dynamo, draw, mode
     for batch, height, width in ((4, 4, 5), (3, 7, 9), (2, C, C)):
         leaves = [tensor.requires_grad_() for tensor in draw()]
         leaves[0] = torch.randn(batch, C, height, width, dtype=torch.float64, requires_grad=True)
-        ours, eager = (
-            torch.autograd.grad(f(*leaves).sin().sum(), leaves, allow_unused=True)
-            for f in (rewritten.call, model)
-        )
-        torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-12)
+        assert_agrees(rewritten.call, model, leaves, rtol=1e-9, atol=1e-12)
     assert rewritten.replaced == {op: 1} and len(rewritten.graphs) == 1
 
 
 @every_form
 def test_channels_last_stays_channels_last(rewrite_dynamo, draw, model, op):
-    x, *parameters = draw()
-    x = x.contiguous(memory_format=torch.channels_last)
-    rewritten = rewrite_dynamo(model, x, *parameters)
-    assert rewritten.replaced == {op: 1}
-    ours, eager = (f(x, *parameters) for f in (rewritten.call, model))
-    assert ours.stride() == eager.stride() == x.stride()
-    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+    arguments = draw(format=torch.channels_last)
+    assert_same_values(rewrite_dynamo, model, arguments, {op: 1}, **ROUNDED)
+    assert model(*arguments).stride() == arguments[0].stride()
 
 
 def test_the_backward_pass_is_our_op_too(backward_ops, draw):
@@ -172,16 +166,11 @@ def test_sequences_and_the_first_dimension(rewrite, draw):
         return w[:, None] * ((x - u) / torch.sqrt(s + EPS)) + b[:, None]
 
     def first(x, w, b):
-        return (x - x.mean(0, keepdim=True)) / torch.sqrt(
-            x.var(0, correction=0, keepdim=True) + EPS
-        )
+        variance = x.var(0, correction=0, keepdim=True)
+        return (x - x.mean(0, keepdim=True)) / torch.sqrt(variance + EPS)
 
     for model in (sequence, first):
-        arguments = draw()
-        rewritten = rewrite(model, *arguments)
-        assert rewritten.replaced == {"spatial_layer_norm": 1}
-        ours, eager = (f(*arguments) for f in (rewritten.call, model))
-        torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+        assert_same_values(rewrite, model, draw(), {"spatial_layer_norm": 1}, **ROUNDED)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -271,9 +260,7 @@ def test_every_spelling_is_one_op_that_agrees_with_eager(rewrite, draw, name):
         return SPELLINGS[name](x, w[:, None, None])
 
     inputs = [tensor.requires_grad_() for tensor in draw()[:2]]
-    rewritten = rewrite(form, *(tensor.detach() for tensor in inputs))
-    assert rewritten.replaced == {name.split(":")[0]: 1} and rewritten.reasons == []
-    assert_agrees(rewritten.call, form, inputs)
+    assert_becomes(rewrite, form, inputs, {name.split(":")[0]: 1})
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -283,13 +270,10 @@ def test_only_where_eager_changes_the_order_of_a_channels_last_image_is_the_resu
     def form(x, w):
         return SPELLINGS[name](x, w[:, None, None])
 
-    x, w, _ = draw()
-    x = x.contiguous(memory_format=torch.channels_last)
-    rewritten, eager = rewrite_dynamo(form, x, w), form(x, w)
-    ours = rewritten.call(x, w)
-    assert ("clone" in rewritten.code) == (eager.stride() != x.stride())
-    assert ours.stride() == eager.stride() and sum(rewritten.replaced.values()) == 1
-    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+    x, w, _ = draw(format=torch.channels_last)
+    op = name.split(":")[0]
+    rewritten = assert_same_values(rewrite_dynamo, form, [x, w], {op: 1}, **ROUNDED)
+    assert ("clone" in rewritten.code) == (form(x, w).stride() != x.stride())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -310,75 +294,44 @@ def test_in_16_bits_factors_are_part_of_the_weight(rewrite, draw, dtype):
 # --- look-alikes ----------------------------------------------------------------------------------
 
 
-def _weight_of_columns(x, w, b):
-    return _no_parameters(x, w, b) * w[:5]
+#: Weights that are not the op's: the model, its norm, and what of the weight is computed outside.
+OUTSIDE = {
+    "of columns": (
+        lambda x, w, b: _no_parameters(x, w, b) * w[:5],
+        {"spatial_layer_norm": 1},
+        {"mul"},
+    ),
+    "of an image": (
+        lambda x, w, b: _no_parameters(x, w, b) * x[:1],
+        {"spatial_layer_norm": 1},
+        {"mul"},
+    ),
+    "with an offset, computed before the op": (
+        lambda x, w, b: _rms_norm_without_weight(x, w, b) * (1 + w[:, None, None]),
+        {"spatial_rms_norm": 1},
+        {"add"},
+    ),
+}
 
 
-def _weight_of_an_image(x, w, b):
-    return _no_parameters(x, w, b) * x[:1]
-
-
-@pytest.mark.parametrize("model", [_weight_of_columns, _weight_of_an_image])
-def test_a_weight_along_another_dimension_stays_outside(rewrite, draw, model):
-    arguments = draw()
-    rewritten = rewrite(model, *arguments)
-    assert rewritten.replaced == {"spatial_layer_norm": 1} and "mul" in rewritten.code
-    ours, eager = (f(*arguments) for f in (rewritten.call, model))
-    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
-
-
-def _weight_with_an_offset(x, w, b):
-    return _rms_norm_without_weight(x, w, b) * (1 + w[:, None, None])
-
-
-def _rounded_before_the_weight(x, w, b):
-    return _rms_norm_without_weight(x.float(), w, b).to(x.dtype) * w[:, None, None]
-
-
-def test_a_weight_with_an_offset_is_computed_before_the_op(rewrite, draw):
-    arguments = draw()
-    rewritten = rewrite(_weight_with_an_offset, *arguments)
-    assert rewritten.replaced == {"spatial_rms_norm": 1}
-    assert "add" in rewritten.code and "mul" not in rewritten.code
-    ours, eager = (f(*arguments) for f in (rewritten.call, _weight_with_an_offset))
-    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+@pytest.mark.parametrize("model, replaced, outside", OUTSIDE.values(), ids=OUTSIDE)
+def test_other_weights_are_computed_outside(rewrite, draw, model, replaced, outside):
+    rewritten = assert_same_values(rewrite, model, draw(), replaced, **ROUNDED)
+    assert {step for step in ("mul", "add") if step in rewritten.code} == outside
 
 
 def test_a_weight_after_the_rounding_stays_outside(rewrite, draw):
+    def model(x, w, b):
+        return _rms_norm_without_weight(x.float(), w, b).to(x.dtype) * w[:, None, None]
+
     arguments = draw(dtype=torch.bfloat16)
-    rewritten = rewrite(_rounded_before_the_weight, *arguments)
-    assert rewritten.replaced == {"spatial_rms_norm": 1} and "mul" in rewritten.code
-    ours, eager = (f(*arguments) for f in (rewritten.call, _rounded_before_the_weight))
-    torch.testing.assert_close(ours, eager)
-
-
-def _annotated(x, w, b):
-    return _centred(x) / (x.std(1, keepdim=True) + EPS)
-
-
-def _normalize(x, w, b):
-    return F.normalize(x, dim=1) * C**0.5 * w[:, None, None]
-
-
-def _clamped_norm(x, w, b):
-    return x / x.norm(dim=1, keepdim=True).clamp(min=EPS)
-
-
-def _norm_plus_eps(x, w, b):
-    return x / (x.norm(dim=1, keepdim=True) + EPS)
+    rewritten = assert_same_values(rewrite, model, arguments, {"spatial_rms_norm": 1})
+    assert "mul" in rewritten.code
 
 
 def _two_dimensions(x, w, b):
     dims = (1, 2)
     return (x - x.mean(dims, True)) / torch.sqrt(x.var(dims, correction=0, keepdim=True) + EPS)
-
-
-def _different_dims(x, w, b):
-    return _centred(x) / torch.sqrt(x.var(2, correction=0, keepdim=True) + EPS)
-
-
-def _one_dimension_twice(x, w, b):
-    return x * torch.rsqrt(x.pow(2).mean(2, True).mean(1, True) + EPS)
 
 
 def _scale_of_another_dimension(x, w, b):
@@ -387,26 +340,28 @@ def _scale_of_another_dimension(x, w, b):
 
 
 #: Norms without a spatial op, and the op that computes them on the permuted image.
-PERMUTED = {_annotated: "std_norm", _normalize: "l2_norm", _clamped_norm: "l2_norm"}
+PERMUTED = {
+    "annotated": (lambda x, w, b: _centred(x) / (x.std(1, keepdim=True) + EPS), "std_norm"),
+    "normalize": (lambda x, w, b: F.normalize(x, dim=1) * C**0.5 * w[:, None, None], "l2_norm"),
+    "clamped norm": (lambda x, w, b: x / x.norm(dim=1, keepdim=True).clamp(min=EPS), "l2_norm"),
+}
 
 
-@pytest.mark.parametrize("model", PERMUTED, ids=lambda model: model.__name__)
-def test_a_norm_without_a_spatial_op_runs_on_the_permuted_image(rewrite, draw, model):
+every_permuted = pytest.mark.parametrize("model, op", PERMUTED.values(), ids=PERMUTED)
+
+
+@every_permuted
+def test_a_norm_without_a_spatial_op_runs_on_the_permuted_image(rewrite, draw, model, op):
     inputs = [tensor.requires_grad_() for tensor in draw()]
-    rewritten = rewrite(model, *(tensor.detach() for tensor in inputs))
-    assert rewritten.replaced == {PERMUTED[model]: 1} and rewritten.reasons == []
-    assert_agrees(rewritten.call, model, inputs)
+    assert_becomes(rewrite, model, inputs, {op: 1})
 
 
-@pytest.mark.parametrize("model", PERMUTED, ids=lambda model: model.__name__)
-def test_it_copies_nothing_where_the_channels_are_side_by_side(rewrite_dynamo, draw, model):
-    x, *parameters = draw()
-    x = x.contiguous(memory_format=torch.channels_last)
-    rewritten = rewrite_dynamo(model, x, *parameters)
-    assert rewritten.replaced == {PERMUTED[model]: 1} and "clone" not in rewritten.code
-    ours, eager = (f(x, *parameters) for f in (rewritten.call, model))
-    assert ours.stride() == eager.stride() == x.stride()
-    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+@every_permuted
+def test_it_copies_nothing_where_the_channels_are_side_by_side(rewrite_dynamo, draw, model, op):
+    arguments = draw(format=torch.channels_last)
+    rewritten = assert_same_values(rewrite_dynamo, model, arguments, {op: 1}, **ROUNDED)
+    assert "clone" not in rewritten.code
+    assert model(*arguments).stride() == arguments[0].stride()
 
 
 def test_copies_of_the_image_do_not_pay_unless_that_is_measured(rewrite_dynamo):
@@ -424,21 +379,26 @@ def test_copies_of_the_image_do_not_pay_unless_that_is_measured(rewrite_dynamo):
 
 #: The reasons; there is none where the form is no norm of one dimension.
 STAYS = {
-    _norm_plus_eps: ["eps is added to the root of its mean square, which no op does"],
-    _two_dimensions: [],
-    _different_dims: [],
-    _one_dimension_twice: [],
-    _scale_of_another_dimension: [],
+    "norm plus eps": (
+        lambda x, w, b: x / (x.norm(dim=1, keepdim=True) + EPS),
+        ["eps is added to the root of its mean square, which no op does"],
+    ),
+    "two dimensions": (_two_dimensions, []),
+    "different dims": (
+        lambda x, w, b: _centred(x) / torch.sqrt(x.var(2, correction=0, keepdim=True) + EPS),
+        [],
+    ),
+    "one dimension twice": (
+        lambda x, w, b: x * torch.rsqrt(x.pow(2).mean(2, True).mean(1, True) + EPS),
+        [],
+    ),
+    "scale of another dimension": (_scale_of_another_dimension, []),
 }
 
 
-@pytest.mark.parametrize("model", STAYS, ids=lambda model: model.__name__)
-def test_what_no_op_computes_over_one_dimension_stays_for_its_reason(rewrite, draw, model):
-    arguments = draw()
-    rewritten = rewrite(model, *arguments)
-    assert rewritten.replaced == {} and rewritten.reasons == STAYS[model]
-    ours, eager = (f(*arguments) for f in (rewritten.call, model))
-    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=0)
+@pytest.mark.parametrize("model, reasons", STAYS.values(), ids=STAYS)
+def test_what_no_op_computes_over_one_dimension_stays_for_its_reason(rewrite, draw, model, reasons):
+    assert_same_values(rewrite, model, draw(), {}, reasons)
 
 
 def test_a_factor_of_a_number_of_channels_that_is_not_known_stays(rewrite_dynamo, draw):
@@ -452,21 +412,20 @@ def test_a_factor_of_a_number_of_channels_that_is_not_known_stays(rewrite_dynamo
     torch.testing.assert_close(rewritten.call(x), model(x))
 
 
-@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+every_format = pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+
+
+@every_format
 def test_transposed_images_are_normalised_where_they_lie(rewrite, draw, format):
     def model(x, w, b):
         return _convnext(x.transpose(0, 3).transpose(2, 3), w, b)
 
-    x, *parameters = draw()
-    arguments = (x.contiguous(memory_format=format), *parameters)
-    rewritten = rewrite(model, *arguments)
-    assert rewritten.replaced == {"spatial_layer_norm": 1} and "clone" not in rewritten.code
-    ours, eager = (f(*arguments) for f in (rewritten.call, model))
-    assert ours.stride() == eager.stride() and not eager.is_contiguous()
-    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+    arguments = draw(format=format)
+    rewritten = assert_same_values(rewrite, model, arguments, {"spatial_layer_norm": 1}, **ROUNDED)
+    assert "clone" not in rewritten.code and not model(*arguments).is_contiguous()
 
 
-@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@every_format
 def test_a_layer_norm_between_permutations_gives_channels_last_as_before(rewrite, draw, format):
     """The result is channels-last in eager mode even where the image is not, so that layer_norm
     runs on the permuted image: spatial_layer_norm would write the image's own order."""
@@ -475,63 +434,46 @@ def test_a_layer_norm_between_permutations_gives_channels_last_as_before(rewrite
         x = x.permute(0, 2, 3, 1)
         return F.layer_norm(x, (C,), w, b, EPS).permute(0, 3, 1, 2)
 
-    x, *parameters = draw()
-    arguments = (x.contiguous(memory_format=format), *parameters)
-    rewritten = rewrite(convnext_block, *arguments)
-    assert rewritten.replaced == {"layer_norm": 1} and "clone" not in rewritten.code
-    ours, eager = (f(*arguments) for f in (rewritten.call, convnext_block))
-    assert ours.is_contiguous(memory_format=torch.channels_last)
-    assert ours.stride() == eager.stride()
-    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+    arguments = draw(format=format)
+    rewritten = assert_same_values(rewrite, convnext_block, arguments, {"layer_norm": 1}, **ROUNDED)
+    assert "clone" not in rewritten.code
+    assert convnext_block(*arguments).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_weight_in_another_order_is_not_taken_for_the_weight(rewrite, draw):
-    order = torch.arange(C).flip(0)[:, None]
-
     def model(x, w, b, order):
         return _no_parameters(x, w, b) * w[order].unsqueeze(-1)
 
-    arguments = (*draw(), order)
-    rewritten = rewrite(model, *arguments)
-    assert rewritten.replaced == {"spatial_layer_norm": 1}
-    ours, eager = (f(*arguments) for f in (rewritten.call, model))
-    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+    arguments = (*draw(), torch.arange(C).flip(0)[:, None])
+    assert_same_values(rewrite, model, arguments, {"spatial_layer_norm": 1}, **ROUNDED)
 
 
-def test_parameters_that_have_the_shape_already_and_views_that_are_used_again(rewrite, draw):
-    def shaped(x, w, b):
+def test_parameters_may_have_the_shape_already(rewrite, draw):
+    x, w, b = draw()
+    arguments = x, w[:, None, None], b[None, :, None, None]
+
+    def model(x, w, b):
         return _no_parameters(x, w, b) * w + b
 
-    def used_again(x, w, b):
+    assert_same_values(rewrite, model, arguments, {"spatial_layer_norm": 1}, **ROUNDED)
+
+
+def test_a_view_of_a_parameter_may_be_used_again(rewrite, draw):
+    def model(x, w, b):
         w = w[:, None, None]
         return _no_parameters(x, w, b) * w, w * 2
 
-    x, w, b = draw()
-    for model, parameters in (
-        (shaped, (w[:, None, None], b[None, :, None, None])),
-        (used_again, (w, b)),
-    ):
-        rewritten = rewrite(model, x, *parameters)
-        assert rewritten.replaced == {"spatial_layer_norm": 1}
-        ours, eager = (f(x, *parameters) for f in (rewritten.call, model))
-        torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+    assert_same_values(rewrite, model, draw(), {"spatial_layer_norm": 1}, **ROUNDED)
 
 
-def test_the_dynamo_graph_after_the_rewrite(rewrite_dynamo, draw):
-    assert_expected_inline(
-        rewrite_dynamo(_convnext, *draw()).code,
-        """\
-spatial_layer_norm_default = fusedops.spatial_layer_norm.default(l_x_, 1, l_w_, l_b_, 1e-06)
-getitem_2 = operator.getitem(spatial_layer_norm_default, 0)
-return (getitem_2,)""",
-    )
-
-
-def test_the_exported_graph_after_the_rewrite(entries, draw):
-    assert_expected_inline(
-        entries["export"](_rms_norm, *draw()).code,
-        """\
-spatial_rms_norm_default = fusedops.spatial_rms_norm.default(args_0, 1, args_1, 1e-06)
-getitem = operator.getitem(spatial_rms_norm_default, 0)
-return (getitem,)""",
-    )
+@pytest.mark.parametrize(
+    "model, call",
+    [
+        (_convnext, "spatial_layer_norm(x, dim=1, weight=w, bias=b, eps=1e-06)"),
+        (_rms_norm, "spatial_rms_norm(x, dim=1, weight=w, eps=1e-06)"),
+    ],
+)
+def test_a_norm_becomes_one_call(rewrite, draw, model, call):
+    rewritten = rewrite(model, *draw())
+    assert rewritten.calls == [call] and rewritten.results == [f"{call.partition('(')[0]}[0]"]
+    assert rewritten.unused == []

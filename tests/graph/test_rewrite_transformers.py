@@ -6,9 +6,10 @@ from collections import Counter
 import pytest
 import torch
 import transformers
+from agreement import assert_same_gradients
 from exhaustive import beyond
 from oracle import relative_error
-from transformers import BertConfig, BertModel
+from tiny_models import tiny, tiny_decoder
 
 import fusedops
 from fusedops.backend import backend
@@ -19,16 +20,7 @@ BERT_SITES = {"masked_softmax": 2, "layer_norm": 1, "add_layer_norm": 4}
 
 @pytest.fixture
 def bert():
-    config = BertConfig(
-        vocab_size=64,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        attn_implementation="eager",
-    )
-    return BertModel(config).eval()
+    return tiny("Bert", max_position_embeddings=16)
 
 
 @pytest.fixture
@@ -66,15 +58,13 @@ def test_compiled_bert_gives_eagers_output(bert, inputs, ops_run):
 def test_rewritten_bert_gives_eagers_gradients(bert, inputs, rewrite_dynamo):
     bert = bert.double()
 
-    def loss():
-        return bert(**inputs).last_hidden_state.sin().sum()
+    def run():
+        return bert(**inputs).last_hidden_state
 
-    rewritten = rewrite_dynamo(loss)
+    rewritten = rewrite_dynamo(run)
     assert rewritten.replaced == BERT_SITES
     parameters = [p for name, p in bert.named_parameters() if not name.startswith("pooler")]
-    ours = torch.autograd.grad(rewritten.call(), parameters)
-    eager = torch.autograd.grad(loss(), parameters)
-    torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-10)
+    assert_same_gradients(rewritten.call, run, [], parameters, rtol=1e-10, atol=1e-10)
 
 
 def test_exported_bert_gives_eagers_output(bert, inputs):
@@ -86,21 +76,6 @@ def test_exported_bert_gives_eagers_output(bert, inputs):
         ours = program.module()(**inputs).last_hidden_state
         eager = bert(**inputs).last_hidden_state
     torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
-
-
-def _decoder(name, **more):
-    """A model of two layers whose RMSNorms are decomposed."""
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        attn_implementation="eager",
-        **more,
-    )
-    return getattr(transformers, f"{name}Model")(config).eval()
 
 
 def _t5():
@@ -119,10 +94,10 @@ def _t5():
 #: Each model and its number of norms without a residual in front: the first norm, and in Gemma2
 #: those of the branches. Each has four norms behind a residual, and a masked softmax in each layer.
 RMS_NORM_MODELS = {
-    "Llama": (lambda: _decoder("Llama"), 1),
-    "Mistral": (lambda: _decoder("Mistral"), 1),
-    "Qwen2": (lambda: _decoder("Qwen2"), 1),
-    "Gemma2": (lambda: _decoder("Gemma2", head_dim=8), 5),
+    "Llama": (lambda: tiny_decoder("Llama"), 1),
+    "Mistral": (lambda: tiny_decoder("Mistral"), 1),
+    "Qwen2": (lambda: tiny_decoder("Qwen2"), 1),
+    "Gemma2": (lambda: tiny_decoder("Gemma2", head_dim=8), 5),
     "T5": (_t5, 1),
 }
 
@@ -132,17 +107,15 @@ def test_every_rms_norm_is_found_and_gives_eagers_output_and_gradients(name, rew
     build, norms = RMS_NORM_MODELS[name]
     model, ids = build(), torch.randint(0, 64, (2, 8))
 
-    def loss():
-        return model(input_ids=ids).last_hidden_state.sin().sum()
+    def run():
+        return model(input_ids=ids).last_hidden_state
 
-    rewritten = rewrite_dynamo(loss)
+    rewritten = rewrite_dynamo(run)
     expected = {"masked_softmax": 2, "rms_norm": norms, "add_rms_norm": 4}
     assert rewritten.replaced == expected and rewritten.reasons == []
-    torch.testing.assert_close(rewritten.call(), loss(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(rewritten.call(), run(), rtol=1e-5, atol=1e-4)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    ours = torch.autograd.grad(rewritten.call(), parameters)
-    eager = torch.autograd.grad(loss(), parameters)
-    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+    assert_same_gradients(rewritten.call, run, [], parameters, rtol=1e-4, atol=1e-4)
 
 
 #: Tensors in bfloat16 on the longest path through such a model: of each of two layers the norm,
@@ -166,6 +139,7 @@ def test_a_compiled_model_in_bfloat16_is_off_by_the_roundings_of_its_tensors(nam
     assert relative_error(ours, exact) <= (ROUNDINGS / 3) ** 0.5 * u
 
 
+GEMMA3_LAYERS = ["sliding_attention", "full_attention"]
 #: Models with windows: their settings, and what each layer's mask leaves visible to a query i.
 WINDOWS = {
     "Mistral": ({"sliding_window": 4}, [{"causal": True, "lower_diagonal": -3}] * 2),
@@ -174,11 +148,7 @@ WINDOWS = {
         [{"causal": True, "lower_diagonal": -3}, {"causal": True, "lower_diagonal": None}],
     ),
     "Gemma3Text": (
-        {
-            "sliding_window": 4,
-            "head_dim": 8,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
+        {"sliding_window": 4, "head_dim": 8, "layer_types": GEMMA3_LAYERS},
         [{"causal": True, "lower_diagonal": -3}, {"causal": True, "lower_diagonal": None}],
     ),
 }
@@ -198,11 +168,19 @@ def _masking(rewritten):
 NOTHING = dict.fromkeys(("mask", "lower_diagonal", "start", "end", "bias")) | {"diagonal": 0}
 
 
+def _assert_masking(found, layers, position_ids):
+    """Each layer hides what it should, and bounds each document where there are position ids."""
+    found = list(found)
+    documents = {"start": None, "end": None}
+    assert [given | documents for given in found] == [NOTHING | layer for layer in layers]
+    assert all((given["start"] is None) == (position_ids is None) for given in found)
+
+
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_no_decoder_writes_its_mask_of_queries_and_keys(name, dynamic, rewrite_dynamo):
     settings, layers = WINDOWS[name]
-    model, ids = _decoder(name, **settings), torch.randint(0, 64, (2, 9))
+    model, ids = tiny_decoder(name, **settings), torch.randint(0, 64, (2, 9))
 
     def run(ids, model=model):
         return model(input_ids=ids).last_hidden_state
@@ -235,17 +213,14 @@ PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4, 5, 0]]
 def test_no_decoder_that_trains_without_a_cache_writes_its_mask(name, position_ids, rewrite_dynamo):
     """Without a cache, masks depend on the jumps of position ids, given or not."""
     settings, layers = WINDOWS[name]
-    model, ids = _decoder(name, **settings), torch.randint(0, 64, (2, 9))
+    model, ids = tiny_decoder(name, **settings), torch.randint(0, 64, (2, 9))
 
     def run(ids, model=model):
         outputs = model(input_ids=ids, position_ids=position_ids, use_cache=False)
         return outputs.last_hidden_state
 
     rewritten = rewrite_dynamo(run, ids)
-    found = list(_masking(rewritten))
-    documents = {"start": None, "end": None}
-    assert [given | documents for given in found] == [NOTHING | layer for layer in layers]
-    assert all((given["start"] is None) == (position_ids is None) for given in found)
+    _assert_masking(_masking(rewritten), layers, position_ids)
     exact = copy.deepcopy(model).double()
     _assert_exact(rewritten.call(ids), model, run(ids, exact), exact)
 
@@ -259,7 +234,7 @@ def test_under_autocast_no_decoder_writes_its_mask(
     name, training, position_ids, dtype, dynamic, rewrite_dynamo
 ):
     settings, layers = WINDOWS[name]
-    model = _decoder(name, attention_dropout=0.1, **settings).train(training)
+    model = tiny_decoder(name, attention_dropout=0.1, **settings).train(training)
     ids = torch.randint(0, 64, (2, 9))
 
     def run(ids):
@@ -273,30 +248,21 @@ def test_under_autocast_no_decoder_writes_its_mask(
     extra = 4 if name == "Gemma3Text" else 0  # of queries and keys
     assert rewritten.replaced == {softmax: 2, "add_rms_norm": 4, "rms_norm": norms + extra}
     assert rewritten.reasons == []
-    documents = {"start": None, "end": None}
-    found = list(_masking(rewritten))
-    assert [given | documents for given in found] == [NOTHING | layer for layer in layers]
-    assert all((given["start"] is None) == (position_ids is None) for given in found)
+    _assert_masking(_masking(rewritten), layers, position_ids)
 
 
 def test_llama4_has_chunks_and_norms_of_queries_and_keys(rewrite_dynamo):
-    config = transformers.Llama4TextConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
+    model = tiny_decoder(
+        "Llama4Text",
         intermediate_size_mlp=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
         head_dim=8,
         attention_chunk_size=4,
         num_local_experts=2,
         layer_types=["chunked_attention", "full_attention"],
         no_rope_layers=[1, 0],
         pad_token_id=0,
-        attn_implementation="eager",
     )
-    model, ids = transformers.Llama4TextModel(config).eval(), torch.randint(1, 64, (2, 9))
+    ids = torch.randint(1, 64, (2, 9))
 
     def run(ids):
         return model(input_ids=ids, use_cache=False).last_hidden_state
@@ -313,7 +279,7 @@ def test_llama4_has_chunks_and_norms_of_queries_and_keys(rewrite_dynamo):
 @pytest.mark.parametrize("name", beyond(["Gemma3Text"], WINDOWS))
 def test_a_padding_mask_is_read_beside_the_window_in_inference(name, rewrite_dynamo):
     settings, layers = WINDOWS[name]
-    model, ids = _decoder(name, **settings), torch.randint(0, 64, (2, 9))
+    model, ids = tiny_decoder(name, **settings), torch.randint(0, 64, (2, 9))
     keep = torch.ones(2, 9, dtype=torch.long)
     keep[1, :6] = 0  # with a window of 4, queries of the padding see nothing
 
@@ -331,22 +297,9 @@ def test_a_padding_mask_is_read_beside_the_window_in_inference(name, rewrite_dyn
 
 
 def test_modernberts_local_layers_have_a_window_around_each_token(rewrite_dynamo):
-    config = transformers.ModernBertConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        local_attention=4,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        cls_token_id=1,
-        sep_token_id=2,
-        attn_implementation="eager",
-    )
-    model = transformers.ModernBertModel(config).eval()
-    ids = torch.randint(1, 64, (2, 9))
+    tokens = ("pad", "bos", "eos", "cls", "sep")
+    tokens = {f"{token}_token_id": id for token, id in zip(tokens, (0, 1, 2, 1, 2), strict=True)}
+    model, ids = tiny("ModernBert", local_attention=4, **tokens), torch.randint(1, 64, (2, 9))
 
     def run(ids):
         return model(input_ids=ids).last_hidden_state
@@ -360,20 +313,9 @@ def test_modernberts_local_layers_have_a_window_around_each_token(rewrite_dynamo
 
 @pytest.mark.parametrize("dynamic", beyond([True], [False, True]))
 def test_gpt_oss_has_sinks_and_windows_and_writes_no_mask(rewrite_dynamo, dynamic):
-    config = transformers.GptOssConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        sliding_window=4,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        attn_implementation="eager",
-    )
-    model, ids = transformers.GptOssModel(config).eval(), torch.randint(0, 64, (2, 9))
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    model = tiny_decoder("GptOss", head_dim=8, sliding_window=4, **experts)
+    ids = torch.randint(0, 64, (2, 9))
 
     def run(ids):
         return model(input_ids=ids).last_hidden_state
