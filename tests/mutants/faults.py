@@ -52,7 +52,7 @@ DROPPED_FUNCTIONS = {"float", "int", "abs", "reversed", "sorted", "set", "frozen
 MESSAGES = {"add_argument", "add_parser", "print", "warn", "UsageError", "ArgumentTypeError"}
 #: Fields of nodes, and arguments, that decide nothing.
 LEFT_OUT = {"annotation", "returns", "decorator_list", "bases"}
-LEFT_OUT_KEYWORDS = {None, "strict", "stacklevel", "help", "metavar"}
+LEFT_OUT_KEYWORDS = {"strict", "stacklevel", "help", "metavar"}
 Change = tuple[ast.expr, str, ast.expr]
 
 
@@ -69,6 +69,8 @@ def _inside(node: ast.AST) -> Iterator[Change]:
         case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.FunctionDef(name="__repr__"):
             return
         case ast.If(ast.Name("TYPE_CHECKING")):
+            return
+        case ast.keyword(name) if name in LEFT_OUT_KEYWORDS:
             return
         case ast.Call(ast.Name(name) | ast.Attribute(_, name)) if name in MESSAGES:
             return
@@ -116,7 +118,9 @@ def _calls(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
             yield "call", argument
         case ast.Call(ast.Name(name), arguments, keywords) if name in OPPOSITES:
             yield "call", ast.Call(ast.Name(OPPOSITES[name]), arguments, keywords)
-    for dropped in (given for given in node.keywords if given.arg not in LEFT_OUT_KEYWORDS):
+    for dropped in node.keywords:
+        if dropped.arg is None or dropped.arg in LEFT_OUT_KEYWORDS:
+            continue
         rest = [given for given in node.keywords if given is not dropped]
         yield "argument", ast.Call(node.func, node.args, rest)
 

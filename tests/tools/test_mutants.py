@@ -62,6 +62,7 @@ def test_faults_of_cpp_are_small_and_leave_the_rest():
         ("a.py", "def f(x: Literal[1] = None) -> Literal[2]: 'from 0 to 1'"),
         ("a.py", "raise ValueError(f'{a + 1} is not in [0, 1]' + b)"),
         ("a.py", "x = 'rows: ' + name"),
+        ("a.py", "x = zip(a, b, strict=True)"),
         ("a.h", "// a < b + 1"),
         ("a.h", "#include <cmath>"),
         ("a.h", "static_assert(a < 1 && b == 2);"),
