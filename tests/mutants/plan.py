@@ -40,6 +40,11 @@ EQUIVALENT = {
     "csrc/cpu/norm/forward.h": {
         "if (begin != 1) rows.compute(begin, count);": "the first chunk is computed twice",
     },
+    "csrc/cpu/simd/exp_division.h": {
+        "C(kFusesProducts && rest == 0 ? kAlmostLeast * magnitude(inverse)": (
+            "division in steps has the same bits"
+        ),
+    },
     "csrc/cuda/masked_softmax/rows.h": {
         "if (own_end >= kWidth) ;": "the loop then replaces nothing",
     },
