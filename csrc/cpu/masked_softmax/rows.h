@@ -476,7 +476,7 @@ FUSEDOPS_INLINE void write_zeros(Out* output, RowRange cols, StoreMode mode) {
 template <class In, class Out>
 FUSEDOPS_INLINE void write_zeros_around(
     Out* output, RowRange written, int64_t cols, StoreMode mode) {
-  if (written.begin > 0) write_zeros<In>(output, RowRange{0, written.begin}, mode);
+  write_zeros<In>(output, RowRange{0, written.begin}, mode);
   write_zeros<In>(output, RowRange{written.end, cols}, mode);
 }
 
