@@ -62,7 +62,7 @@ def indices_of(read: Reader, call: Call) -> Places | None:
     places = [place for item in items if (place := read(item)) is not None]
     if len(places) != len(items):
         return None
-    are_nonnegative = all(not place.tensors and (place + 1).sign == 1 for place in places)
+    are_nonnegative = all(not place.tensors and (place + 1).is_positive for place in places)
     return tuple(places) if are_nonnegative else None
 
 

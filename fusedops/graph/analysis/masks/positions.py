@@ -90,15 +90,15 @@ class Affine:
         return total
 
     @property
-    def sign(self) -> int | None:
-        """1 if all elements are known to be above 0, -1 if they are at most 0, else None."""
+    def is_positive(self) -> bool | None:
+        """True if all elements are known to be above 0, False if all to be at most 0; else None."""
         if self.tensors:
             return None
         steps = self.steps.values()
         if all(step >= 0 for step in steps) and statically_known_true(self.offset > 0):
-            return 1
+            return True
         if all(step <= 0 for step in steps) and statically_known_true(self.offset <= 0):
-            return -1
+            return False
         return None
 
 
@@ -249,7 +249,7 @@ def at_most_zero(affine: Affine) -> Logical | None:
     step = affine.steps.get(COLUMNS, 0)
     rest = affine + Affine(steps={COLUMNS: -step})
     if step == 0:
-        return None if rest.sign is None else rest.sign < 0
+        return None if rest.is_positive is None else not rest.is_positive
     limit = rest if step < 0 else -rest + 1
     one_per_row = limit.is_index or not (limit.steps or limit.varies_over_columns)
     if abs(step) != 1 or not one_per_row:
