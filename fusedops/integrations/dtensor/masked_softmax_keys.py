@@ -75,7 +75,8 @@ def backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     """The gradients, for this rank's keys; divided rows have no dropout."""
     arguments = SimpleNamespace(**at_own_positions(part, local))
     wide = torch.promote_types(arguments.probabilities.dtype, torch.float32)
-    g, y = arguments.grad_output.to(wide), arguments.probabilities.to(wide)
+    # In products of both, torch makes the gradient as wide.
+    g, y = arguments.grad_output, arguments.probabilities.to(wide)
     total = part.all_reduce((g * y).sum(_KEYS, keepdim=True), _keys(part))
     grad = masked_gradient(arguments, g, y, total)
     grad = grad.to(local.get("input_dtype", arguments.grad_output.dtype))
