@@ -48,7 +48,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     # Not contiguous(), which leaves a dimension of one element its stride.
-    first, second = (t.clone(memory_format=torch.contiguous_format) for t in (a, b))
+    first, second = (t.clone(memory_format=torch.contiguous_format).flatten() for t in (a, b))
     return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
