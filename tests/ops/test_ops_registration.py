@@ -177,6 +177,7 @@ def samples():
     yield ops.softmax, (torch.randn(()), -1)
     yield ops.layer_norm, (torch.randn(0, 5), [5], None, None, 1e-5)
     yield ops.layer_norm, (x[..., ::2], [4], None, None, 1e-5)
+    yield ops.spatial_layer_norm, (torch.randn(5), 0, torch.randn(5), None, 1e-5)
 
 
 CALLS = defaultdict(list)
