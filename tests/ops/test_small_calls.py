@@ -59,6 +59,10 @@ def test_a_call_without_a_gradient_allocates_its_results_alone(name):
         assert allocations(lambda: function(X.requires_grad_(False))) == results
 
 
+def test_vmap_allocates_the_result_alone():
+    assert allocations(lambda: torch.vmap(lambda x: fusedops.softmax(x, -1))(X)) == 1
+
+
 UNEVEN = torch.randn(6, 3, 16)[::2].transpose(0, 1)[..., ::2]
 
 

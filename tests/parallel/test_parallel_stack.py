@@ -43,6 +43,14 @@ def test_strides_are_torch_stacks_whatever_the_results_are():
             )
 
 
+def test_a_stack_takes_no_memory_but_its_own():
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        stack = fusedops.parallel_stack([torch.Tensor.detach], [x])
+    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
+    assert allocated == stack.nbytes
+
+
 @pytest.mark.parametrize(
     "results",
     [
