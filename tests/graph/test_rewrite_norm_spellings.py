@@ -322,18 +322,23 @@ STAYS = {
         lambda x: x * torch.rsqrt(_squares(x) + EPS).bfloat16(),
         "the scale of its rows is rounded to torch.bfloat16",
     ),
+    "float64 weight": (
+        lambda x: x * (x[0].double() * torch.rsqrt(_squares(x) + EPS)),
+        "no op supports its combination of dtypes",
+    ),
 }
 LOOK_ALIKES = {
     "broadcast along the wrong dimension": lambda x: x / x.norm(dim=-1),
     "expanded along the wrong dimension": lambda x: x / x.norm(dim=-1).expand_as(x),
+    "of another row": lambda x: x / x.norm(dim=-1)[torch.arange(N - 1, -1, -1), None],
     "not a root": lambda x: x / _squares(x),
     "rounded down": lambda x: torch.div(x, _l2(x), rounding_mode="floor"),
     "of the cube": lambda x: x * x * torch.rsqrt(_squares(x) + EPS) * x,
     "spectral": lambda x: x / torch.linalg.norm(x, 2, (-2, -1), True),
     "two limits": lambda x: x / _l2(x).clamp(1e-3, 1e3),
-    "smaller one": lambda x: x / torch.where(_l2(x) < EPS, _l2(x), EPS),
+    "smaller one": lambda x: x / torch.where((norm := _l2(x)) < EPS, norm, EPS),
     "where of another comparison": lambda x: x / torch.where(_squares(x) > EPS, _l2(x), EPS),
-    "another limit": lambda x: x / torch.where(_l2(x) > EPS, _l2(x), 1.0),
+    "another limit": lambda x: x / torch.where((norm := _l2(x)) > EPS, norm, 1.0),
     "eps of the data": lambda x: x / torch.maximum(_l2(x), x.abs().amax()),
     "einsum over another": lambda x: x / torch.einsum("nd,nd->d", x, x).sqrt()[:, None],
 }
