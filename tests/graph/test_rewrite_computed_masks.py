@@ -197,13 +197,18 @@ def test_rows_that_may_see_nothing_keep_the_gradients_of_an_added_mask(entries, 
     assert site.note == "the mask adds a number, which rows that see no column may keep apart"
 
 
-def test_a_number_that_a_score_could_outweigh_stays_an_addend(rewrite_dynamo):
+@pytest.mark.parametrize(
+    "part, number",
+    [(torch.tril, -1e4), (lambda ones: ones.triu(1), -1e30)],
+    ids=["a score could outweigh it", "the last row sees nothing"],
+)
+def test_a_number_that_decides_a_result_stays_an_addend(rewrite_dynamo, part, number):
     def model(x):
-        return (x + torch.where(torch.ones(6, 6).tril() == 1, 0.0, -1e4)).softmax(-1)
+        return (x + torch.where(part(torch.ones(6, 6)) == 1, 0.0, number)).softmax(-1)
 
-    x = torch.randn(2, 6, 6, dtype=torch.float64) * 1e4
+    x = (torch.randn(2, 6, 6, dtype=torch.float64) * 1e4).requires_grad_()
     rewritten = rewritten_alike(rewrite_dynamo, model, [x])
-    assert "causal" not in rewritten.calls[0]
+    assert "causal" not in rewritten.calls[0] and "diagonal" not in rewritten.calls[0]
 
 
 # --- positions and segments that the graph reads --------------------------------------------------
