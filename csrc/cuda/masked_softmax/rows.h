@@ -279,15 +279,15 @@ masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   RunningSoftmax<Acc> own;
   Acc seen = 0;
   const int64_t first = row.template first<kWidth>();
-  for (int64_t start = first; start < row.visible; start += step) {
-    tile.load(args, row, start);
-    if (args.zero_masked_rows) seen = device::maximum(seen, Acc(tile.sees()));
-    with_wider<In>(args.output.dtype, [&](auto type) {
-      using Out = decltype(type);
+  with_wider<In>(args.output.dtype, [&](auto type) {
+    using Out = decltype(type);
+    for (int64_t start = first; start < row.visible; start += step) {
+      tile.load(args, row, start);
+      if (args.zero_masked_rows) seen = device::maximum(seen, Acc(tile.sees()));
       own.template move_to<Out>(device::maximum(own.largest, tile.largest));
       own.sum += tile.template exponentiate<Out>(finite_or_zero(own.largest));
-    });
-  }
+    }
+  });
   const Acc row_largest = row_reduce<Max>(own.largest, shared_max);
   const bool zero = args.zero_masked_rows && row_reduce<Max>(seen, shared_seen) == 0;
   const MaskedExponentials<kTerms, In> exponentials(

@@ -19,6 +19,7 @@
 simt::Config simt::config;
 bool simt::has_clusters = true;
 simt::View* simt::self = nullptr;
+bool simt::remember_call(const std::type_info&, KernelCall) { return true; }
 
 void record_launch(
     const void* kernel, int64_t blocks, uint32_t cluster, dim3 threads,
