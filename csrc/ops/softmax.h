@@ -89,7 +89,6 @@ void softmax_out(const char* op, const Tensor& input, int64_t dim, Tensor output
   check_given(op, "input", input);
   check_out(op, output, input);
   const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
-  if (input.numel() == 0) return;
   if (is_writable_in_place<Launcher>(input, output, at)) {
     return softmax_into<Launcher>(op, input, output, at, log);
   }
@@ -158,7 +157,6 @@ void softmax_backward_in_place(
     const char* op, Tensor grad_output, const Tensor& output, int64_t dim, bool log) {
   const SoftmaxDim at = checked_softmax_backward(op, grad_output, output, dim);
   check_distinct(op, "grad_output", grad_output);
-  if (output.numel() == 0) return;
   if (is_writable_in_place<Launcher>(output, grad_output, at)) {
     return softmax_backward_into<Launcher>(op, grad_output, output, grad_output, at, log);
   }
