@@ -45,6 +45,9 @@ EQUIVALENT = {
             "division in steps has the same bits"
         ),
     },
+    "csrc/cpu/softmax/rows.h": {
+        "return chunk_max == -kInfinity<C> ? C(1) : chunk_max;": "-inf minus any number is -inf",
+    },
     "csrc/cuda/masked_softmax/rows.h": {
         "if (own_end >= kWidth) ;": "the loop then replaces nothing",
     },
