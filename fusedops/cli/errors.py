@@ -73,7 +73,7 @@ def location_of(error: BaseException, file: str | None = None) -> str:
 def one_line(text: str) -> str:
     """Returns the text without line breaks, shortened in the middle if it is long."""
     line = " ".join(text.split())
-    return line if len(line) <= HEAD + TAIL else f"{line[:HEAD]} ... {line[-TAIL:]}"
+    return min(line, f"{line[:HEAD]} ... {line[-TAIL:]}", key=len)
 
 
 def _say(program: str, message: str, code: int) -> int:

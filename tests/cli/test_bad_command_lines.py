@@ -331,6 +331,7 @@ def test_explain_needs_no_compiler(command, places, monkeypatch):
         (MemoryError(), 1, "not enough memory: none is left; pass smaller sizes"),
         (RuntimeError("can't allocate memory: 8 bytes"), 1, "not enough memory: can't allocate"),
         (ZeroDivisionError("a\nbug"), 1, r"ZeroDivisionError at .*\.py:\d+: a bug; .*report it"),
+        (ZeroDivisionError("bug" * 999), 1, r"^.{700} \.\.\. .{200}$"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
