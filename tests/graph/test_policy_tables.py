@@ -11,6 +11,7 @@ from expecttest import assert_expected_inline
 import fusedops
 from fusedops.graph import Pass
 from fusedops.graph.policy import costs, decision
+from fusedops.graph.policy import machine as machines
 from fusedops.graph.policy.machine import Machine, family_of, here
 
 HERE = Machine("cpu", "Xeon 8480 6/143/8", "intel-sapphire-rapids", "avx512", 4, "2.13.0")
@@ -96,11 +97,18 @@ def test_kernels_of_another_version_are_named(table):
     assert fit == f"measured on this machine; measured with fusedops 0.0.1, this is {version}"
 
 
-def test_the_machine_is_recognised_from_what_the_system_reports(monkeypatch):
+def test_the_machine_is_recognised_from_what_the_system_reports():
     machine = here(torch.device("cpu"))
     assert (machine.device, machine.threads) == ("cpu", torch.get_num_threads())
     assert machine.isa in ("avx512", "avx2", "default")
     assert machine.torch == torch.__version__.partition("+")[0]
+
+
+def test_processors_of_one_name_are_told_apart_by_their_numbers(monkeypatch):
+    facts = {"model name": "Xeon", "cpu family": "6", "model": "143", "stepping": "8"}
+    monkeypatch.setattr(machines, "cpuinfo", lambda: facts)
+    monkeypatch.setattr(machines, "_processor", machines._processor.__wrapped__)
+    assert here(torch.device("cpu")).processor == "Xeon 6/143/8"
 
 
 @pytest.mark.parametrize(
