@@ -52,7 +52,7 @@ DROPPED_FUNCTIONS = {"float", "int", "abs", "reversed", "sorted", "set", "frozen
 MESSAGES = {"add_argument", "add_parser", "print", "warn", "UsageError", "ArgumentTypeError"}
 #: Fields of nodes, and arguments, that decide nothing.
 LEFT_OUT = {"annotation", "returns", "decorator_list", "bases"}
-LEFT_OUT_KEYWORDS = {"strict", "stacklevel", "help", "metavar"}
+LEFT_OUT_KEYWORDS = {"strict", "stacklevel", "help", "metavar", "highlight"}
 Change = tuple[ast.expr, str, ast.expr]
 
 
