@@ -207,7 +207,7 @@ struct Scores {
   RowValues sinks;
   double softcap = 0;  // 0 for none
 
-  // Whether more than causality limits the intervals.
+  // Whether anything but the upper diagonal limits the intervals: a lower one, `start` or `end`.
   constexpr bool has_bounds() const {
     return causal.has_lower_diagonal || start.data != nullptr || end.data != nullptr;
   }

@@ -468,7 +468,7 @@ class Session {
     } else {
       outcome = bench_.measure(nullptr);
     }
-    // A smoke run has recorded the plans of the tables before it comes to the candidates.
+    // A smoke run has recorded the incumbent, the plan of the tables, before the candidates.
     if (!is_smoke_ || !ask.with_candidates) record(question, incumbent, true, outcome);
     if (!ask.with_candidates || !outcome.error.empty()) return;
     for (const Plan& plan : others(question, incumbent)) {

@@ -441,7 +441,8 @@ void masked_softmax_out(
       output, masked_softmax_forward<Launcher>(options, inputs, dtype_of(output)).output);
 }
 
-// The pieces of a sink's gradient: its probability is given, its gradient is written.
+// The tensors for the gradient of the sinks: `probabilities`, those of the sinks, is read, and
+// `grad` is written.
 struct SinkGradient {
   std::optional<Tensor> probabilities, grad;
 };

@@ -108,8 +108,9 @@ SUPPORTED: dict[str, tuple[tuple[str, ...], Inner]] = {
     "log_softmax": (("log_softmax", "_log_softmax"), _of_dim),
     **{norm: ((norm, f"_{norm}", f"_{norm}_output"), _of_shape) for norm in KINDS},
 }
-# Strided nested tensors dispatch to the first key below autograd and to the second at it. Jagged
-# ones dispatch to the second too, and to the third where autograd is off.
+# Strided nested tensors have AutogradNestedTensor at the level of autograd, and NestedTensorCPU
+# below it. Jagged ones have AutogradNestedTensor or, where autograd is off,
+# CompositeImplicitAutogradNestedTensor.
 _KEYS = ("NestedTensorCPU", "AutogradNestedTensor", "CompositeImplicitAutogradNestedTensor")
 
 _supported = set()

@@ -177,7 +177,8 @@ FUSEDOPS_INLINE C largest_rstd(NormFormula norm) {
 // but then the sum's contribution to grad_input is just as small beside the rest. If std is 0,
 // there is no contribution.
 //
-// For kL2 it is 1, or infinity if the norm is below eps, so that rstd does not depend on the row.
+// For kL2 the divisor is 1. If the norm is below eps, rstd is a constant that does not depend on
+// the row: the divisor is then infinity, so that the sum contributes nothing.
 template <class C>
 FUSEDOPS_INLINE C along_count(NormFormula norm, C rstd) {
   if (norm.kind == NormKind::kL2) return rstd < largest_rstd<C>(norm) ? C(1) : kInfinity<C>;

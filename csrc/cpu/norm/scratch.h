@@ -24,7 +24,8 @@ constexpr int64_t norm_scratch_bytes(const NormForward& args) {
       rows * width * dtype_bytes;
 }
 
-// Scratch memory holds weight, the dropout chunk and, if arithmetic is in float, a tiny row.
+// Scratch memory holds the weight, a chunk of a row for dropout and, if arithmetic is in float, the
+// scaled copy of a row of tiny values (read_tiny() in backward.h).
 constexpr int64_t norm_scratch_bytes(const NormBackward& args) {
   const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.input.dtype);
   const int64_t row_bytes = args.input.dtype == DType::kFloat64 ? 0 : width * dtype_bytes;

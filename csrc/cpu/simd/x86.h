@@ -17,8 +17,8 @@ FUSEDOPS_INLINE V Opaque(V value) {
 
 FUSEDOPS_INLINE void FlushStream() { _mm_sfence(); }
 
-// Whether LoadN() and StoreN() are masked instructions for columns of T. For short rows a call of
-// memcpy costs more than the arithmetic.
+// Whether LoadN() and StoreN() are masked instructions for columns of T. Otherwise they call
+// memcpy, which costs short rows more than the arithmetic.
 template <class T>
 constexpr bool kHasMaskedLoads = kVectorBytes == 64 || (kVectorBytes == 32 && sizeof(T) >= 4);
 

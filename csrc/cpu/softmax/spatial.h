@@ -411,7 +411,8 @@ FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
   }
 }
 
-// Computes the chunks' factors from their sums, for a tile of columns, as combine() does for a row.
+// Computes what the exponentials of each chunk are multiplied by, from the sums of all chunks, for
+// a tile of columns. combine() does the same for a row.
 template <bool Log, class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_factors(SpatialScratch<In> scratch, int64_t rows, int64_t col) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;

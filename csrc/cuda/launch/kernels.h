@@ -45,7 +45,7 @@ enum class KernelKind { kSingle, kStack };
       return &kernel<__VA_ARGS__>;                              \
     }                                                           \
   };
-// Defines Name(dtype), which returns the kernel for the accumulators of that dtype.
+// Defines Name(dtype), which returns the kernel with the accumulators for rows of that dtype.
 #define ACCUMULATOR_KERNEL(Name, kernel)                                \
   inline auto Name(DType dtype) {                                       \
     return dtype == DType::kFloat64 ? &kernel<double> : &kernel<float>; \

@@ -101,7 +101,7 @@ constexpr PlanRange plans_of(Pass pass, const ListedPlan (&list)[kSize]) {
 }
 constexpr PlanRange plans_of(Pass pass) { return plans_of(pass, kPlans); }
 
-// Whether a block has room for the longest row of a listed plan.
+// Whether the block or cluster of a listed plan has room for its longest row, if they hold rows.
 constexpr bool is_valid(const ListedPlan& listed) {
   const bool is_held = listed.scope == Scope::kRegisters || listed.scope == Scope::kCluster;
   const int64_t threads = listed.threads > 0 ? listed.threads : kMaxThreads;
@@ -166,7 +166,7 @@ inline constexpr int32_t kMaskedSoftmaxBackwardThreads = !kIsWide<T, kWidth> ? 3
                                         : kSoftmaxBackwardThreads<T, kWidth>;
 inline constexpr int32_t kNormBackwardThreads = 512;
 
-// The largest blocks of a cluster.
+// The threads that a block of a cluster has at most.
 template <class T, int kWidth, int kElements>
 inline constexpr int32_t kClusterThreads =
     kElements > 32 || (!kIsWide<T, kWidth> && kElements > 16) ? 512 : kMaxThreads;

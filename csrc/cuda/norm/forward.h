@@ -401,8 +401,9 @@ struct NormPartial {
   }
 };
 
-// The moments of a segment. Its base is the mean of its first tile, which is loaded once for base
-// and moments. With kAdd, a sum that is not wanted stays in the output until _apply normalises it.
+// Computes and saves the moments of a segment about a base, the mean of the segment's first tile,
+// which is loaded once for both. With kAdd, if the caller does not want the sum of input and
+// residual, it stays in the output until norm_forward_apply normalises it there.
 template <bool kAdd, class T, int kWidth>
 FUSEDOPS_DEVICE void save_moments(const NormForward& args, Segments segments, Segment segment) {
   using Acc = AccumulatorOf<T>;

@@ -114,9 +114,10 @@ inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan&
   return column_partials_bytes(args, plan) + row_partials_bytes(args, plan);
 }
 
-// The most that a plan takes which launch_plan() may come to: it asks the device again, and might
-// not get the same answer. Without clusters or multiprocessors there are fewer partitions. If it is
-// this call that does not know the multiprocessors, 0, so that the launch is refused.
+// The largest workspace that a plan of launch_plan() needs, for any size of clusters: it asks the
+// device again, and may get another answer. If its question for the multiprocessors fails, its plan
+// has fewer partitions. If the same question fails here, the result is 0, so that the launch is
+// refused.
 int64_t workspace_bytes(const NormBackward& args) {
   if (device::multiprocessors() == 0) return 0;
   const int32_t width = width_of(args);

@@ -162,7 +162,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _VARIANCE),
     **dict.fromkeys(("norm", "linalg_norm"), _VECTOR_NORM),
 }
-#: The arguments that are read as Python numbers, by a part of the kind's name.
+#: The arguments that are read as Python numbers, for kinds whose name contains the key.
 _NUMERIC_ARGUMENTS = {
     "softmax": ["dim"],
     "dropout": ["p", "train"],
