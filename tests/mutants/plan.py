@@ -50,6 +50,12 @@ EQUIVALENT = {
     },
     "csrc/cuda/masked_softmax/rows.h": {
         "if (own_end >= kWidth) ;": "the loop then replaces nothing",
+        "if (args.grad_sinks != nullptr && row.cols > 0 && column_of<kWidth>(0) != 0) {": (
+            "every thread holds the sum, and writes the same"
+        ),
+    },
+    "csrc/cuda/block/reduce.h": {
+        "if (lane == 1) row_values[warp] = value;": "every lane holds the warp's value",
     },
     "csrc/cuda/block/philox.h": {
         "if (!is_on_) ;": "without a seed p is 0: nothing is dropped, and the scale is 1",
