@@ -60,7 +60,7 @@ def instances(words: list[str]) -> Iterator[str]:
             if (plan_pass, plan_scope) != (pass_, scope):
                 continue
             for width in widths(vectors, dtype):
-                if kind == "kStack" and width * BYTES[dtype] < 16:  # has_stack_kernel() of plan.h
+                if kind == "kStack" and width * BYTES[dtype] < 16:  # find_in_plan()
                     continue
                 values = {
                     "T": SYMBOLS.get(dtype, dtype),

@@ -29,8 +29,9 @@ using SegmentKernel = void (*)(Args, int64_t, Segments);
 template <class Args>
 using StripKernel = void (*)(Args, int64_t, bool);
 
-// kStack: a kernel for a stack of tensors, compiled for any number of threads.
-enum class KernelKind { kSingle, kStack };
+// Whether a kernel takes one tensor, or a stack of them. Only wide rows have kernels for stacks:
+// other tensors are launched one by one.
+enum class KernelKind { kTensor, kStack };
 
 // Defines `Name`, a kernel for find_kernel(). Its template arguments may be T, the type of the rows
 // that are read; kWidth, kVectors and kThreads.
@@ -64,17 +65,16 @@ struct ShippedPlans {
 template <class Kernel, class Plans>
 inline constexpr PlanRange kPlansOf = plans_of(Kernel::kPass, Plans::kList);
 
-// Sets `found` to the kernel for one listed plan if it has these elements and threads.
+// Sets `found` to the kernel for one listed plan, if the plan has these elements a thread and this
+// fixed number of threads.
 template <class Kernel, class Plans, class T, int kWidth, size_t kIndex>
 void find_in_plan(int32_t elements, int32_t threads, FunctionOf<Kernel>& found) {
   constexpr ListedPlan listed = kPlansOf<Kernel, Plans>.first[kIndex];
-  constexpr bool kIsStack = Kernel::kKind == KernelKind::kStack;
-  constexpr bool kIsOne = listed.scope == Kernel::kScope &&
+  constexpr bool kHasKernel = listed.scope == Kernel::kScope &&
       width_in(listed, kWidth, sizeof(T)) == kWidth &&
-      (!kIsStack || has_stack_kernel(kWidth, sizeof(T)));
-  if constexpr (kIsOne) {
-    const bool has_threads = kIsStack || listed.threads == threads;
-    if (listed.elements == elements && has_threads) {
+      (Kernel::kKind == KernelKind::kTensor || kIsWide<T, kWidth>);
+  if constexpr (kHasKernel) {
+    if (listed.elements == elements && listed.threads == threads) {
       found = Kernel::template instance<T, kWidth, listed.elements / kWidth, listed.threads>();
     }
   }

@@ -429,11 +429,6 @@ constexpr NormBackwardPlan plan_norm_backward(
   return {{row}, {}, count_partitions(rows, row.rows, wave, most)};
 }
 
-// Only wide rows have kernels for stacks. Other tensors are launched one by one.
-constexpr bool has_stack_kernel(int32_t width, int32_t element_bytes) {
-  return width * element_bytes == kMaxVectorBytes;
-}
-
 // The kernel that adds partials has 32 threads for each column of a block. A block has a cache line
 // of floats or, if these would be fewer than the multiprocessors, a sector.
 inline constexpr int32_t kMinFinishCols = 8, kMaxFinishCols = 32;

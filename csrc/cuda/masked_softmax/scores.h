@@ -405,10 +405,9 @@ struct ScoreTile {
         largest = device::maximum(largest, largest_of(values[i]));
       }
     };
-    const bool is_capped =
-        kTerms == kCappedTerms || (kTerms == kGeneralTerms && scores.softcap != 0);
     if constexpr ((kTerms & kCapTerm) != 0) {
       const auto capped = [&](auto type) { score(SoftCap<decltype(type), Acc>(scores)); };
+      const bool is_capped = kTerms == kCappedTerms || scores.softcap != 0;
       if (is_capped) return with_wider<In>(args.output.dtype, capped);
     }
     if constexpr (kTerms != kCappedTerms) score(Scaling<Acc>(scores));

@@ -11,38 +11,38 @@ namespace fusedops::cuda {
 using SoftmaxApplyKernel = void (*)(SoftmaxForward, int64_t, Segments, RowStatistics);
 
 KERNEL(
-    SoftmaxForwardRegisters, kSingle, RowKernel<SoftmaxForward>, kSoftmaxForward, kRegisters,
+    SoftmaxForwardRegisters, kTensor, RowKernel<SoftmaxForward>, kSoftmaxForward, kRegisters,
     softmax_forward_registers, T, kWidth, kVectors, kThreads)
 KERNEL(
-    SoftmaxForwardCluster, kSingle, RowKernel<SoftmaxForward>, kSoftmaxForward, kCluster,
+    SoftmaxForwardCluster, kTensor, RowKernel<SoftmaxForward>, kSoftmaxForward, kCluster,
     softmax_forward_cluster, T, kWidth, kVectors)
 KERNEL(
-    SoftmaxForwardPartials, kSingle, SegmentKernel<SoftmaxForward>, kSoftmaxForward, kSegments,
+    SoftmaxForwardPartials, kTensor, SegmentKernel<SoftmaxForward>, kSoftmaxForward, kSegments,
     softmax_forward_partials, T, kWidth)
 KERNEL(
-    SoftmaxForwardApply, kSingle, SoftmaxApplyKernel, kSoftmaxForward, kSegments,
+    SoftmaxForwardApply, kTensor, SoftmaxApplyKernel, kSoftmaxForward, kSegments,
     softmax_forward_apply, T, kWidth)
 KERNEL(
     SoftmaxStackRegisters, kStack, Kernel<SoftmaxStack>, kSoftmaxForward, kRegisters,
     softmax_stack_registers, T, kWidth, kVectors)
 KERNEL(
-    SoftmaxBackwardRegisters, kSingle, RowKernel<SoftmaxBackward>, kSoftmaxBackward, kRegisters,
+    SoftmaxBackwardRegisters, kTensor, RowKernel<SoftmaxBackward>, kSoftmaxBackward, kRegisters,
     softmax_backward_registers, T, kWidth, kVectors, kThreads)
 KERNEL(
-    SoftmaxBackwardCluster, kSingle, RowKernel<SoftmaxBackward>, kSoftmaxBackward, kCluster,
+    SoftmaxBackwardCluster, kTensor, RowKernel<SoftmaxBackward>, kSoftmaxBackward, kCluster,
     softmax_backward_cluster, T, kWidth, kVectors)
 KERNEL(
-    SoftmaxBackwardPartials, kSingle, SegmentKernel<SoftmaxBackward>, kSoftmaxBackward, kSegments,
+    SoftmaxBackwardPartials, kTensor, SegmentKernel<SoftmaxBackward>, kSoftmaxBackward, kSegments,
     softmax_backward_partials, T, kWidth)
 KERNEL(
-    SoftmaxBackwardApply, kSingle, SegmentKernel<SoftmaxBackward>, kSoftmaxBackward, kSegments,
+    SoftmaxBackwardApply, kTensor, SegmentKernel<SoftmaxBackward>, kSoftmaxBackward, kSegments,
     softmax_backward_apply, T, kWidth)
 ACCUMULATOR_KERNEL(statistics_merge_of, softmax_statistics_merge)
 KERNEL(
-    SpatialSoftmaxForwardStrip, kSingle, StripKernel<SpatialSoftmaxForward>, kSpatial, kSpatial,
+    SpatialSoftmaxForwardStrip, kTensor, StripKernel<SpatialSoftmaxForward>, kSpatial, kSpatial,
     spatial_softmax_forward, T, kWidth)
 KERNEL(
-    SpatialSoftmaxBackwardStrip, kSingle, StripKernel<SpatialSoftmaxBackward>, kSpatial, kSpatial,
+    SpatialSoftmaxBackwardStrip, kTensor, StripKernel<SpatialSoftmaxBackward>, kSpatial, kSpatial,
     spatial_softmax_backward, T, kWidth)
 
 }  // namespace fusedops::cuda
