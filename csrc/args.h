@@ -114,6 +114,63 @@ struct SoftmaxApply {
   int64_t rows, cols;
 };
 
+// The class of each row: `data` is an array of int64 or int32. A row whose class is `ignored` has a
+// loss of 0, and its loss no gradient. Other classes are in [0, cols) or, in a backward, anything:
+// columns that other processes have.
+struct Targets {
+  const void* data;
+  bool is_int64;
+  bool has_ignored = false;
+  int64_t ignored = 0;
+};
+
+// The logits of a cross entropy: scale * input or, with a soft cap, tanh(scale * input / softcap) *
+// softcap.
+struct Logits {
+  ConstRows input;
+  double scale;
+  double softcap = 0;  // 0 for none
+};
+
+// Let x be a row's logits, t its class, and e the label smoothing. Then lse = log(sum(exp(x))) and
+// loss = (1 - e) * (lse - x[t]) + e * (lse - mean(x)). The loss of a class that is neither ignored
+// nor in [0, cols) is NaN.
+//
+// losses, lse and lse_error are arrays with one value per row, double if input is double and float
+// otherwise. lse_error is what rounding took from lse: lse + lse_error has the precision of double
+// (it is 0 beside a double input). With reads_ignored, lse and lse_error of ignored rows are
+// computed too; without, such rows are not read, and theirs are 0.
+struct CrossEntropyForward {
+  Logits logits;
+  Targets targets;
+  void *losses, *lse, *lse_error;
+  void* workspace;
+  int64_t rows, cols;
+  double label_smoothing;
+  bool reads_ignored;
+};
+
+// Let p = exp(x - lse - lse_error). Then the gradient of x is (grad_loss + grad_lse) * p -
+// grad_loss
+// * ((1 - e) * [column is t] + e / cols), where grad_loss is taken as 0 if the row is ignored; and
+// that of the input follows from it by the scale and the soft cap. A class outside of [0, cols) is
+// no column. Without smoothing the gradient in column t is computed from expm1(-loss), which has
+// the digits that p - 1 has lost.
+//
+// grad_losses and grad_lse are arrays as the forward's; one of them may be null, for zeros.
+// grad_input has the dtype of the input, and may be its memory. A row whose two gradients are 0
+// becomes zeros and is not read.
+struct CrossEntropyBackward {
+  Logits logits;
+  Targets targets;
+  const void *losses, *lse, *lse_error;
+  const void *grad_losses, *grad_lse;
+  Rows grad_input;
+  void* workspace;
+  int64_t rows, cols;
+  double label_smoothing;
+};
+
 // A tensor seen as [outer, dim_size, inner]: element (o, d, i) is at data + o * outer_stride + d *
 // dim_stride + i.
 struct ConstSlices {

@@ -120,18 +120,6 @@ inline void check_mask_value(const char* op, double value, ScalarType computed) 
       " is computed in; wanted -inf or at least ", std::numeric_limits<float>::lowest());
 }
 
-// Refuses a cap that is not a normal number of the compute type, or whose reciprocal is not: scores
-// are multiplied by that.
-inline void check_softcap(const char* op, std::optional<double> softcap, ScalarType computed) {
-  if (!softcap) return;
-  const double least = computed == ScalarType::Double ? std::numeric_limits<double>::min()
-                                                      : std::numeric_limits<float>::min();
-  FUSEDOPS_CHECK(
-      *softcap >= least && *softcap <= 1 / least, op, ": softcap is ", *softcap,
-      ", wanted a finite number above 0, for ", dtype_name(computed), " from ", least, " to ",
-      1 / least, "; leave it out for no cap");
-}
-
 // The tensors that hide columns. In a backward, only a bool mask matters.
 struct HidingOperands {
   std::optional<Tensor> mask, start, end;

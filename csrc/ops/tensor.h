@@ -419,6 +419,18 @@ inline void check_eps(const char* op, double eps) {
   FUSEDOPS_CHECK(eps >= 0, op, ": eps is ", eps, ", wanted a value >= 0");
 }
 
+// Refuses a cap that is not a normal number of the compute type, or whose reciprocal is not: scores
+// are multiplied by that.
+inline void check_softcap(const char* op, std::optional<double> softcap, ScalarType computed) {
+  if (!softcap) return;
+  const double least = computed == ScalarType::Double ? std::numeric_limits<double>::min()
+                                                      : std::numeric_limits<float>::min();
+  FUSEDOPS_CHECK(
+      *softcap >= least && *softcap <= 1 / least, op, ": softcap is ", *softcap,
+      ", wanted a finite number above 0, for ", dtype_name(computed), " from ", least, " to ",
+      1 / least, "; leave it out for no cap");
+}
+
 inline void check_output_mask(const char* op, const std::vector<bool>& mask, size_t gradients) {
   FUSEDOPS_CHECK(
       mask.size() == gradients, op, ": output_mask has ", mask.size(), " entries, wanted ",
