@@ -14,8 +14,10 @@ from fusedops import _arguments
 from fusedops.functional import (
     Causal,
     MaskedRows,
+    Reduction,
     RmsVariant,
     Window,
+    cross_entropy,
     layer_norm,
     log_softmax,
     masked_softmax_dropout,
@@ -181,6 +183,69 @@ torch.fx.wrap("_given_or")  # one node: a proxy does not know whether its value 
 
 def _optional_number(name: str, value: float | None) -> float | None:
     return None if value is None else _arguments.number("MaskedSoftmax", name, value)
+
+
+class CrossEntropyLoss(_Unscriptable, nn.CrossEntropyLoss):
+    r"""``torch.nn.CrossEntropyLoss``, computed by :func:`fusedops.cross_entropy`.
+
+    Args:
+        weight, ignore_index, reduction, label_smoothing: as in ``torch.nn.CrossEntropyLoss``, which
+            has the same buffer ``weight``.
+        z_loss: the factor of each row's squared logsumexp, which is added to its loss.
+        softcap: bounds the logits to between ``-softcap`` and ``softcap``.
+
+    Shape:
+        The input is ``[classes]``, ``[N, classes]`` or ``[N, classes, d1, ...]``, of any floating
+        dtype, and the target, int64, int32 or uint8, has its shape without the classes. The result
+        is a number or, where ``reduction`` is "none", has the target's shape. It is float32 for a
+        16-bit input.
+
+    Raises:
+        TypeError: a ``label_smoothing``, ``z_loss`` or ``softcap`` that is not a number.
+        ValueError: an invalid ``reduction``.
+        RuntimeError: by ``forward``, as in :func:`fusedops.cross_entropy`.
+
+    Source: :class:`torch.nn.CrossEntropyLoss`.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+    ) -> None:
+        name = "CrossEntropyLoss"
+        _arguments.one_of("reduction", reduction, get_args(Reduction))
+        smoothing = _arguments.number(name, "label_smoothing", label_smoothing)
+        super().__init__(
+            weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=smoothing
+        )
+        self.z_loss = _arguments.number(name, "z_loss", z_loss)
+        self.softcap = None if softcap is None else _arguments.number(name, "softcap", softcap)
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        reduction: Reduction = self.reduction  # type: ignore[assignment]
+        return cross_entropy(
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=reduction,
+            label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+            softcap=self.softcap,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"ignore_index={self.ignore_index}, reduction={self.reduction!r}, "
+            f"label_smoothing={self.label_smoothing}, z_loss={self.z_loss}, "
+            f"softcap={self.softcap!r}"
+        )
 
 
 class LayerNorm(_Unscriptable, nn.LayerNorm):

@@ -54,6 +54,28 @@ def masked_softmax(
     return softmax(torch.cat([scores, column_of_sinks], -1), -1)[..., :-1]
 
 
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss and the logsumexp of each row of the last dimension; both are 0 where the row is
+    ignored."""
+    x = input.double() if softcap is None else torch.tanh(input.double() / softcap) * softcap
+    counts, log_p = target != ignore_index, log_softmax(x, -1)
+    classes = torch.where(counts, target, 0).long()
+    loss = -log_p.gather(-1, classes[..., None])[..., 0]
+    loss = (1 - label_smoothing) * loss - label_smoothing * log_p.mean(-1)
+    loss = loss if weight is None else loss * weight.double()[classes]
+    lse = (x - log_p)[..., 0]
+    zeros = torch.zeros_like(loss)
+    return torch.where(counts, loss + z_loss * lse**2, zeros), torch.where(counts, lse, zeros)
+
+
 def philox(seed: int, rows: int, cols: int) -> torch.Tensor:
     """The random 32-bit words of dropout: Philox4x32-7 of Salmon et al. (2011)."""
     row = torch.arange(rows)[:, None, None].expand(-1, -(-cols // 4), 1)

@@ -72,6 +72,20 @@ def check_eps(op: str, eps: float) -> None:
     check(eps >= 0, f"{op}: eps is {eps:g}, wanted a value >= 0")
 
 
+def check_softcap(op: str, softcap: float | None, computed: torch.dtype) -> None:
+    """Checks that a cap of what is computed as ``computed`` is a normal number of that dtype, and
+    so is its reciprocal."""
+    if softcap is None:
+        return
+    wide = torch.float64 if computed == torch.float64 else torch.float32
+    least = torch.finfo(wide).smallest_normal
+    check(
+        least <= softcap <= 1 / least,
+        f"{op}: softcap is {softcap:g}, wanted a finite number above 0, for {computed} from "
+        f"{least:g} to {1 / least:g}; leave it out for no cap",
+    )
+
+
 def check_output_mask(op: str, mask: Sequence[bool], gradients: int) -> None:
     check(
         len(mask) == gradients,

@@ -150,18 +150,6 @@ def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> No
     )
 
 
-def _check_softcap(op: str, softcap: float | None, computed: torch.dtype) -> None:
-    if softcap is None:
-        return
-    wide = torch.float64 if computed == torch.float64 else torch.float32
-    least = torch.finfo(wide).smallest_normal
-    checks.check(
-        least <= softcap <= 1 / least,
-        f"{op}: softcap is {softcap:g}, wanted a finite number above 0, for {computed} from "
-        f"{least:g} to {1 / least:g}; leave it out for no cap",
-    )
-
-
 def check_forward(op: str, call: Any, computed: torch.dtype) -> None:
     """Checks the arguments that all forward ops have, for scores of dtype ``computed``."""
     _check_hiding(op, call.input, call)
@@ -172,7 +160,7 @@ def check_forward(op: str, call: Any, computed: torch.dtype) -> None:
         checks.check_dtype(op, "sinks", call.sinks.dtype)
         _check_operand(op, "sinks", call.sinks, call.input, per_row=True)
     _check_mask_value(op, call.mask_value, computed)
-    _check_softcap(op, call.softcap, computed)
+    checks.check_softcap(op, call.softcap, computed)
 
 
 def _fake_forward(signature: Signature, *args: Any, **kwargs: Any) -> torch.Tensor:

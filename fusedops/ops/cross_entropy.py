@@ -1,0 +1,260 @@
+"""cross_entropy as ops: fake kernels, derivative formulas and vmap rules.
+
+Formulas: z are a row's logits (csrc/args.h has them), p their softmax, t its class, e the label
+smoothing, and q = (1 - e) [column is t] + e / columns. For gradients g of the loss, taken as 0
+where the row is ignored, and h of lse: dz = (g + h) p - g q, and dx = z' dz, where z' is the
+derivative of the logits by the input. A second derivative takes p for the softmax of the input,
+whatever losses and lse are passed, as that of a norm does with statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from fusedops.ops import checks
+from fusedops.ops.masked_softmax import Signature
+from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autograd import gradient, register_autograd
+from fusedops.ops.registration.mutation import register_mutation
+from fusedops.ops.registration.variants import register_fake, register_vmap
+from fusedops.ops.softmax import contiguous_like
+
+MaybeTensor = torch.Tensor | None
+
+#: The dtypes of classes.
+CLASSES = (torch.int64, torch.int32, torch.uint8)
+
+_FORWARD = Signature("cross_entropy")
+_BACKWARD = Signature("cross_entropy_backward")
+_IN_PLACE = Signature("cross_entropy_backward_")
+
+
+# --- fake kernels -------------------------------------------------------------------------------
+
+
+def _check(op: str, call: Any) -> None:
+    """Checks what both passes have: the logits, the classes and the settings."""
+    checks.check_dtype_of(op, "input", call.input)
+    shape = list(call.input.shape)
+    is_empty = len(shape) == 0 or (isinstance(shape[-1], int) and shape[-1] == 0)
+    checks.check(
+        not is_empty,
+        f"{op}: input has shape {shape}, wanted at least one class in the last dimension",
+    )
+    checks.check_cols(op, shape[-1])
+    _check_target(op, checks.check_given(op, "target", call.target), call.input)
+    checks.check(
+        0 <= call.label_smoothing <= 1,
+        f"{op}: label_smoothing is {call.label_smoothing:g}, wanted a value in [0, 1]",
+    )
+    checks.check(
+        math.isfinite(call.scale), f"{op}: scale is {call.scale:g}, wanted a finite number"
+    )
+    checks.check_softcap(op, call.softcap, call.input.dtype)
+
+
+def _check_target(op: str, target: torch.Tensor, input: torch.Tensor) -> None:
+    checks.check(
+        target.dtype in CLASSES,
+        f"{op}: target is {target.dtype}, wanted classes of torch.int64, torch.int32 or "
+        "torch.uint8",
+    )
+    shape, rows = list(target.shape), list(input.shape[:-1])
+    checks.check(
+        shape == rows,
+        f"{op}: target has shape {shape}, wanted that of input without its classes, {rows}",
+    )
+    checks.check_device(op, "target", target, ("input", input))
+
+
+def _fake_forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    call = _FORWARD.bind(*args, **kwargs)
+    _check("cross_entropy", call)
+    shape, dtype = call.input.shape[:-1], checks.statistics_dtype(call.input.dtype)
+    return tuple(call.input.new_empty(shape, dtype=dtype) for _ in range(3))
+
+
+def _check_backward(op: str, call: Any) -> None:
+    _check(op, call)
+    rows, like = call.input.shape[:-1], ("input", call.input)
+    for name in ("losses", "lse", "lse_error"):
+        checks.check_statistic(op, name, getattr(call, name), like, rows, "cross_entropy")
+    checks.check(
+        call.grad_losses is not None or call.grad_lse is not None,
+        f"{op}: grad_losses and grad_lse are both None, wanted at least one of them",
+    )
+    for name in ("grad_losses", "grad_lse"):
+        if (grad := getattr(call, name)) is not None:
+            checks.check_statistic(op, name, grad, like, rows, "autograd")
+
+
+def _fake_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
+    call = _BACKWARD.bind(*args, **kwargs)
+    _check_backward("cross_entropy_backward", call)
+    return contiguous_like(call.input, call.input.dtype)
+
+
+def _fake_in_place(*args: Any, **kwargs: Any) -> None:
+    op, call = "cross_entropy_backward_", _IN_PLACE.bind(*args, **kwargs)
+    _check_backward(op, call)
+    checks.check_distinct(op, "input", call.input)
+
+
+# --- formulas of torch's own operators ----------------------------------------------------------
+
+
+def ignored_rows(target: torch.Tensor, ignore_index: int | None) -> torch.Tensor:
+    """Which rows are ignored. Classes are widened first: ``ignore_index`` may be a number that
+    their dtype does not have."""
+    if ignore_index is None:
+        return torch.zeros_like(target, dtype=torch.bool)
+    return target.to(torch.int64) == ignore_index
+
+
+def one_hot(target: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Where the column is the row's class."""
+    return torch.arange(like.shape[-1], device=like.device) == target.unsqueeze(-1)
+
+
+class Logits(NamedTuple):
+    """Logits in the dtype that the kernels compute in, their derivative by the input, and the tanh
+    of a soft cap."""
+
+    z: torch.Tensor
+    slope: torch.Tensor | float
+    tanh: MaybeTensor
+
+    @classmethod
+    def of(cls, call: Any) -> Logits:
+        """The logits of a call, and what their derivatives are computed from."""
+        scale, cap = call.scale, call.softcap
+        x = call.input.to(checks.statistics_dtype(call.input.dtype))
+        if cap is None:
+            return cls(x * scale, scale, None)
+        tanh = torch.tanh(x * (scale / cap))
+        return cls(tanh * cap, scale * (1 - tanh * tanh), tanh)
+
+    def curvature(self, call: Any) -> torch.Tensor | None:
+        """The second derivative by the input; None if it is 0."""
+        if self.tanh is None:
+            return None
+        factor: float = -2 * call.scale / call.softcap
+        return self.tanh * self.slope * factor
+
+
+def weights_of_classes(call: Any, like: torch.Tensor) -> torch.Tensor:
+    """q of the formulas: how much of a row's loss belongs to each column."""
+    e: float = call.label_smoothing
+    return one_hot(call.target, like) * (1 - e) + e / like.shape[-1]
+
+
+def without_gradient(call: Any) -> torch.Tensor:
+    """Which rows have no gradient by what they are, and are not read: those that are ignored and
+    whose lse has none. A column."""
+    ignored = ignored_rows(call.target, call.ignore_index)
+    if call.grad_lse is not None:
+        ignored = ignored & (call.grad_lse == 0)
+    return ignored.unsqueeze(-1)
+
+
+def gradients_of_rows(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """g and h of the formulas, as columns."""
+    ignored = ignored_rows(call.target, call.ignore_index)
+    given = (call.grad_losses, call.grad_lse)
+    g, h = (torch.zeros_like(call.lse) if grad is None else grad for grad in given)
+    return g.masked_fill(ignored, 0).unsqueeze(-1), h.unsqueeze(-1)
+
+
+# --- derivatives --------------------------------------------------------------------------------
+
+
+def _setup_forward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
+    input, target, *ctx.settings, ctx.reads_ignored = inputs
+    ctx.mark_non_differentiable(outputs[2])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(input, target, *outputs)
+
+
+def _forward_formula(
+    ctx: Any, grad_losses: MaybeTensor, grad_lse: MaybeTensor, *_: None
+) -> tuple[MaybeTensor, ...]:
+    if grad_losses is None and grad_lse is None:
+        return _FORWARD.gradients()
+    input, target, *results = ctx.saved_tensors
+    ignore_index = ctx.settings[0]
+    if grad_lse is not None and not ctx.reads_ignored and ignore_index is not None:
+        # The lse of these rows is the constant 0.
+        grad_lse = grad_lse.masked_fill(ignored_rows(target, ignore_index), 0)
+    saved = (input, target, *results, grad_losses, grad_lse)
+    return _FORWARD.gradients(input=gradient("cross_entropy_backward", *saved, *ctx.settings))
+
+
+_TENSORS = _BACKWARD.names[:7]
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], _: torch.Tensor) -> None:
+    ctx.settings = inputs[len(_TENSORS) :]
+    ctx.save_for_backward(*inputs[: len(_TENSORS)])
+
+
+def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[MaybeTensor, ...]:
+    """The derivatives of dx = z' ((g + h) p - g q). All of it is recorded, for a third one."""
+    call = _BACKWARD.bind(*ctx.saved_tensors, *ctx.settings)
+    logits, (g, h) = Logits.of(call), gradients_of_rows(call)
+    p, q = logits.z.softmax(-1), weights_of_classes(call, logits.z)
+    cotangent = cotangent.to(p.dtype)
+    v = cotangent * logits.slope
+    of: dict[str, MaybeTensor] = {}
+    if _BACKWARD.needs_gradient(ctx, "grad_losses"):
+        ignored = ignored_rows(call.target, call.ignore_index)
+        of["grad_losses"] = (v * (p - q)).sum(-1).masked_fill(ignored, 0)
+    if _BACKWARD.needs_gradient(ctx, "grad_lse"):
+        of["grad_lse"] = (v * p).sum(-1)
+    if _BACKWARD.needs_gradient(ctx, "input"):
+        product = v * p
+        by_input = (g + h) * logits.slope * (product - p * product.sum(-1, keepdim=True))
+        if (curvature := logits.curvature(call)) is not None:
+            by_input = by_input + cotangent * curvature * ((g + h) * p - g * q)
+        by_input = by_input.masked_fill(without_gradient(call), 0)
+        of["input"] = by_input.to(call.input.dtype)
+    return _BACKWARD.gradients(**of)
+
+
+# --- vmap ---------------------------------------------------------------------------------------
+
+
+def _register_vmap(signature: Signature) -> None:
+    """Registers a rule that makes one call for the batch, whose slices are further rows."""
+    op = signature.op
+    overload = getattr(torch.ops.fusedops, op).default
+
+    def rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[Any, Any]:
+        dims, call = signature.bind(*in_dims), signature.bind(*args)
+        fronts = {
+            name: vmap.in_front(value, getattr(dims, name), info.batch_size)
+            for name, value in call._asdict().items()
+            if isinstance(value, torch.Tensor)
+        }
+        if signature is _IN_PLACE:
+            fronts["input"] = vmap.written(op, "input", call.input, dims.input)
+        results = overload(*call._replace(**fronts))
+        if isinstance(results, tuple):
+            return results, (0,) * len(results)
+        return results, None if results is None else 0
+
+    register_vmap(op, rule)
+
+
+# --- registration -------------------------------------------------------------------------------
+
+register_fake("cross_entropy", _fake_forward)
+register_fake("cross_entropy_backward", _fake_backward)
+register_fake("cross_entropy_backward_", _fake_in_place)
+register_autograd("cross_entropy", _forward_formula, _setup_forward)
+register_autograd("cross_entropy_backward", _backward_formula, _setup_backward)
+register_mutation("cross_entropy_backward_", written=0, functional="cross_entropy_backward")
+for _signature in (_FORWARD, _BACKWARD, _IN_PLACE):
+    _register_vmap(_signature)
