@@ -63,6 +63,7 @@ RULES = (
     "add_rms_norm",
     "add_rms_norm_decomposed",
     "stack",
+    "cross_entropy",
     "expand",
 )
 #: What each setting may be, for errors.

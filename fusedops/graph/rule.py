@@ -14,13 +14,28 @@ from fusedops.graph.analysis.calls import Call
 
 
 @dataclass(frozen=True)
+class OpCall:
+    """A call to insert: of an op, `operator.getitem` or a function of sizes. `args` may contain
+    graph nodes, `ModuleAttribute`s and other `OpCall`s; `kwargs` are plain values."""
+
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+#: Which output of an op replaces a node, or what is computed from its outputs.
+Output = int | None | Callable[[OpCall], OpCall]
+
+
+@dataclass(frozen=True)
 class Match:
     """A site that a rule recognised, before any decision and before any edit.
 
     call: the site's computation, with the op's arguments.
     op: the name of the op that would replace it.
     results: the nodes that would be replaced. Each maps to the index of the op's output that
-        replaces it, or to None if the op has a single output.
+        replaces it, to None if the op has a single output, or to a function that computes what
+        replaces it from the op's call.
     fused_nodes: the calls that the op replaces, in program order, if there are several. Those with
         other users remain in the graph.
     insert_before: the node before which the op is inserted; by default the node of `call`.
@@ -33,23 +48,13 @@ class Match:
 
     call: Call
     op: str
-    results: Mapping[Node, int | None]
+    results: Mapping[Node, Output]
     fused_nodes: tuple[Node, ...] = ()
     insert_before: Node | None = None
     mask_calls: frozenset[Node] = frozenset()
     any_strides: bool = False
     note: str = ""
     order: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class OpCall:
-    """A call to insert: of an op, `operator.getitem` or a function of sizes. `args` may contain
-    graph nodes, `ModuleAttribute`s and other `OpCall`s; `kwargs` are plain values."""
-
-    op: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 def schema_of(call: OpCall) -> torch.FunctionSchema:

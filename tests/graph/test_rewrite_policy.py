@@ -206,28 +206,59 @@ def test_dynamic_sizes_are_judged_by_the_sizes_of_the_capture(table, rewrite_dyn
     assert large.replaced == {"softmax": 1}
 
 
-def _entropy(x, target):
-    log_p = x.log_softmax(-1)
-    return -(log_p.exp() * log_p).sum(-1)
+def test_a_softmax_that_is_reduced_is_left_to_inductor(rewrite_dynamo):
+    def entropy(x):
+        log_p = x.log_softmax(-1)
+        return -(log_p.exp() * log_p).sum(-1)
 
-
-LOSSES = {
-    "cross entropy": lambda x, target: (
-        -x.log_softmax(-1).gather(-1, target[:, None]).squeeze(-1).mean()
-    ),
-    "nll_loss": lambda x, target: F.nll_loss(F.log_softmax(x, -1), target),
-    "entropy": _entropy,
-}
-
-
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_a_softmax_that_is_gathered_or_reduced_is_left_to_inductor(loss, rewrite_dynamo):
-    x, target = torch.randn(512, 1024), torch.zeros(512, dtype=torch.long)
-    rewritten = rewrite_dynamo(loss, x, target)
+    x = torch.randn(512, 1024)
+    rewritten = rewrite_dynamo(entropy, x)
     reason = "its result is only gathered or reduced: Inductor never materialises it"
     assert rewritten.replaced == {} and rewritten.reasons == [reason]
     with fusedops.config.patch(fuse="always"):
-        assert rewrite_dynamo(loss, x, target).replaced == {"log_softmax": 1}
+        assert rewrite_dynamo(entropy, x).replaced == {"log_softmax": 1}
+
+
+def _logits_and_loss(h, w, target):
+    logits = h @ w.T
+    return logits, F.cross_entropy(logits, target)
+
+
+def _differentiated_logits(h, w, target):
+    logits, loss = _logits_and_loss(h, w, target)
+    return loss + logits.square().mean()
+
+
+#: Losses, and why the gradient of the logits needs memory of its own; "" if it does not.
+KEPT = {
+    "": lambda *inputs: _logits_and_loss(*inputs)[1],
+    "the logits are returned: compile the step with its loss": _logits_and_loss,
+    "the logits are an input of the graph: compile the model with its loss": (
+        lambda h, w, target: F.cross_entropy(w.view(16, -1), target[:16])
+    ),
+    "something else is differentiated with respect to the logits": _differentiated_logits,
+}
+
+
+def _rows_and_classes(requires_grad=True):
+    w = torch.randn(1024, 64, requires_grad=requires_grad)
+    return torch.randn(64, 64), w, torch.randint(1024, (64,))
+
+
+@pytest.mark.parametrize("reason", KEPT)
+def test_in_training_the_logits_are_free_for_their_gradient(no_table, rewrite_dynamo, reason):
+    inference = rewrite_dynamo(KEPT[reason], *_rows_and_classes(requires_grad=False))
+    assert inference.replaced == {"cross_entropy": 1}
+    trained = rewrite_dynamo(KEPT[reason], *_rows_and_classes())
+    assert trained.reasons == [reason] * bool(reason)
+
+
+def test_a_cross_entropy_of_logits_that_are_kept_is_measured_apart(table, rewrite_dynamo):
+    _, returned, *_ = KEPT.values()
+    table("cross_entropy[kept]", inductor=2, ours=1, mode="training")
+    assert rewrite_dynamo(returned, *_rows_and_classes()).replaced == {"cross_entropy": 1}
+    table("cross_entropy", inductor=1, ours=2, mode="training")
+    assert rewrite_dynamo(KEPT[""], *_rows_and_classes()).replaced == {}
 
 
 def test_without_a_table_small_tensors_are_left(no_table, rewrite_dynamo):

@@ -25,6 +25,7 @@ _REDUCTION = ("input", "dim", "keepdim", "dtype")
 _CLAMP = ("input", "min", "max")
 _NORM = ("input", "p", "dim", "keepdim", "dtype")
 _VARIANCE = ("input", "dim", "unbiased", "keepdim")
+_NLL_LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
 
 # Function -> (kind, positional parameters). ATen ops are in ATEN; schemas name their parameters.
 FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
@@ -44,6 +45,9 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.rms_norm: ("rms_norm", _RMS_NORM),
     F.group_norm: ("group_norm", _GROUP_NORM),
     torch.group_norm: ("group_norm", _GROUP_NORM),
+    F.cross_entropy: ("cross_entropy", (*_NLL_LOSS, "label_smoothing")),
+    F.nll_loss: ("nll_loss", _NLL_LOSS),
+    F.one_hot: ("one_hot", ("input", "num_classes")),
     F.dropout: ("dropout", ("input", "p", "train", "inplace")),
     torch.dropout: ("dropout", ("input", "p", "train")),
     F.normalize: ("normalize", ("input", "p", "dim", "eps", "out")),
@@ -97,6 +101,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
         (torch.logsumexp, torch.special.logsumexp),
         "logsumexp",
     ),
+    "gather": (("input", "dim", "index"), (torch.gather,), "gather"),
     "var": (_VARIANCE, (torch.var,), "var"),
     "std": (_VARIANCE, (torch.std,), "std"),
     "var_mean": (_VARIANCE, (torch.var_mean,), ""),
@@ -113,6 +118,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "reshape": (("input", "shape"), (), "view reshape"),
     "same": (_INPUT, (torch.clone,), "contiguous clone alias"),
     "unsqueeze": (("input", "dim"), (torch.unsqueeze,), "unsqueeze unsqueeze_"),
+    "squeeze": (("input", "dim"), (torch.squeeze,), "squeeze squeeze_"),
     "permute": (("input", "dims"), (torch.permute,), "permute"),
     "transpose": (
         ("input", "dim0", "dim1"),
@@ -185,6 +191,9 @@ _ATEN_NAMES = {
     "log_softmax": "special_log_softmax _log_softmax",
     "fused_rms_norm": "_fused_rms_norm",
     "logsumexp": "special_logsumexp",
+    "cross_entropy": "cross_entropy_loss",
+    "nll_loss": "nll_loss nll_loss_nd",
+    "one_hot": "one_hot",
     "norm": "linalg_vector_norm",
     "matmul": "einsum",
     "reshape": "_unsafe_view",
@@ -216,6 +225,8 @@ MODULES: dict[type[nn.Module], str] = {
     nn.RMSNorm: "rms_norm",
     nn.GroupNorm: "group_norm",
     nn.Dropout: "dropout",
+    nn.CrossEntropyLoss: "cross_entropy",
+    nn.NLLLoss: "nll_loss",
 }
 
 SDPA = "already runs as SDPA"
@@ -228,8 +239,6 @@ _ENCODER_LAYER = (
     "_transformer_encoder_layer_fwd",
     "PyTorch's fused inference path of nn.TransformerEncoderLayer",
 )
-CROSS_ENTROPY = "Inductor never materialises its log_softmax"
-_CROSS_ENTROPY = ("cross_entropy", CROSS_ENTROPY)
 _SOFTMIN = ("softmin", "softmax of a negated input, one opaque call at this level")
 _GUMBEL = ("gumbel_softmax", "draws its noise inside, one opaque call at this level")
 _INSTANCE_NORM = ("instance_norm", "normalises each channel of an image, which no op does")
@@ -243,9 +252,6 @@ LEAVES: dict[Any, tuple[str, str]] = {
     torch._transformer_encoder_layer_fwd: _ENCODER_LAYER,
     aten._transformer_encoder_layer_fwd: _ENCODER_LAYER,
     nn.TransformerEncoderLayer: _ENCODER_LAYER,
-    F.cross_entropy: _CROSS_ENTROPY,
-    aten.cross_entropy_loss: _CROSS_ENTROPY,
-    nn.CrossEntropyLoss: _CROSS_ENTROPY,
     F.softmin: _SOFTMIN,
     nn.Softmin: _SOFTMIN,
     F.gumbel_softmax: _GUMBEL,

@@ -151,6 +151,14 @@ def _refusal(node: Node, kind: str) -> str | None:
 _SOFTMAX = {"dim": None, "dtype": None}
 _VARIANCE = {"dim": None, "correction": 1, "keepdim": False}
 _VECTOR_NORM = {"p": 2.0, "dim": None, "keepdim": False, "dtype": None}
+_NLL_LOSS = {
+    "target": None,
+    "weight": None,
+    "ignore_index": -100,
+    "reduction": "mean",
+    "size_average": None,
+    "reduce": None,
+}
 #: Kind -> its arguments after the input, with the defaults of torch's functions (ATen's have none),
 #: in the order of the op that replaces the kind, if there is one.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -159,6 +167,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "group_norm": {"num_groups": None, "weight": None, "bias": None, "eps": 1e-5},
     "rms_norm": {"normalized_shape": None, "weight": None, "eps": None},
     "dropout": {"p": 0.5, "train": True},
+    "nll_loss": _NLL_LOSS,
+    "cross_entropy": _NLL_LOSS | {"label_smoothing": 0.0},
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _VARIANCE),
     **dict.fromkeys(("norm", "linalg_norm"), _VECTOR_NORM),
 }
@@ -167,6 +177,8 @@ _NUMERIC_ARGUMENTS = {
     "softmax": ["dim"],
     "dropout": ["p", "train"],
     "group_norm": ["num_groups", "eps"],
+    "nll_loss": ["ignore_index"],
+    "cross_entropy": ["ignore_index", "label_smoothing"],
 }
 _NUMERIC_ARGUMENTS |= {
     "layer_norm": ["eps"],
@@ -211,6 +223,8 @@ def _module_call(node: Node) -> Call | None:
     settings: dict[str, Any]
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
         settings = _norm_settings(module, str(node.target))
+    elif isinstance(module, (nn.CrossEntropyLoss, nn.NLLLoss)):
+        settings = _loss_settings(module, node)
     elif kind == "dropout":
         settings = {"p": module.p, "train": None}  # train() or eval() may change it later
     else:
@@ -226,6 +240,17 @@ def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) 
     }
     setting = "num_groups" if isinstance(module, nn.GroupNorm) else "normalized_shape"
     return {setting: getattr(module, setting), "eps": module.eps, **attributes}
+
+
+def _loss_settings(module: nn.CrossEntropyLoss | nn.NLLLoss, node: Node) -> dict[str, Any]:
+    weight = module.weight
+    return {
+        "target": node.args[1] if len(node.args) > 1 else node.kwargs["target"],
+        "weight": None if weight is None else ModuleAttribute(f"{node.target}.weight", weight),
+        "ignore_index": module.ignore_index,
+        "reduction": module.reduction,
+        "label_smoothing": getattr(module, "label_smoothing", 0.0),
+    }
 
 
 def _module_refusal(module: nn.Module) -> str | None:

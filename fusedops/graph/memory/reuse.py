@@ -4,7 +4,10 @@ before    y = fusedops.softmax(x, -1)       x: computed in this graph and used b
 after     _, y = auto_functionalized(fusedops.softmax_, input=x, dim=-1)
 
 Attention scores are such an x, and so is the gradient from the matrix product after the softmax:
-each reuse lowers the peak memory by one tensor of queries x keys. The pass runs on the forward or
+each reuse lowers the peak memory by one tensor of queries x keys. The logits of a language model
+are one too: the forward graph has computed them and *donates* them to the backward graph, where the
+gradient of the cross entropy is written over them. A fresh gradient of 50,257 classes costs more
+than the kernel, because of its page faults. The pass runs on the forward or
 backward graph that Inductor is about to lower. Inductor checks the lifetimes again and copies x if
 it is needed later. Eager mode reuses nothing, because there it is unknown who else refers to a
 tensor.
@@ -17,6 +20,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+from torch._inductor.utils import get_donated_idxs
 from torch.fx import Graph, Node
 
 from fusedops.graph.analysis.calls import named_arguments
@@ -35,12 +39,14 @@ IN_PLACE = {
         "masked_softmax",
         "masked_softmax_backward",
         "masked_softmax_dropout_backward",
+        "cross_entropy_backward",
     )
 }
 
 
 def reuse_memory(graph: Graph) -> int:
     """Edits ``graph`` and returns the number of ops that now run in place."""
+    donated = _donated(graph)
     holders = defaultdict(set)
     for node in graph.nodes:
         holders[storage(node)].add(node)
@@ -50,8 +56,10 @@ def reuse_memory(graph: Graph) -> int:
         if in_place is None:
             continue
         source = node.args[0]
-        if _has_layout_of(source, node) and _is_only_for(node, holders[storage(source)]):
-            _run_in_place(graph, node, in_place)
+        sharing = holders[storage(source)]
+        if _has_layout_of(source, node) and _is_only_for(node, sharing, donated):
+            run = _write_over if donated.intersection(sharing) else _run_in_place
+            run(graph, node, in_place)
             reused += 1
     return reused
 
@@ -64,24 +72,50 @@ def _has_layout_of(source: Node, result: Node) -> bool:
     return same and x.is_contiguous() and y.is_contiguous()
 
 
-def _is_only_for(node: Node, holders: set[Node]) -> bool:
-    """Whether the memory that ``holders`` share is allocated in this graph and read only by
-    ``node``."""
+def _donated(graph: Graph) -> set[Node]:
+    """The inputs of a backward graph whose memory the forward graph has allocated and nothing but
+    the backward graph holds."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    # AOTAutograd gives the indices while it compiles the forward graph too, whose inputs are the
+    # caller's. Only a backward graph has tangents, which torch's partitioner knows by their name.
+    if not any("tangents" in str(node.target) for node in inputs):
+        return set()
+    return {inputs[index] for index in get_donated_idxs() or ()}
+
+
+def _is_only_for(node: Node, holders: set[Node], donated: set[Node]) -> bool:
+    """Whether the memory that ``holders`` share is allocated in this graph, or donated to it, and
+    read only by ``node``."""
     return all(
-        holder.op == "call_function" and holders.union([node]).issuperset(holder.users)
+        (holder.op == "call_function" or holder in donated)
+        and holders.union([node]).issuperset(holder.users)
         for holder in holders
     )
 
 
 def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
-    named = named_arguments(node.target, node.args, node.kwargs)
-    names = [argument.name for argument in in_place._schema.arguments]
-    arguments = {name: value for name, value in named.items() if name in names}
     with graph.inserting_before(node):
         functional = torch.ops.higher_order.auto_functionalized
-        both = graph.call_function(functional, (in_place,), arguments)
+        both = graph.call_function(functional, (in_place,), _arguments_of(node, in_place))
         both.meta["val"] = (None, node.meta["val"])
         result = graph.call_function(operator.getitem, (both, 1))
         result.meta.update(node.meta)
     node.replace_all_uses_with(result)
     graph.erase_node(node)
+
+
+def _write_over(graph: Graph, node: Node, in_place: Any) -> None:
+    """Writes into donated memory by the op itself: Inductor would lower the functional call to a
+    copy of the memory to itself, which reads and writes it once more."""
+    source = node.args[0]
+    with graph.inserting_before(node):
+        written = graph.call_function(in_place, (), _arguments_of(node, in_place))
+        written.meta["val"] = None
+    node.replace_all_uses_with(source)
+    graph.erase_node(node)
+
+
+def _arguments_of(node: Node, in_place: Any) -> dict[str, Any]:
+    named = named_arguments(node.target, node.args, node.kwargs)
+    names = [argument.name for argument in in_place._schema.arguments]
+    return {name: value for name, value in named.items() if name in names}

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from fusedops import config
+from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.products import feeds_products, is_product
 from fusedops.graph.analysis.values import hints, value
@@ -27,6 +28,8 @@ from fusedops.graph.rule import Match, OpCall
 
 _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
 _DROPOUT = "softmax_dropout[causal]"
+#: A cross entropy whose backward pass cannot write over the logits.
+_KEPT_LOGITS = "cross_entropy[kept]"
 #: The names under which ops are measured, if not their own; the first one in the table is used.
 _MEASURED_AS = {
     "masked_softmax": (_ADDITIVE,),
@@ -157,6 +160,8 @@ def _becomes_sdpa(match: Match) -> bool:
 def _size(match: Match) -> Size | None:
     """Rows and columns of the result, with symbols replaced by their values at capture; None if
     there are none."""
+    if match.op == "cross_entropy":
+        return _size_of_logits(match)
     result = value(next(iter(match.results)))
     shape = hints(result)
     if shape is None:
@@ -173,6 +178,23 @@ def _size(match: Match) -> Size | None:
     else:
         cols = row_shape[arguments.get("dim", -1)] if row_shape else 1
     return Size(math.prod(shape) // max(cols, 1), cols, result.dtype)
+
+
+def _size_of_logits(match: Match) -> Size | None:
+    """The rows and classes of a cross entropy, whose result is smaller."""
+    input, logits = match.call.arguments["input"], value(_logits(match))
+    shape = hints(logits)
+    if shape is None:
+        return None
+    cols = shape[input.args[1][-1] if isinstance(input, OpCall) else -1]
+    return Size(math.prod(shape) // max(cols, 1), cols, logits.dtype)
+
+
+def _logits(match: Match) -> Node:
+    """The logits of a cross entropy, before a permutation of their dimensions."""
+    input = match.call.arguments["input"]
+    logits: Node = input.args[0] if isinstance(input, OpCall) else input
+    return logits
 
 
 def _estimate(
@@ -202,6 +224,8 @@ def _estimate(
 
 def _measured_as(match: Match) -> tuple[str, ...]:
     """The names under which the op may be in a table, the closest first."""
+    if match.op == "cross_entropy" and _is_trained(match) and _keeps_logits(match):
+        return (_KEPT_LOGITS,)
     names = _MEASURED_AS.get(match.op, (match.op,))
     can_be_causal = match.op in ("masked_softmax", "masked_softmax_sinks")
     return (_CAUSAL, *names) if can_be_causal and match.call.arguments.get("causal") else names
@@ -241,11 +265,35 @@ def _probably_slower(match: Match, size: Size, copied_bytes: int) -> str | None:
     over memory, or if there is no neighbour that Inductor could fuse with."""
     if size.elements < _FEW_ELEMENTS:
         return f"too small to pay: {size.elements} elements"
+    if match.op == "cross_entropy":
+        return _keeps_logits(match) if _is_trained(match) else None
     if copied_bytes:
         return "eager's strides take a copy, and no measurement says that this pays"
     if len(match.fused_nodes) > 1 or not _barrier_bytes(match):
         return None
     return "Inductor fuses it with its neighbours, and no measurement says that this is slower"
+
+
+def _keeps_logits(match: Match) -> str | None:
+    """Why the backward pass of a cross entropy has to allocate a gradient as large as the logits,
+    which costs more than its kernel; None if it can write over them, because the graph computes
+    them and nothing needs them later."""
+    logits = _logits(match)
+    holders = storages.holders_of(logits)
+    if not all(holder.op.startswith("call") for holder in holders):
+        return "the logits are an input of the graph: compile the model with its loss"
+    if storages.is_returned(logits):
+        return "the logits are returned: compile the step with its loss"
+    ours = {*holders, *match.fused_nodes, match.call.node}
+    others = (user for holder in holders for user in users(holder) if user not in ours)
+    if any(_is_differentiated(user) for user in others):
+        return "something else is differentiated with respect to the logits"
+    return None
+
+
+def _is_differentiated(node: Node) -> bool:
+    result = value(node)
+    return isinstance(result, torch.Tensor) and result.requires_grad
 
 
 def _is_trained(match: Match) -> bool:

@@ -336,3 +336,13 @@ _STEPS = {
     "tanh": _through_tanh,
 }
 _STEPS_UNDER_A_CAP = {kind: _STEPS[kind] for kind in ("cast", "mul", "div")}
+
+
+def through_factor(scores: Scores, call: Call) -> Scores | None:
+    """The scores with a cast, a factor or a soft cap before them taken in; None for another
+    call."""
+    steps = _STEPS_UNDER_A_CAP if scores.softcap is not None else _STEPS_UNDER_A_CAP | _CAP
+    return steps[call.kind](scores, call) if call.kind in steps else None
+
+
+_CAP = {"tanh": _through_tanh}

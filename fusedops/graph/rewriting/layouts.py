@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.values import bytes_of, value
 from fusedops.graph.rewriting.evaluation import Evaluation
-from fusedops.graph.rule import Match, OpCall, schema_of
+from fusedops.graph.rule import Match, OpCall, Output, schema_of
 
 aten = torch.ops.aten
 
@@ -203,7 +203,7 @@ def _permuted_broadcast(argument: Any, order: Order, evaluation: Evaluation) -> 
 
 
 def _in_order(
-    call: OpCall, order: Order | None, used: Mapping[Node, int | None], evaluation: Evaluation
+    call: OpCall, order: Order | None, used: Mapping[Node, Output], evaluation: Evaluation
 ) -> Replacement:
     """The replacement by `call` on permuted inputs, or on the inputs as they are."""
     new = call if order is None else _permuted(call, order, evaluation)
@@ -211,7 +211,7 @@ def _in_order(
 
 
 def _permuted_by_rule(
-    call: OpCall, order: Order, used: Mapping[Node, int | None], evaluation: Evaluation
+    call: OpCall, order: Order, used: Mapping[Node, Output], evaluation: Evaluation
 ) -> Replacement:
     """The replacement by `call`, whose input has that order already. The op copies an input whose
     rows are not adjacent in memory."""
@@ -222,15 +222,21 @@ def _permuted_by_rule(
 
 
 def _with_results(
-    new: OpCall, order: Order | None, used: Mapping[Node, int | None], evaluation: Evaluation
+    new: OpCall, order: Order | None, used: Mapping[Node, Output], evaluation: Evaluation
 ) -> Replacement:
     results, copied_bytes = {}, 0
     for old, index in used.items():
-        output = new if index is None else OpCall(operator.getitem, (new, index))
+        output = _output(new, index)
         restored = _restored(output, order, value(old), evaluation)
         results[old] = _with_size_one_strides(restored, value(old), new, evaluation)
         copied_bytes += is_copied(results[old]) * 2 * bytes_of(value(old))
     return Replacement(new, results, evaluation, copied_bytes)
+
+
+def _output(new: OpCall, output: Output) -> OpCall:
+    if output is None:
+        return new
+    return OpCall(operator.getitem, (new, output)) if isinstance(output, int) else output(new)
 
 
 def is_copied(result: OpCall) -> bool:

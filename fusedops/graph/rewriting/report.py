@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch._guards import CompileContext
 from torch.fx import Node
 
-from fusedops.graph.analysis.aliases import CROSS_ENTROPY, SDPA
+from fusedops.graph.analysis.aliases import SDPA
 from fusedops.graph.analysis.values import value
 from fusedops.graph.policy.decision import BECOMES_SDPA, NEVER_MATERIALISED, Decision, Estimate
 from fusedops.graph.policy.traffic import bytes_saved
@@ -30,7 +30,7 @@ log = logging.getLogger("fusedops")
 Shape = tuple[int | str, ...]
 
 #: Reasons of sites whose code by Inductor is faster than any softmax kernel could be.
-_ON_PURPOSE_REASONS = (SDPA, CROSS_ENTROPY, BECOMES_SDPA, NEVER_MATERIALISED)
+_ON_PURPOSE_REASONS = (SDPA, BECOMES_SDPA, NEVER_MATERIALISED)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import starmap, takewhile
+from itertools import chain, starmap, takewhile
 from typing import Any
 
 import torch
@@ -68,25 +68,28 @@ def rewrite_graph(
     with modes.barriers(graph):
         storages.record(graph)
         modes.record(graph)
-        sites = [
-            site for rules in (STACKS, RULES) for site in _visit_all(graph, rules, names or {})
-        ]
+        places = {node: place for place, node in enumerate(graph.nodes)}
+        visits = (_visit_all(graph, rules, names or {}) for rules in (STACKS, RULES))
+        sites = sorted(chain.from_iterable(visits), key=lambda found: places[found[0]])
     checkpoints.keep_selection(graph)
-    return Report(tuple(sites), ((before, _code(graph)),) if show else ())
+    return Report(tuple(site for _, site in sites), ((before, _code(graph)),) if show else ())
 
 
 def _code(graph: Graph) -> str:
     return graph.python_code("self", verbose=True).src
 
 
-def _visit_all(graph: Graph, rules: Sequence[Rule], names: Mapping[str, str]) -> Iterator[Site]:
-    """Tries the rules on all nodes except dead ones. These would otherwise become outputs of ops
-    that are not dead, and give gradients of zeros where eager gives none."""
+def _visit_all(
+    graph: Graph, rules: Sequence[Rule], names: Mapping[str, str]
+) -> Iterator[tuple[Node, Site]]:
+    """Tries the rules on all nodes except dead ones, and yields those that are a site. Dead nodes
+    would otherwise become outputs of ops that are not dead, and give gradients of zeros where eager
+    gives none."""
     alive = live(graph)
     for node, transformed in walk(graph):
         site = _visit(node, rules, transformed, names) if node in alive else None
         if site is not None:
-            yield site
+            yield node, site
 
 
 def _visit(

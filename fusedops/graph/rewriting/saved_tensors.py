@@ -28,7 +28,7 @@ from fusedops.graph.analysis.calls import as_call
 from fusedops.graph.analysis.values import value
 from fusedops.graph.rewriting import layouts
 from fusedops.graph.rewriting.layouts import Replacement
-from fusedops.graph.rule import Match, OpCall, schema_of
+from fusedops.graph.rule import Match, OpCall, Output, schema_of
 
 aten = torch.ops.aten
 
@@ -109,13 +109,14 @@ def with_cloned_results(
     )
 
 
-def _saves(old: Node, index: int | None, is_unsavable: IsUnsavable) -> bool:
+def _saves(old: Node, output: Output, is_unsavable: IsUnsavable) -> bool:
     """Whether the op saves the output that replaces `old`, and must not. The first of several
     outputs is never saved."""
     call = as_call(old)
-    if index == 0 or (call is not None and call.kind in _SAVE_THEIR_RESULT):
+    if output == 0 or (call is not None and call.kind in _SAVE_THEIR_RESULT):
         return False
-    return is_unsavable(old) or (index is None and _may_be_written_outside(old))
+    is_whole = not isinstance(output, int)
+    return is_unsavable(old) or (is_whole and _may_be_written_outside(old))
 
 
 def _may_be_written_outside(node: Node) -> bool:

@@ -51,6 +51,7 @@ from __future__ import annotations
 
 from fusedops.graph.rule import Rule
 from fusedops.graph.rules.add_norm import AddNorm
+from fusedops.graph.rules.cross_entropy import CrossEntropy
 from fusedops.graph.rules.group_norm import GroupNorm
 from fusedops.graph.rules.leaf import Leaf
 from fusedops.graph.rules.masked_softmax import MaskedSoftmax
@@ -82,4 +83,4 @@ RULES: tuple[Rule, ...] = (
     Leaf(),
 )
 #: Rules for sites that contain other sites; they are tried on the whole graph first.
-STACKS: tuple[Rule, ...] = (Stack(RULES),)
+STACKS: tuple[Rule, ...] = (Stack(RULES), CrossEntropy())

@@ -1,0 +1,54 @@
+"""Reads what models do to logits before a loss: casts, views of the rows, a scale, a soft cap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.steps import call_of
+from fusedops.graph.analysis.values import value
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.readers.scores import Scores, through_factor
+
+
+def read_logits(logits: Node, readers: Iterable[Node]) -> Scores:
+    """The tensor whose rows of the last dimension, scaled and capped, are `logits`; it may have
+    other dimensions before the last one. `readers` are the calls of the loss.
+
+    The shifted logits of a language model are read through the copy that makes them contiguous:
+
+        before    shifted = logits[:, :-1].contiguous();  flat = shifted.view(-1, classes)
+        after     logits[:, :-1], whose rows the op reads where they are
+    """
+    read = Scores(logits)
+    ours = set(readers)
+    while (call := call_of(read.input)) is not None:
+        further = through_factor(read, call) or _through_view(read, call)
+        ours.add(call.node)
+        if further is None or not ours.issuperset(users(call.node)) or not _is_safe(further, call):
+            break
+        read = replace(further, nodes=(call.node, *read.nodes))
+    return read
+
+
+def _through_view(read: Scores, call: Call) -> Scores | None:
+    """The logits before a copy, or before a view that leaves the rows of the last dimension."""
+    source, result = value(call.arguments.get("input")), value(call.node)
+    if call.kind not in ("same", "reshape") or not isinstance(source, torch.Tensor):
+        return None
+    has_rows = source.dim() > 0 and result.dim() > 0
+    if not has_rows or not statically_known_true(source.shape[-1] == result.shape[-1]):
+        return None
+    return replace(read, input=call.arguments["input"])
+
+
+def _is_safe(read: Scores, step: Call) -> bool:
+    """Whether the op computes the step in the precision in which it was written."""
+    dtype, result = value(read.input).dtype, value(step.node).dtype
+    return dtype in KERNEL_DTYPES and (result == torch.float64) == (dtype == torch.float64)

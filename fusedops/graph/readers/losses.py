@@ -1,0 +1,289 @@
+"""Recognises the cross entropy of a class for each row of logits, in the forms in which models
+write it: as a call, and as the class's element of a log_softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.analysis.calls import Call, ModuleAttribute, kind_of
+from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.steps import (
+    before_view_chain,
+    call_of,
+    difference,
+    has_shape,
+    reduced_dims,
+    same_value,
+    upstream,
+)
+from fusedops.graph.analysis.values import constant, value
+from fusedops.graph.readers.softmax_chain import SoftmaxChain, read_softmax
+from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
+from fusedops.graph.rule import OpCall
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The cross entropies of rows of logits, or what a model reduces them to.
+
+    logits: their dimension `dim` has the classes.
+    target: the class of each row.
+    nodes: the calls that compute the loss, in program order; the last one is the result.
+    ignore_index: the class whose rows do not count; None if all count.
+    is_log_probability: whether the result is the negative of the losses, as a gather of a
+        log_softmax is.
+    refusal: why no op computes it, or None.
+    """
+
+    logits: Node
+    dim: int
+    target: Node | OpCall
+    nodes: tuple[Node, ...]
+    weight: Node | ModuleAttribute | None = None
+    ignore_index: int | None = None
+    reduction: str = "none"
+    label_smoothing: float = 0.0
+    is_log_probability: bool = False
+    refusal: str | None = None
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+
+def read_loss(call: Call) -> Loss | None:
+    """The loss that ends in `call`, or None."""
+    if call.kind in ("cross_entropy", "nll_loss"):
+        return _read_call(call)
+    find = {"gather": _read_gather, "sum": _read_one_hot}.get(call.kind, _read_difference)
+    return None if call.refusal else find(call)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+#: The reductions of ATen's losses, by their numbers.
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def _read_call(call: Call) -> Loss | None:
+    arguments = call.arguments
+    logits, target = value(arguments["input"]), value(arguments["target"])
+    if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return None
+    reduction = arguments["reduction"]
+    loss = Loss(
+        arguments["input"],
+        1 if logits.dim() > 1 else 0,
+        arguments["target"],
+        (call.node,),
+        arguments["weight"],
+        arguments["ignore_index"],
+        _REDUCTIONS[reduction] if isinstance(reduction, int) else reduction,
+        arguments.get("label_smoothing", 0.0),
+        refusal=call.refusal or _unsupported(arguments),
+    )
+    return loss if call.kind == "cross_entropy" else _before_nll_loss(loss)
+
+
+def _unsupported(arguments: dict[str, Any]) -> str | None:
+    """Why the op does not compute a call of a loss with these arguments, or None."""
+    target, smoothing = value(arguments["target"]), arguments.get("label_smoothing", 0.0)
+    weight = arguments["weight"]
+    tensor = weight.tensor if isinstance(weight, ModuleAttribute) else value(weight)
+    if arguments["size_average"] is not None or arguments["reduce"] is not None:
+        return "size_average and reduce are deprecated"
+    if target.dtype != torch.int64:
+        is_floating = target.dtype.is_floating_point
+        return f"the target {'has class probabilities' if is_floating else f'is {target.dtype}'}"
+    if arguments["ignore_index"] is None or smoothing is None:
+        return "ignore_index or label_smoothing is not a number known at compile time"
+    if tensor is not None and smoothing:
+        return "label smoothing with class weights"
+    return "the class weights require grad" if tensor is not None and tensor.requires_grad else None
+
+
+def _before_nll_loss(loss: Loss) -> Loss | None:
+    """The loss with the log_softmax that an nll_loss reads."""
+    chain = _log_softmax(loss.logits, loss.last)
+    if chain is None or not _is_dim(chain, loss.dim):
+        return None
+    return replace(loss, logits=chain.input, nodes=(*chain.nodes, *loss.nodes))
+
+
+def _log_softmax(node: Any, reader: Node) -> SoftmaxChain | None:
+    """The log_softmax that a node is, if `reader` alone reads it."""
+    if not isinstance(node, Node) or users(node) != [reader]:
+        return None
+    cast = call_of(node, "cast")
+    for candidate in (node, cast.arguments["input"] if cast else None):
+        call = call_of(candidate)
+        chain = (read_softmax(call) or read_softmax_decomposed(call)) if call else None
+        if chain is not None and chain.last is node:
+            fits = chain.op == "log_softmax" and not (chain.refusal or chain.needs_masks)
+            return chain if fits else None
+    return None
+
+
+def _is_dim(chain: SoftmaxChain, dim: int) -> bool:
+    rank = value(chain.input).dim()
+    return isinstance(chain.dim, int) and chain.dim % max(rank, 1) == dim % max(rank, 1)
+
+
+# --- the element of a log_softmax -----------------------------------------------------------------
+
+
+def _read_gather(call: Call) -> Loss | None:
+    """log_softmax(x, -1).gather(-1, target.unsqueeze(-1)), also as torch.distributions.Categorical
+    writes it, which broadcasts both first."""
+    index = _class_index(call)
+    input, reader = _before_broadcast(call.arguments["input"], call.node)
+    chain = None if index is None else _log_softmax(input, reader)
+    if index is None or chain is None or not _is_dim(chain, -1):
+        return None
+    return _private(call, chain.input, index, is_log_probability=True)
+
+
+def _private(call: Call, logits: Node, target: OpCall | Node, is_log_probability: bool) -> Loss | None:
+    """The loss that `call` and the calls before it compute, if nothing else uses these."""
+    operand = target.args[0] if isinstance(target, OpCall) else target
+    nodes = tuple(sorted(upstream(call.node, until={logits, operand})))
+    is_private = all(set(nodes).issuperset(users(node)) for node in nodes if node is not call.node)
+    loss = Loss(logits, -1, target, nodes, is_log_probability=is_log_probability)
+    return loss if is_private else None
+
+
+def _class_index(gather: Call) -> OpCall | None:
+    """The classes of the rows, if a gather takes one column of each row."""
+    source, index = value(gather.arguments["input"]), value(gather.arguments["index"])
+    if not isinstance(source, torch.Tensor) or not isinstance(index, torch.Tensor):
+        return None
+    rank = source.dim()
+    dim = constant(gather.arguments["dim"])
+    if rank == 0 or not isinstance(dim, int) or dim % rank != rank - 1:
+        return None
+    column = _before_slice(gather.arguments["index"])
+    if index.dtype != torch.int64 or not has_shape(column, (*source.shape[:-1], 1)):
+        return None
+    return OpCall(aten.squeeze.dim, (column, -1))
+
+
+def _before_slice(index: Node) -> Node:
+    """The column of classes of which an index is the first column, after it was broadcast to all
+    of them; or the index itself."""
+    call = call_of(index, "item")
+    if call is None or call.arguments["index"] != (..., slice(None, 1, None)):
+        return index
+    column, _ = _before_broadcast(call.arguments["input"], index)
+    return column if has_shape(column, value(index).shape) else index
+
+
+def _before_broadcast(node: Any, reader: Node) -> tuple[Any, Node]:
+    """What torch.broadcast_tensors makes `node` of, and the call that reads it; or `node` and its
+    reader."""
+    call = call_of(node, "item")
+    source = call.arguments["input"] if call else None
+    if call is None or not isinstance(source, Node) or kind_of(source) != "broadcast_tensors":
+        return node, reader
+    return source.args[call.arguments["index"]], source
+
+
+def _read_one_hot(call: Call) -> Loss | None:
+    """(log_softmax(x, -1) * one_hot(target, classes)).sum(-1)"""
+    product = call_of(call.arguments["input"], "mul")
+    if product is None or users(product.node) != [call.node]:
+        return None
+    dims = reduced_dims(call, value(product.node))
+    if dims != (value(product.node).dim() - 1,) or call.arguments.get("keepdim"):
+        return None
+    first, second = product.arguments["input"], product.arguments["other"]
+    for logarithm, hot in ((first, second), (second, first)):
+        chain = _log_softmax(logarithm, product.node)
+        target = _one_hot_target(hot, chain.input) if chain else None
+        if chain is not None and target is not None and _is_dim(chain, -1):
+            return _private(call, chain.input, target, is_log_probability=True)
+    return None
+
+
+def _one_hot_target(node: Any, logits: Node) -> Node | None:
+    cast = call_of(node, "cast")
+    call = call_of(cast.arguments["input"] if cast else node, "one_hot")
+    classes = constant(call.arguments.get("num_classes")) if call else None
+    if call is None or not statically_known_true(classes == value(logits).shape[-1]):
+        return None
+    target: Node = call.arguments["input"]
+    return target
+
+
+# --- logsumexp(x) - x[target] ---------------------------------------------------------------------
+
+
+def _read_difference(call: Call) -> Loss | None:
+    """logsumexp(x, -1) - x.gather(-1, target.unsqueeze(-1)).squeeze(-1), or its negative."""
+    operands = difference(call.node)
+    if operands is None or not isinstance(value(call.node), torch.Tensor):
+        return None
+    for total, element, is_log_probability in ((*operands, False), (*operands[::-1], True)):
+        loss = _of_parts(call, total, element, is_log_probability)
+        if loss is not None:
+            return loss
+    return None
+
+
+def _of_parts(call: Call, total: Any, element: Any, is_log_probability: bool) -> Loss | None:
+    gather = call_of(_before_squeeze(element), "gather")
+    index = _class_index(gather) if gather else None
+    logits = _summed_logits(total)
+    if gather is None or index is None or logits is None:
+        return None
+    if not same_value(logits, gather.arguments["input"]):
+        return None
+    if not all(has_shape(node, value(call.node).shape) for node in (total, element)):
+        return None
+    return _private(call, logits, index, is_log_probability)
+
+
+def _summed_logits(total: Any) -> Node | None:
+    """x, if a node is logsumexp(x, -1), or the stack of logsumexp(x[i], -1) for every i."""
+    node = before_view_chain(total)
+    logarithm, stack = call_of(node, "logsumexp"), call_of(node, "stack")
+    if logarithm is not None:
+        logits: Node = logarithm.arguments["input"]
+        dims = reduced_dims(logarithm, value(logits))
+        return logits if dims == (value(logits).dim() - 1,) else None
+    if stack is None or constant(stack.arguments.get("dim", 0)) != 0:
+        return None
+    parts = [call_of(_summed_logits(part), "item") for part in stack.arguments["tensors"]]
+    sources = [part.arguments["input"] if part else None for part in parts]
+    if not isinstance(sources[0], Node) or any(source is not sources[0] for source in sources):
+        return None
+    places = [part.arguments["index"] for part in parts if part]
+    is_whole = statically_known_true(value(sources[0]).shape[0] == len(places))
+    return sources[0] if is_whole and places == list(range(len(places))) else None
+
+
+def _before_squeeze(node: Any) -> Any:
+    call = call_of(before_view_chain(node))
+    return call.arguments["input"] if call is not None and call.kind == "squeeze" else node
+
+
+# --- logsumexp beside a loss ----------------------------------------------------------------------
+
+
+def log_sums(loss: Loss) -> list[Node]:
+    """The calls that compute the logsumexp of the same rows, as a z-loss does."""
+    rank = value(loss.logits).dim()
+    calls = (call_of(user, "logsumexp") for user in users(loss.logits))
+    return [
+        call.node
+        for call in calls
+        if call is not None
+        and call.node not in loss.nodes
+        and reduced_dims(call, value(loss.logits)) == (loss.dim % max(rank, 1),)
+    ]

@@ -1,0 +1,173 @@
+"""The cross entropy of rows of logits, and the log-probability of a class, in one pass over them.
+
+before    loss = F.cross_entropy(logits.float().view(-1, classes), target.view(-1))
+after     losses, lse, lse_error = torch.ops.fusedops.cross_entropy(logits, target, -100)
+          loss = losses.sum() / (target != -100).sum()
+
+before    y = torch.log_softmax(logits, -1).gather(-1, target.unsqueeze(-1))
+after     losses, lse, lse_error = torch.ops.fusedops.cross_entropy(logits, target, None)
+          y = -losses.unsqueeze(-1)
+
+The op reads logits through casts, views, a scale and a soft cap. A logsumexp of the same logits, as
+in a z-loss, is its second output. Class weights, masks and reductions are calls on one number a
+row, which Inductor fuses.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.analysis import modes, storages
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.steps import has_shape
+from fusedops.graph.analysis.values import value
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.readers.logits import read_logits
+from fusedops.graph.readers.losses import Loss, log_sums, read_loss
+from fusedops.graph.readers.scores import Scores
+from fusedops.graph.rule import Match, OpCall, Output, Rule
+
+aten = torch.ops.aten
+
+
+class CrossEntropy(Rule):
+    """A cross entropy, or the element of a log_softmax at a class."""
+
+    name = "cross_entropy"
+
+    def match(self, call: Call) -> Match | None:
+        loss = read_loss(call)
+        return None if loss is None else _match(loss)
+
+    def refusal(self, match: Match) -> str | None:
+        input, site = match.call.arguments["input"], match.call.node
+        logits = input.args[0] if isinstance(input, OpCall) else input
+        if value(logits).dtype not in KERNEL_DTYPES:
+            return f"unsupported dtype {value(logits).dtype}"
+        if storages.is_written_after(logits, site, {site, *match.fused_nodes}):
+            return "the logits are written in place after the loss, which the backward pass reads"
+        made_elsewhere = modes.has_left_inference_mode(site, logits)
+        return "the logits were made in inference mode" if made_elsewhere else None
+
+
+def _match(loss: Loss) -> Match:
+    beside = [] if loss.refusal else _before_target(loss, log_sums(loss))
+    is_last = loss.dim % max(value(loss.logits).dim(), 1) == value(loss.logits).dim() - 1
+    logits = read_logits(loss.logits, {*loss.nodes, *beside}) if is_last else Scores(loss.logits)
+    refusal = loss.refusal or (None if is_last else _not_adjacent(loss))
+    arguments = {
+        "input": logits.input if is_last else _with_classes_last(loss),
+        "target": loss.target,
+        "ignore_index": loss.ignore_index,
+        "label_smoothing": loss.label_smoothing,
+        "scale": logits.scale,
+        "softcap": logits.softcap,
+        "reads_ignored": bool(beside),
+    }
+    if logits.input is not loss.logits and not refusal and not _same_rows(logits.input, loss):
+        arguments["target"] = _shaped(loss.target, logits.input, value(logits.input).shape[:-1])
+    nodes = tuple(sorted({*logits.nodes, *loss.nodes, *beside}))
+    results: dict[Node, Output] = {loss.last: partial(_result, loss)}
+    results |= {node: partial(_log_sum, loss, node) for node in beside}
+    site = Call("cross_entropy", "cross_entropy", loss.last, arguments, refusal)
+    return Match(
+        site,
+        "cross_entropy",
+        results,
+        nodes if len(nodes) > 1 else (),
+        insert_before=min(results),
+    )
+
+
+def _same_rows(logits: Node, loss: Loss) -> bool:
+    return has_shape(logits, value(loss.logits).shape)
+
+
+def _before_target(loss: Loss, beside: Sequence[Node]) -> list[Node]:
+    """The calls beside the loss that come after its target, so that one op can compute both."""
+    target = loss.target.args[0] if isinstance(loss.target, OpCall) else loss.target
+    operands = [node for node in (target, loss.weight) if isinstance(node, Node)]
+    return [node for node in beside if all(operand < node for operand in operands)]
+
+
+def _not_adjacent(loss: Loss) -> str | None:
+    stride = value(loss.logits).stride(loss.dim)
+    is_adjacent = statically_known_true(stride == 1)
+    return None if is_adjacent else "the classes of a row are not adjacent in memory"
+
+
+def _with_classes_last(loss: Loss) -> OpCall:
+    rank = value(loss.logits).dim()
+    dims = [*(dim for dim in range(rank) if dim != loss.dim), loss.dim]
+    return OpCall(aten.permute.default, (loss.logits, dims))
+
+
+# --- from losses to the result --------------------------------------------------------------------
+
+
+def _result(loss: Loss, op: OpCall) -> OpCall:
+    """What the model reduces the op's losses to, in the dtype and shape of its own result."""
+    losses = OpCall(operator.getitem, (op, 0))
+    if loss.is_log_probability:
+        losses = OpCall(aten.neg.default, (losses,))
+    counted = _counted(loss, op)
+    weights = _weights(loss, op, counted)
+    if weights is not None:
+        losses = OpCall(aten.mul.Tensor, (losses, weights))
+    if loss.reduction == "none":
+        return _as_result(losses, loss, loss.last, op)
+    total = OpCall(aten.sum.default, (losses,))
+    if loss.reduction == "mean":
+        count = OpCall(aten.sum.default, (counted if weights is None else weights,))
+        total = OpCall(aten.div.Tensor, (total, count))
+    return _as_result(total, loss, loss.last, op)
+
+
+def _counted(loss: Loss, op: OpCall) -> OpCall:
+    """Which rows are not ignored."""
+    return OpCall(aten.ne.Scalar, (op.args[1], loss.ignore_index))
+
+
+def _weights(loss: Loss, op: OpCall, counted: OpCall) -> OpCall | None:
+    """The weight of each row's class, 0 for rows that are ignored."""
+    if loss.weight is None:
+        return None
+    classes = OpCall(aten.where.ScalarOther, (counted, op.args[1], 0))
+    weights = OpCall(aten.index.Tensor, (loss.weight, [classes]))
+    weights = OpCall(aten.to.dtype, (weights, _wide(loss)))
+    return OpCall(aten.where.ScalarOther, (counted, weights, 0.0))
+
+
+def _log_sum(loss: Loss, node: Node, op: OpCall) -> OpCall:
+    return _as_result(OpCall(operator.getitem, (op, 1)), loss, node, op)
+
+
+def _as_result(computed: OpCall, loss: Loss, old: Node, op: OpCall) -> OpCall:
+    """`computed`, one number a row or one in all, in the shape and dtype of the node `old`."""
+    eager, logits = value(old), op.args[0]
+    has_rows = isinstance(logits, Node) and has_shape(old, value(logits).shape[:-1])
+    if eager.dim() > 0 and not has_rows:
+        computed = _shaped(computed, old, eager.shape)
+    is_wide = eager.dtype == _wide(loss)
+    return computed if is_wide else OpCall(aten.to.dtype, (computed, eager.dtype))
+
+
+def _wide(loss: Loss) -> torch.dtype:
+    """The dtype of the op's losses."""
+    return torch.promote_types(value(loss.logits).dtype, torch.float32)
+
+
+def _shaped(tensor: Any, like: Node, shape: Sequence[Any]) -> OpCall:
+    """`tensor` in a shape of the first sizes of `like`."""
+    sizes = [
+        size if isinstance(size, int) else OpCall(aten.sym_size.int, (like, dim))
+        for dim, size in enumerate(shape)
+    ]
+    return OpCall(aten.reshape.default, (tensor, sizes))

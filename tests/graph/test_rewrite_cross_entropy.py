@@ -1,0 +1,251 @@
+"""Cross entropies and log-probabilities of a class, however they are written, become one op that
+reads the logits once, and whose backward pass writes over logits that nothing else needs."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import rewritten_alike
+from torch import nn
+from torch._inductor.utils import fresh_cache, run_and_get_code
+
+CLASSES = 37
+
+
+def _logits(h, w):
+    return h @ w.T
+
+
+def _flat(h, w):
+    return _logits(h, w).view(-1, CLASSES)
+
+
+def _shifted(h, w, target):
+    shifted = _logits(h, w)[..., :-1, :].contiguous()
+    return F.cross_entropy(shifted.view(-1, CLASSES), target[..., 1:].contiguous().view(-1))
+
+
+def _z_loss(h, w, target):
+    logits = _flat(h, w)
+    return F.cross_entropy(logits, target.view(-1)) + 0.1 * logits.logsumexp(-1).pow(2).mean()
+
+
+def _difference(h, w, target):
+    logits = _logits(h, w)
+    return logits.logsumexp(-1) - logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
+def _selective_log_softmax(h, w, target):
+    logits = _logits(h, w)
+    selected = torch.gather(logits, -1, target.unsqueeze(-1)).squeeze(-1)
+    return selected - torch.stack([torch.logsumexp(row, dim=-1) for row in logits])
+
+
+def _categorical(h, w, target):
+    policy = torch.distributions.Categorical(logits=_logits(h, w), validate_args=False)
+    return policy.log_prob(target)
+
+
+def _soft_capped(h, w, target):
+    capped = torch.tanh(_logits(h, w) / 3.0) * 3.0
+    return F.cross_entropy(capped.view(-1, CLASSES), target.view(-1))
+
+
+#: Forms without ignored rows, and the arguments of the op that differ from their defaults.
+CALLS = {
+    "of rows": (lambda h, w, t: F.cross_entropy(_flat(h, w), t.view(-1)), {}),
+    "positional": (
+        lambda h, w, t: F.cross_entropy(_flat(h, w), t.view(-1), None, None, 3, None, "mean", 0.0),
+        {"ignore_index": 3},
+    ),
+    "summed": (
+        lambda h, w, t: F.cross_entropy(_flat(h, w), t.view(-1), reduction="sum") / 7,
+        {},
+    ),
+    "each": (lambda h, w, t: F.cross_entropy(_flat(h, w), t.view(-1), reduction="none"), {}),
+    "smoothed": (
+        lambda h, w, t: F.cross_entropy(_flat(h, w), t.view(-1), label_smoothing=0.1),
+        {"label_smoothing": 0.1},
+    ),
+    "weighted": (
+        lambda h, w, t: F.cross_entropy(_flat(h, w), t.view(-1), w.detach()[:, 0].abs()),
+        {},
+    ),
+    "classes before rows": (lambda h, w, t: F.cross_entropy(_logits(h, w).transpose(1, 2), t), {}),
+    "soft-capped": (_soft_capped, {"scale": 1.0, "softcap": 3.0}),
+    "shifted": (_shifted, {}),
+    "z-loss": (_z_loss, {"reads_ignored": True}),
+    "nll_loss": (
+        lambda h, w, t: F.nll_loss(_flat(h, w).log_softmax(-1), t.view(-1), ignore_index=3),
+        {"ignore_index": 3},
+    ),
+}
+LOG_PROBABILITIES = {
+    "gather": lambda h, w, t: (_logits(h, w) / 0.7).log_softmax(-1).gather(-1, t.unsqueeze(-1)),
+    "one-hot": lambda h, w, t: (_logits(h, w).log_softmax(-1) * F.one_hot(t, CLASSES)).sum(-1),
+    "difference": _difference,
+    "selective_log_softmax": _selective_log_softmax,
+    "Categorical": _categorical,
+}
+FORMS = {name: form for name, (form, _) in CALLS.items()} | LOG_PROBABILITIES
+
+
+def _inputs(dtype=torch.float64):
+    torch.manual_seed(0)
+    h = torch.randn(2, 5, 8, dtype=dtype, requires_grad=True)
+    w = torch.randn(CLASSES, 8, dtype=dtype, requires_grad=True)
+    return [h, w, torch.randint(CLASSES, (2, 5))]
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_loss_becomes_one_op_with_eagers_results_and_gradients(rewrite_dynamo, form):
+    rewritten = rewritten_alike(rewrite_dynamo, form, _inputs())
+    assert rewritten.replaced == {"cross_entropy": 1} and len(rewritten.calls) == 1
+    assert "log_softmax" not in rewritten.code and "logsumexp" not in rewritten.code
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_op_has_the_arguments_of_the_loss(rewrite_dynamo, name):
+    form, expected = CALLS[name]
+    rewritten = rewrite_dynamo(form, *_inputs())
+    (node,) = (n for g in rewritten.graphs for n in g.graph.nodes if "cross_entropy" in str(n))
+    defaults = (-100, 0.0, 1.0, None, False)
+    names = ("ignore_index", "label_smoothing", "scale", "softcap", "reads_ignored")
+    assert node.args[2:] == tuple({**dict(zip(names, defaults, strict=True)), **expected}.values())
+
+
+@pytest.mark.parametrize("entry", ["export", "symbolic_trace"])
+@pytest.mark.parametrize("name", ["of rows", "weighted", "z-loss", "gather"])
+def test_the_other_entries_find_it_too(entries, entry, name):
+    rewritten = rewritten_alike(entries[entry], FORMS[name], _inputs())
+    assert rewritten.replaced == {"cross_entropy": 1}
+
+
+@pytest.mark.parametrize("module", [nn.CrossEntropyLoss(torch.rand(CLASSES)), nn.NLLLoss()])
+def test_the_modules_are_read_by_symbolic_trace(entries, module):
+    module = module.double()
+
+    class Step(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.log = nn.LogSoftmax(-1) if isinstance(module, nn.NLLLoss) else nn.Identity()
+            self.loss = module
+
+        def forward(self, x, target):
+            return self.loss(self.log(x), target)
+
+    inputs = [torch.randn(6, CLASSES, dtype=torch.float64), torch.arange(6)]
+    rewritten = rewritten_alike(entries["symbolic_trace"], Step(), inputs)
+    assert rewritten.replaced == {"cross_entropy": 1}
+
+
+def test_ignored_rows_do_not_count(rewrite_dynamo):
+    h, w, target = _inputs()
+    target[0, 1:] = -100
+    rewritten_alike(rewrite_dynamo, FORMS["of rows"], [h, w, target])
+    rewritten_alike(rewrite_dynamo, FORMS["weighted"], [h, w, target])
+    rewritten_alike(rewrite_dynamo, FORMS["z-loss"], [h, w, target])
+    every_row = rewrite_dynamo(FORMS["of rows"], h, w, target)
+    assert every_row.call(h, w, target.fill_(-100)).isnan()
+
+
+def test_the_logits_are_read_before_their_casts_and_the_result_has_eagers_dtype(rewrite_dynamo):
+    def hugging_face(h, w, target):
+        return F.cross_entropy(_logits(h, w).float().view(-1, CLASSES), target.view(-1))
+
+    h, w, target = _inputs(torch.bfloat16)
+    for form, dtype in ((hugging_face, torch.float32), (FORMS["of rows"], torch.bfloat16)):
+        rewritten = rewrite_dynamo(form, h, w, target)
+        assert rewritten.replaced == {"cross_entropy": 1} and "float()" not in rewritten.code
+        assert rewritten.call(h, w, target).dtype == dtype
+
+
+def test_sizes_may_be_dynamic(rewrite_dynamo):
+    h, w, target = _inputs()
+    rewritten = rewrite_dynamo(FORMS["of rows"], h, w, target, dynamic=True)
+    longer, targets = torch.randn(3, 11, 8, dtype=torch.float64), torch.randint(CLASSES, (3, 11))
+    expected = FORMS["of rows"](longer, w, targets)
+    torch.testing.assert_close(rewritten.call(longer, w, targets), expected)
+
+
+REFUSED = {
+    "the target has class probabilities": lambda x, t: F.cross_entropy(x, x.detach().softmax(-1)),
+    "label smoothing with class weights": lambda x, t: F.cross_entropy(
+        x, t, x.detach()[0], label_smoothing=0.1
+    ),
+    "the classes of a row are not adjacent in memory": lambda x, t: F.cross_entropy(
+        x.view(1, 5, CLASSES), t[:1, None].expand(1, CLASSES)
+    ),
+    "size_average and reduce are deprecated": lambda x, t: F.cross_entropy(x, t, reduce=False),
+    "the logits are written in place after the loss, which the backward pass reads": (
+        lambda x, t: (lambda y: (F.cross_entropy(y, t), y.mul_(2)))(x * 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_the_op_does_not_compute_is_left_with_its_reason(rewrite_dynamo, reason):
+    x = torch.randn(5, CLASSES, requires_grad=True)
+    rewritten = rewrite_dynamo(REFUSED[reason], x, torch.arange(5))
+    assert rewritten.reasons == [reason]
+
+
+# --- the memory of the logits ---------------------------------------------------------------------
+
+
+def _large(requires_grad=True):
+    w = torch.randn(1024, 8, requires_grad=requires_grad)
+    return torch.randn(64, 8), w, torch.randint(1024, (64,))
+
+
+def _steps():
+    """Training steps, and the ops of their backward passes: with an underscore, over the logits."""
+    over, fresh = ["cross_entropy_backward_"], ["_cross_entropy_backward"]
+
+    def with_logits(read):
+        def step(h, w, target):
+            logits = h @ w.T
+            return read(logits, F.cross_entropy(logits, target), target)
+
+        return step
+
+    return {
+        "free": (with_logits(lambda x, loss, t: [loss]), over),
+        "a view": (
+            lambda h, w, t: [F.cross_entropy((h.view(4, 16, 8) @ w.T).view(-1, 1024), t)],
+            over,
+        ),
+        "also counted": (with_logits(lambda x, loss, t: [loss, x.argmax(-1) == t]), over),
+        "returned": (with_logits(lambda x, loss, t: [loss, x]), fresh),
+        "differentiated": (with_logits(lambda x, loss, t: [loss + x.square().mean()]), fresh),
+        "of two losses": (
+            with_logits(lambda x, loss, t: [loss + F.cross_entropy(x, t, label_smoothing=0.1)]),
+            fresh * 2,
+        ),
+        "an input": (lambda h, w, t: [F.cross_entropy(w, t.repeat(16) % 8)], fresh),
+    }
+
+
+STEPS = _steps()
+
+
+@pytest.mark.parametrize("step, expected", STEPS.values(), ids=STEPS)
+def test_the_gradient_is_written_over_logits_that_nothing_needs_later(step, expected):
+    h, w, target = _large()
+
+    def train():
+        results = torch.compile(step, backend="fusedops", fullgraph=True)(h, w, target)
+        before = [result.detach().clone() for result in results]
+        results[0].backward()
+        return results, before
+
+    with fresh_cache():
+        torch._dynamo.reset()
+        (results, before), codes = run_and_get_code(train)
+    call = r"^ *(?:\w+ = )?torch\.ops\.fusedops\.(\w*cross_entropy_backward_?)\."
+    assert re.findall(call, "\n".join(codes), re.MULTILINE) == expected
+    exact = w.detach().double().requires_grad_()
+    step(h.double(), exact, target)[0].backward()
+    torch.testing.assert_close(w.grad, exact.grad.float(), rtol=1e-5, atol=1e-7)
+    assert all(map(torch.equal, results, before))
