@@ -117,7 +117,12 @@ def test_a_graph_that_fails_is_named_and_does_not_stop_the_others(
     ended = command("tune", "--threads", "1")
     assert ended.code == 1 and "layer_norm inference float32, rows of 768, 1 thread" in ended.err
     (table,) = costs.read(next(cache.iterdir()), tuned=True)
-    assert {op for op, *_ in table.costs} == {*graphs.SCORES, "softmax", "log_softmax"}
+    assert {op for op, *_ in table.costs} == {
+        *graphs.SCORES,
+        *graphs.LOSSES,
+        "softmax",
+        "log_softmax",
+    }
 
 
 def test_times_of_threads_that_waited_for_a_busy_core_do_not_count(

@@ -37,6 +37,7 @@ os.environ["KINETO_LOG_LEVEL"] = "6"  # no log lines from the profiler
 SHAPES: dict[Layout, list[Shape]] = {
     Layout.MATRIX: [(4096, 1024)],
     Layout.LONG_ROWS: [(1, 2**22)],
+    Layout.LOGITS: [(512, 50257)],
     Layout.STACK: [(16, 256, 1024)],
     Layout.IMAGES: [(8, 96, 3136)],
     Layout.SCORES: scores(256),

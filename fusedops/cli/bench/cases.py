@@ -27,6 +27,7 @@ class Layout(Enum):
 
     MATRIX = ("rows", "cols")
     LONG_ROWS = ("few rows", "many cols")
+    LOGITS = ("rows", "classes")
     STACK = ("tensors", "rows", "cols")
     IMAGES = ("images", "channels", "positions")
     SCORES = ("batch", "heads", "queries", "keys")

@@ -6,6 +6,7 @@ name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -215,6 +216,54 @@ def _stack_of_norms() -> Operator:
     )
 
 
+def classes(case: Case) -> tuple[Tensor]:
+    """Returns a random class for each row."""
+    generator = torch.Generator(case.device).manual_seed(2)
+    rows = (math.prod(case.shape[:-1]),)
+    return (torch.randint(case.cols, rows, generator=generator, device=case.device),)
+
+
+def _rows_of(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns the loss of each row of logits of any shape."""
+    return lambda x, target: loss(x.flatten(0, -2), target, reduction="none")
+
+
+def _cross_entropy() -> Operator:
+    """Returns the loss of each row. Its incoming gradient is the first column of the one drawn."""
+    aten, ours, reduction = torch.ops.aten, torch.ops.fusedops, 0  # 0 is "none"
+
+    def with_log_softmax(grad: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        grad, x = grad.flatten(0, -2), x.flatten(0, -2)
+        return grad[:, 0].contiguous(), F.log_softmax(x, -1), target
+
+    def eager(grad: Tensor, log_p: Tensor, target: Tensor) -> Tensor:
+        losses = (target, None, reduction, -100, grad.new_zeros(()))
+        to_log_p = aten.nll_loss_backward.default(grad, log_p, *losses)
+        result: Tensor = aten._log_softmax_backward_data.default(to_log_p, log_p, -1, log_p.dtype)
+        return result
+
+    def with_losses(grad: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        grad, x = grad.flatten(0, -2), x.flatten(0, -2)
+        saved = ours.cross_entropy.default(x, target)
+        return x, target, *saved, grad[:, 0].to(saved[0].dtype)
+
+    def fused(*saved: Tensor) -> Tensor:
+        result: Tensor = ours.cross_entropy_backward.default(*saved, None)
+        return result
+
+    return Operator(
+        eager=_rows_of(F.cross_entropy),
+        fused=_rows_of(fusedops.cross_entropy),
+        operands=classes,
+        layout=Layout.LOGITS,
+        moved={FORWARD: 1, BACKWARD: 2},
+        backward={
+            "eager": Provider(eager, with_log_softmax),
+            "fusedops": Provider(fused, with_losses),
+        },
+    )
+
+
 OPERATORS: dict[str, Operator] = {
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
@@ -228,6 +277,7 @@ OPERATORS: dict[str, Operator] = {
     "add_rms_norm": ADD_RMS_NORM,
     "concurrent_softmax": replace(_softmax("softmax"), layout=Layout.LONG_ROWS),
     "concurrent_layer_norm": replace(LAYER_NORM, layout=Layout.LONG_ROWS),
+    "cross_entropy": _cross_entropy(),
     "stack_softmax": _stack_of_softmaxes("softmax"),
     "stack_log_softmax": _stack_of_softmaxes("log_softmax"),
     "stack_layer_norm": _stack_of_norms(),

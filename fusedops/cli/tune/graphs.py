@@ -15,8 +15,9 @@ from itertools import product
 import torch
 import torch._inductor.config as inductor_config
 
-from fusedops.cli.bench.cases import FORWARD, Case, Layout
+from fusedops.cli.bench.cases import FORWARD, Case, Layout, Operator
 from fusedops.cli.bench.operators import OPERATORS
+from fusedops.cli.tune.losses import LOSSES
 from fusedops.graph.policy.costs import INFERENCE, TRAINING
 
 #: One op of each family: its variants differ less in relative time than sizes do.
@@ -32,7 +33,8 @@ ONLY_TRAINED = {"softmax_dropout[causal]"}
 LONG = ((SCORES, 512, (1024, 6144)), (MATRICES, 768, (32, 512, 4096)))
 SHORT = ((SCORES, 128, (256, 4096)), (MATRICES, 128, (8, 128, 2048)))
 OTHERS = ((SCORES, 49, (98, 6272)), (SELDOM, 768, (32, 512, 4096)), (SCORES, 16, (32,)))
-SIZES = (*LONG, *SHORT, *OTHERS)
+VOCABULARIES = ((tuple(LOSSES), 50257, (256,)), (tuple(LOSSES), 1000, (4096,)))
+SIZES = (*LONG, *SHORT, *VOCABULARIES, *OTHERS)
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -48,9 +50,14 @@ class Graph:
     device: str
     threads: int
 
+    @property
+    def operator(self) -> Operator:
+        """Returns the functions that are compared."""
+        return LOSSES[self.op] if self.op in LOSSES else OPERATORS[self.op]
+
     def case(self, rows: int) -> Case:
         """Returns the case with this number of rows."""
-        operator = OPERATORS[self.op]
+        operator = self.operator
         shape: tuple[int, ...] = (rows, self.cols)
         if operator.layout is Layout.SCORES:
             shape = (rows // self.cols, 1, self.cols, self.cols)
@@ -58,8 +65,9 @@ class Graph:
 
     @property
     def differentiated(self) -> int | None:
-        """Returns how many inputs get a gradient in training: the scores, or all of a norm."""
-        return 1 if OPERATORS[self.op].layout is Layout.SCORES else None
+        """Returns how many inputs get a gradient in training: the scores, all of a norm, or those
+        of the product that computes logits."""
+        return {Layout.SCORES: 1, Layout.LOGITS: 2}.get(self.operator.layout)
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")

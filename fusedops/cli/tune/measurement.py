@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fusedops.cli.bench.cases import gradients
 from fusedops.cli.bench.measurement import OURS
-from fusedops.cli.bench.operators import OPERATORS
 from fusedops.cli.timing import Call, Clock, clock_for, interleave
 from fusedops.cli.tune.graphs import Graph
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost
@@ -61,7 +60,7 @@ def prepare(graph: Graph) -> Callable[[int], dict[str, Call]]:
     """Compiles a graph; returns a function that makes the timed calls for a number of rows."""
     torch.set_num_threads(graph.threads)
     torch.compiler.reset()  # so that Dynamo's limit of recompilations is not reached
-    operator = OPERATORS[graph.op]
+    operator = graph.operator
     functions = {
         INDUCTOR: torch.compile(operator.eager, backend="inductor", fullgraph=True),
         OURS: torch.compile(operator.fused, backend="fusedops", fullgraph=True),
@@ -96,7 +95,7 @@ def _settings() -> Iterator[None]:
 def _inputs(graph: Graph, rows: int) -> tuple[Tensor, ...]:
     """Returns a case's inputs. The number of rows is a symbol if several share the code."""
     case = graph.case(rows)
-    inputs = case.inputs()
+    inputs = graph.operator.split(*case.inputs())
     for tensor in inputs[: graph.differentiated]:
         tensor.requires_grad_(graph.mode == TRAINING)
     if len(graph.rows) > 1:
@@ -113,8 +112,9 @@ def _infer(function: Callable[..., Any], leaves: Sequence[Tensor], others: Seque
 
 def _train(function: Callable[..., Any], leaves: Sequence[Tensor], others: Sequence[Tensor]) -> Any:
     outputs = function(*leaves, *others)
-    first = outputs[0] if isinstance(outputs, tuple) else outputs
-    return gradients(outputs, leaves, first.detach())
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    differentiable = tuple(output for output in outputs if output.requires_grad)
+    return gradients(differentiable, leaves, differentiable[0].detach())
 
 
 def measure(graph: Graph) -> Iterator[Cost]:

@@ -108,6 +108,7 @@ def _write_over(graph: Graph, node: Node, in_place: Any) -> None:
     """Writes into donated memory by the op itself: Inductor would lower the functional call to a
     copy of the memory to itself, which reads and writes it once more."""
     source = node.args[0]
+    assert isinstance(source, Node)
     with graph.inserting_before(node):
         written = graph.call_function(in_place, (), _arguments_of(node, in_place))
         written.meta["val"] = None

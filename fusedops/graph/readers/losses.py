@@ -150,7 +150,9 @@ def _read_gather(call: Call) -> Loss | None:
     return _private(call, chain.input, index, is_log_probability=True)
 
 
-def _private(call: Call, logits: Node, target: OpCall | Node, is_log_probability: bool) -> Loss | None:
+def _private(
+    call: Call, logits: Node, target: OpCall | Node, is_log_probability: bool
+) -> Loss | None:
     """The loss that `call` and the calls before it compute, if nothing else uses these."""
     operand = target.args[0] if isinstance(target, OpCall) else target
     nodes = tuple(sorted(upstream(call.node, until={logits, operand})))

@@ -26,7 +26,7 @@ from fusedops.graph.analysis.steps import call_of, is_widening, same_shape
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
-from fusedops.graph.rule import Match, OpCall, Rule
+from fusedops.graph.rule import Match, OpCall, Output, Rule
 
 #: The index of the sum among the op's results, between the output and the statistics.
 _SUM = 1
@@ -91,8 +91,8 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
         "seed": seed,
     }
     norm_nodes = norm.fused_nodes or (norm.call.node,)
-    indices = {old: index for old, index in norm.results.items() if index is not None}
-    results = {old: index + (index >= _SUM) for old, index in indices.items()}
+    indices = {old: index for old, index in norm.results.items() if isinstance(index, int)}
+    results: dict[Node, Output] = {old: index + (index >= _SUM) for old, index in indices.items()}
     remaining = _remaining(norm_nodes, norm)
     others = [user for user in users(residual.sum) if user not in norm_nodes or user in remaining]
     if others:

@@ -1,0 +1,55 @@
+"""The losses that `tune` measures, in graphs that compute their logits.
+
+In a model the logits come from a product, and belong to the graph: the backward pass writes their
+gradient over them, and neither side pays for fresh memory. A graph whose inputs are logits would
+measure page faults. Few features make the product cheap beside the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusedops
+from fusedops.cli.bench.cases import Case, Layout, Operator
+from fusedops.cli.bench.operators import classes
+
+FEATURES = 8
+
+
+def _weight_and_classes(case: Case) -> tuple[Tensor, ...]:
+    weight = case.random(seed=1)[:1].expand(FEATURES, -1).contiguous()
+    return weight, *classes(case)
+
+
+def _few_features(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    return x[:, :FEATURES].contiguous(), *others
+
+
+def _cross_entropy(keeps_logits: bool) -> Operator:
+    """Returns the mean loss of a product; with ``keeps_logits`` its caller gets the logits too."""
+
+    def of(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+        def of_product(x: Tensor, weight: Tensor, target: Tensor) -> Any:
+            logits = x @ weight
+            mean = loss(logits, target)
+            return (mean, logits.detach()) if keeps_logits else mean
+
+        return of_product
+
+    return Operator(
+        eager=of(F.cross_entropy),
+        fused=of(fusedops.cross_entropy),
+        operands=_weight_and_classes,
+        layout=Layout.LOGITS,
+        split=_few_features,
+    )
+
+
+LOSSES = {
+    "cross_entropy": _cross_entropy(keeps_logits=False),
+    "cross_entropy[kept]": _cross_entropy(keeps_logits=True),
+}
