@@ -32,6 +32,7 @@ FAMILIES = {
     "rms_norm": "rms_norm",
     "add_rms_norm": "rms_norm",
     "l2_norm": "l2_norm",
+    "cross_entropy": "cross_entropy",
 }
 
 #: Listed, but never replaced: no softmax that is written to memory can be faster.
@@ -40,7 +41,7 @@ NO_SITE = "already runs as SDPA"
 #: Models that compute softmaxes, norms or biases in float32 however precise they are themselves.
 SINGLE = {
     *("bloom", "gemma2", "gpt_neox", "llama", "longformer", "mistral", "opt", "phi", "qwen2", "t5"),
-    *("clip", "swin", "vit"),
+    *("clip", "gpt2_loss", "llama_loss", "swin", "vit"),
 }
 
 #: With the sizes of windows symbolic too, capture alone takes more than a minute, or it breaks into
@@ -49,8 +50,8 @@ ONLY_THE_BATCH_IS_DYNAMIC = {"swin", "longformer"}
 #: How often capture breaks because a branch depends on a tensor's values.
 GRAPHS = {"longformer": 4}
 
-#: An encoder and a decoder, of the spellings that most models have.
-FEW = ("bert", "llama")
+#: An encoder, and a decoder with its loss, of the spellings that most models have.
+FEW = ("bert", "llama_loss")
 EXPORTABLE = [name for name in MODELS if name not in GRAPHS]
 
 every_model = pytest.mark.parametrize("name", beyond(FEW, MODELS))

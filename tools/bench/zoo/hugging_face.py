@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -46,8 +47,9 @@ def _model(
     sites: Mapping[str, int],
     fields: Callable[[Size], Fields] | None = None,
     inputs: Callable[[Size, int], Inputs] | None = None,
+    class_name: str = "",
 ) -> Model:
-    """Returns the entry for transformers' `<name>Model`.
+    """Returns the entry for transformers' `<name>Model`, or its class of another name.
 
     `fields` are additional fields of its config; a value of None removes a common field. `inputs`
     are by default those of the kind.
@@ -60,11 +62,45 @@ def _model(
         config = getattr(transformers, f"{name}Config")(**given)
         if not dropout:
             _without_dropout(config)
-        model_class = getattr(transformers, f"{name}Model")
+        model_class = getattr(transformers, class_name or f"{name}Model")
         model: nn.Module = model_class._from_config(config, attn_implementation="eager")
         return model.train()
 
     return Model(kind, sites, build, inputs or _INPUTS[kind])
+
+
+class _Loss(nn.Module):
+    """A language model that returns its loss alone. Returned logits would keep their memory until
+    the caller drops them, so that their gradient could not take it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        # Where the class's name does not say which loss it has, as that of GPT-2, the model warns
+        # that it guesses, and the warning breaks the graph between the logits and the loss.
+        model.loss_type = "ForCausalLM"
+        self.model = model
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.model(**inputs).loss
+        return loss
+
+
+def _language_model(
+    name: str, causal: str, sites: Mapping[str, int], fields: Callable[[Size], Fields]
+) -> Model:
+    """Returns the entry for the class `causal` with its head and loss, whose labels are the tokens
+    that are not padding."""
+
+    def with_head(size: Size) -> Fields:
+        return {**fields(size), "vocab_size": size.classes}
+
+    def inputs(size: Size, batch: int) -> Inputs:
+        given = _decoder_inputs(size, batch)
+        is_padding = given["attention_mask"] == 0
+        return {**given, "labels": given["input_ids"].masked_fill(is_padding, -100)}
+
+    model = _model(name, DECODER, {**sites, "cross_entropy": 1}, with_head, inputs, causal)
+    return replace(model, build=lambda size, dropout: _Loss(model.build(size, dropout)))
 
 
 def _common_fields(size: Size) -> Fields:
@@ -265,6 +301,9 @@ HUGGING_FACE: dict[str, Model] = {
     "xlnet": _model("XLNet", ENCODER, {"softmax": 2, "layer_norm": 4}, _xlnet),
     "longformer": _model("Longformer", ENCODER, {"softmax": 2, "layer_norm": 5}, _longformer),
     "gpt2": _model("GPT2", DECODER, {"softmax": 2, "layer_norm": 5}),
+    "gpt2_loss": _language_model(
+        "GPT2", "GPT2LMHeadModel", {"softmax": 2, "layer_norm": 5}, lambda size: {}
+    ),
     "gpt_neox": _model("GPTNeoX", DECODER, {"softmax": 2, "layer_norm": 5}),
     "opt": _model("OPT", DECODER, {"softmax": 2, "layer_norm": 5}, _opt),
     "bloom": _model("Bloom", DECODER, {"softmax": 2, "layer_norm": 6}),
@@ -273,6 +312,9 @@ HUGGING_FACE: dict[str, Model] = {
         "Falcon", DECODER, {"softmax": 2, "layer_norm": 3}, lambda size: {"alibi": True}
     ),
     "llama": _model("Llama", DECODER, {"softmax": 2, "rms_norm": 5}, _grouped_heads),
+    "llama_loss": _language_model(
+        "Llama", "LlamaForCausalLM", {"softmax": 2, "rms_norm": 5}, _grouped_heads
+    ),
     "mistral": _model("Mistral", DECODER, {"softmax": 2, "rms_norm": 5}, _sliding_window),
     "qwen2": _model("Qwen2", DECODER, {"softmax": 2, "rms_norm": 5}, _grouped_heads),
     "gemma2": _model("Gemma2", DECODER, {"softmax": 2, "rms_norm": 9}, _gemma2),

@@ -29,18 +29,20 @@ class Size:
         heads: attention heads.
         vocabulary: rows of the token embedding.
         length: tokens of a sequence, or approximately the patches of an image.
+        classes: rows of the token embedding of a language model, which is also its head.
     """
 
     width: int
     heads: int
     vocabulary: int
     length: int
+    classes: int
 
 
-TINY = Size(width=32, heads=4, vocabulary=64, length=16)
-# The sizes of GPT-2 small and BERT base, but not their vocabulary: beside two layers it would
-# dominate the model.
-BASE = Size(width=768, heads=12, vocabulary=4096, length=512)
+TINY = Size(width=32, heads=4, vocabulary=64, length=16, classes=97)
+# The sizes of GPT-2 small and BERT base. Only language models with a head have GPT-2's vocabulary:
+# beside two layers it dominates a model.
+BASE = Size(width=768, heads=12, vocabulary=4096, length=512, classes=50257)
 
 
 @dataclass(frozen=True)
