@@ -89,12 +89,29 @@ def valid_arguments(op: str) -> Arguments:
     if base == "softmax_apply":
         max = x.amax(-1, True)
         values |= {"max": max, "sum": (x - max).exp().sum(-1, True)}
+    if base.startswith("cross_entropy"):
+        values |= cross_entropy_arguments(x)
     if base == "stack_layer_norm_backward":
         values["mean"], values["rstd"] = (
             torch.stack([statistics_of(base, t, 1e-5)[i] for t in values["inputs"]]).float()
             for i in (0, 1)
         )
     return {argument.name: values[argument.name] for argument in schema(op).arguments}
+
+
+def cross_entropy_arguments(x: torch.Tensor) -> Arguments:
+    """Those that other ops do not have; every ``ignore_index`` leaves classes that are columns."""
+    settings = {"ignore_index": 1, "label_smoothing": 0.1, "reads_ignored": True}
+    values = settings | {"target": torch.tensor([3, 1, 0])}
+    scaled = {"input": x, "scale": 0.5, "softcap": 1.5}
+    losses, lse, _ = cross_entropy_of(values | scaled)
+    return values | {
+        "losses": losses.float(),
+        "lse": lse.float(),
+        "lse_error": (lse - lse.float()).float(),
+        "grad_losses": randn(3, seed=11),
+        "grad_lse": randn(3, seed=12),
+    }
 
 
 # --- wrong values, by type ----------------------------------------------------------------------
@@ -211,6 +228,8 @@ def wrong_values(op: str, name: str) -> Makers:
         values = {repr(v): v for v in (DTYPES if name.endswith("dtype") else BY_TYPE[kind])}
         if op.strip("_") == "std_norm_backward" and name == "eps":  # no rstd is above 1 / eps
             values = {text: v for text, v in values.items() if text not in ("1.5", "2", "True")}
+        if "cross_entropy_backward" in op and name == "scale":  # infinity times a slope of 0
+            values = {text: v for text, v in values.items() if "e+300" not in text}
         return {text: lambda valid, value=value: value for text, value in values.items()}
     left_out = NOT_OF_STATISTICS if name in ("mean", "rstd", "max", "sum") else set()
     if name == "input" and base_of(op) in OF_NESTED and not op.endswith(("_", "_out")):
@@ -280,6 +299,51 @@ def softmax_stats_of(a: Arguments) -> tuple:
 
 def softmax_apply_of(a: Arguments) -> torch.Tensor:
     return (a["input"].double() - a["max"].double()).exp() / a["sum"].double()
+
+
+def class_logits_of(a: Arguments) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """The logits, and their derivative by the input."""
+    dtype = a["input"].dtype
+    scale = rounded(float(a["scale"]), dtype)
+    x = a["input"].double() * scale
+    if a["softcap"] is None:
+        return x, scale
+    cap = rounded(float(a["softcap"]), dtype)
+    return cap * torch.tanh(x / cap), scale / torch.cosh(x / cap).square()
+
+
+def classes_of(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """The share of each column in its row's loss, and which rows are not ignored."""
+    cols, e = a["input"].shape[-1], float(a["label_smoothing"])
+    target = a["target"].long()
+    share = (target[..., None] == torch.arange(cols)).double() * (1 - e) + e / cols
+    ignored = None if a["ignore_index"] is None else int(a["ignore_index"])
+    return share, torch.tensor([t != ignored for t in target.flatten().tolist()]).view(target.shape)
+
+
+def cross_entropy_of(a: Arguments) -> tuple:
+    z, (share, counts) = class_logits_of(a)[0], classes_of(a)
+    lse = z.logsumexp(-1)
+    losses = (share * (lse[..., None] - z)).sum(-1)
+    lse = lse if a["reads_ignored"] else torch.where(counts, lse, 0.0)
+    return torch.where(counts, losses, 0.0), lse, lse - lse.to(statistics_dtype(a["input"]))
+
+
+def statistics_dtype(x: torch.Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def cross_entropy_backward_of(a: Arguments) -> torch.Tensor:
+    (z, slope), (share, counts) = class_logits_of(a), classes_of(a)
+    zeros = torch.zeros(a["lse"].shape, dtype=torch.float64)
+    g, h = (zeros if a[n] is None else a[n].double() for n in ("grad_losses", "grad_lse"))
+    g, h = torch.where(counts, g, 0.0)[..., None], h[..., None]
+    p = (z - a["lse"].double()[..., None] - a["lse_error"].double()[..., None]).exp()
+    dz = (g + h) * p - g * share
+    if float(a["label_smoothing"]) == 0:
+        of_class = g * torch.expm1(-a["losses"].double())[..., None] + h * p
+        dz = torch.where(share == 1, of_class, dz)
+    return torch.where((g == 0) & (h == 0), 0.0, slope * dz)
 
 
 def visible_of(a: Arguments, like: torch.Tensor) -> torch.Tensor:
@@ -451,6 +515,8 @@ REFERENCES: dict[str, Callable] = {
     "log_softmax_backward": log_softmax_backward_of,
     "softmax_stats": softmax_stats_of,
     "softmax_apply": softmax_apply_of,
+    "cross_entropy": cross_entropy_of,
+    "cross_entropy_backward": cross_entropy_backward_of,
     "stack_softmax": lambda a: stacked(softmax_of, a),
     "stack_log_softmax": lambda a: stacked(log_softmax_of, a),
     "stack_layer_norm": stack_layer_norm_of,

@@ -138,6 +138,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "out": lambda: torch.full((3, 5), 9.0),
     "m": lambda: VALUES["x"]().amax(-1, keepdim=True),
     "s": lambda: (VALUES["x"]() - VALUES["m"]()).exp().sum(-1, keepdim=True),
+    "classes": lambda: torch.tensor([0, 1, 2]),
     "leaf": lambda: VALUES["x"]().requires_grad_(),
     "nan": lambda: float("nan"),
     "inf": lambda: float("inf"),

@@ -208,6 +208,22 @@ def number(good: str, *others: str) -> tuple[str, Values]:
 _MASK = (BROADCASTS, of("x", INTEGERS, INDICES, NO_REAL_NUMBERS, LAYOUTS, META))
 _BOUND = (BOUNDS, BOOL, NO_REAL_NUMBERS, {"{}.float()": "float32"}, META)
 _STATISTIC = (NONE, INDICES, BOOL, LAYOUTS, META, SHAPES, {"{}.squeeze(-1)": r"\[3\]"})
+#: They are no classes for three rows.
+_CLASSES = {
+    **{value: got for value, got in INTEGERS.items() if value != "{}.byte()"},
+    **BOOL,
+    **NO_REAL_NUMBERS,
+    "{}.float()": "float32.*class probabilities.*torch.nn.functional.cross_entropy",
+    "{}.half()": "float16",
+    **{value: got for value, got in LAYOUTS.items() if value == "{}.to_sparse()"},
+    **META,
+    "{}[:2]": r"\[2\]",
+    "{}[0]": r"\[\]",
+    "{}.unsqueeze(0)": r"\[1, 3\]",
+    "{} - 1": "row 0 is -1",
+    "{} + 3": "row 2 is 5",
+    "{}.int() * 2**30": "row 1 is 1073741824",
+}
 _ROUNDED = {"{}.half()": "float16", "{}.bfloat16()": "bfloat16", "{}.double()": "float64"}
 _PROBABILITY = number("0.5", "nan", "inf", "-inf", "-0.1", "1.1", "1.0000001", "-1e-300", "2e70")
 
@@ -222,6 +238,15 @@ ARGUMENTS = {
     "max": tensor("m", *_STATISTIC, _ROUNDED),
     "sum": tensor("s", *_STATISTIC, _ROUNDED),
     "stats": ("[(m, s)]", SCALARS | STATISTICS),
+    "target": tensor("classes", NONE, _CLASSES),
+    "ignore_index": (
+        "1",
+        {value: NO_INTEGERS[value] for value in NO_INTEGERS.keys() - {"2**31", "-2**63"}},
+    ),
+    "reduction": ("'sum'", WORDS),
+    "label_smoothing": number("0.1", "nan", "inf", "-0.1", "1.5"),
+    "z_loss": number("0.1", "nan", "inf", "-0.1"),
+    "return_lse": ("True", {}),
     "mask": tensor("mask", *_MASK),
     "bias": tensor("y", *_MASK, BOOL),
     "start": tensor("seed", *_BOUND),

@@ -37,6 +37,7 @@ WAYS = {
     "log_softmax": _SOFTMAX,
     "masked_softmax": ({"out": "out"}, {"causal": "'bottom_right'"}),
     "masked_softmax_dropout": ({"training": "False"}, {"input": "leaf", "mask": "mask"}),
+    "cross_entropy": ({"dim": "1"}, {"input": "leaf", "weight": "w", "return_lse": "True"}),
     "rms_norm": ({"variant": "'t5'"}, {"variant": "'llama'", "weight": "w"}),
     "add_layer_norm": ({"p": "0.0"}, {"input": "leaf"}),
     "add_rms_norm": ({"p": "0.0"}, {"input": "leaf", "variant": "'llama'"}),
@@ -44,16 +45,25 @@ WAYS = {
 }
 #: Values that only some functions refuse, and the functions that take them.
 TAKEN_BY = {
-    ("dim", "None"): ("softmax", "log_softmax"),
+    ("dim", "None"): ("softmax", "log_softmax", "cross_entropy"),
     ("eps", "None"): ("rms_norm", "add_rms_norm", "spatial_rms_norm"),
-    ("softcap", "None"): ("masked_softmax", "masked_softmax_dropout"),
+    ("softcap", "None"): ("masked_softmax", "masked_softmax_dropout", "cross_entropy"),
     **dict.fromkeys(
         [("input", "nested(x)"), ("input", "jagged(x)")],
         ("softmax", "log_softmax", "layer_norm", "std_norm", "rms_norm", "l2_norm"),
     ),
 }
 #: Words are checked before a function's own name is known.
-ANONYMOUS = ("causal", "masked_rows", "window", "variant", "segment_ids", "cu_seqlens", "length")
+ANONYMOUS = (
+    "reduction",
+    "causal",
+    "masked_rows",
+    "window",
+    "variant",
+    "segment_ids",
+    "cu_seqlens",
+    "length",
+)
 #: Other dtypes are taken with `out` and by some variants; without `dim` torch refuses the layouts.
 UP_TO_THE_WAY = {
     name: of(good, NO_FLOATS, LAYOUTS, LAYOUTS_OF_MATRICES, NESTED)
@@ -140,6 +150,14 @@ TOGETHER = [
         for causal in ("True", "'top_left'", "'bottom_right'")
     ),
     refused("masked_softmax(x, window=3)", "ValueError: window is 3, .* wanted causal beside it"),
+    refused(
+        "cross_entropy(x, classes, w, label_smoothing=0.1)",
+        "label_smoothing is 0.1 beside a weight, wanted 0.*use torch.nn.functional.cross_entropy",
+    ),
+    refused("cross_entropy(x.t(), classes)", clear("target", r"\[3\]")),
+    refused("cross_entropy(x[0, 0], seed)", clear("input", r"\[\]")),
+    refused("cross_entropy(x[:, :0], classes)", clear("input", r"\[3, 0\]")),
+    refused("cross_entropy(x, classes, dim=0)", clear("target", r"\[3\]")),
     refused("segment_bounds()", "TypeError: segment_bounds: wanted segment_ids or cu_seqlens"),
     refused("segment_bounds(cu_seqlens=seed)", "TypeError: .*length is None, wanted the number"),
     refused("masked_softmax(x[0, 0])", clear("input", "no dimension")),
@@ -251,6 +269,11 @@ TAKEN = [
     answers("layer_norm(x, [5], w[:1].expand(5))", "torch.nn.functional.layer_norm(x, (5,)) / 2"),
     answers("layer_norm(x, [5], eps=inf)", "x.mul(0.0)"),
     answers("layer_norm(x, [5], eps=0)", "torch.nn.functional.layer_norm(x, (5,), eps=0)"),
+    answers("cross_entropy(x, classes)", "torch.nn.functional.cross_entropy(x, classes)"),
+    answers("cross_entropy(x, classes.byte(), dim=np.int64(1))", "cross_entropy(x, classes)"),
+    answers("cross_entropy(x[0], classes[2])", "cross_entropy(x[:1], classes[2:])"),
+    answers("cross_entropy(x, classes, w.double())", "cross_entropy(x, classes, w)"),
+    answers("cross_entropy(x, classes - 1, ignore_index=-1)", "cross_entropy(x[1:], classes[:2])"),
     answers("rms_norm(x, [5])", "torch.nn.functional.rms_norm(x, (5,))"),
     answers("add_layer_norm(x, y, [5], p=2, training=False)[1]", "x + y"),
     answers("add_layer_norm(x, y, [5], p=1, seed=seed)[1]", "y"),

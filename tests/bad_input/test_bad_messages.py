@@ -188,6 +188,36 @@ MESSAGES = {
     ),
     "stack_layer_norm([x], [4])": r"normalized_shape is \[4\]",
     "stack_layer_norm([x], [5], eps=-1.0)": "eps is -1, wanted",
+    "cross_entropy(x.int(), x[:, 0].long())": (
+        r"cross_entropy: input is torch.int32, wanted torch.float32, .*; convert it"
+    ),
+    "cross_entropy(x, x[:, 0])": (
+        r"cross_entropy: target is torch.float32, wanted classes of torch.int64, .*probabilities"
+    ),
+    "cross_entropy(x, x[:, 0].to(torch.int8))": r"target is torch.int8, wanted classes of",
+    "cross_entropy(x, x[0].long())": (
+        r"target has shape \[5\], wanted that of input without its classes, \[3\]"
+    ),
+    "cross_entropy(x, x[:, 0].long(), dim=2)": r"cross_entropy: dim is 2, wanted a value in \[-2",
+    "cross_entropy(x, x[:, 0].long(), x[0, 1:])": (
+        r"weight has shape \[4\], wanted a factor for each class of input, \[5\]"
+    ),
+    "cross_entropy(x, x[:, 0].long(), label_smoothing=1.5)": (
+        r"label_smoothing is 1.5, wanted a value in \[0, 1\]"
+    ),
+    "cross_entropy(x, x[:, 0].long(), x[0], label_smoothing=0.5)": (
+        r"label_smoothing is 0.5 beside a weight, wanted 0: .*use torch.nn.functional.cross_entropy"
+    ),
+    "cross_entropy(x, x[:, 0].long(), z_loss=-1.0)": r"z_loss is -1, wanted a finite number >= 0",
+    "cross_entropy(x, x[:, 0].long(), softcap=0.0)": r"softcap is 0, wanted a finite number above",
+    "cross_entropy(x.to('meta'), x[:, 0].long())": "target is on cpu, wanted meta as input is",
+    "ops.cross_entropy(x, x[:, 0].long(), scale=float('inf'))": "scale is inf, wanted a finite",
+    "ops.cross_entropy_backward(x, x[:, 0].long(), x[:, 1], x[:, 1], x[:, 1], None, None)": (
+        "grad_losses and grad_lse are both None, wanted at least one"
+    ),
+    "ops.cross_entropy_backward(x, x[:, 0].long(), x[:, 1], x, x[:, 1], x[:, 1], None)": (
+        r"lse is torch.float32 of shape \[3, 5\], wanted .* of shape \[3\] as cross_entropy returns"
+    ),
     "masked_softmax(x, sinks=x[:, 0].long())": "sinks is torch.int64, wanted torch.f",
     "masked_softmax(x, sinks=x[0])": r"sinks has shape \[5\], wanted one that broadcasts to \[3\]",
     "masked_softmax(x, sinks=x)": r"sinks has shape \[3, 5\], wanted one that broadcasts to \[3\]",

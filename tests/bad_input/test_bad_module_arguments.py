@@ -28,6 +28,7 @@ ARGUMENTS_OF = {
     "nn.MaskedSoftmax(causal={})": WORDS,
     "nn.MaskedSoftmax(masked_rows={})": WORDS,
     "nn.RMSNorm(5, variant={})": WORDS,
+    "nn.CrossEntropyLoss(reduction={})": WORDS,
     "nn.LayerNorm(5, eps={})": EPS | NONE,
     "nn.StdNorm(5, eps={})": EPS | NONE,
     "nn.RMSNorm(5, eps={})": EPS,
@@ -66,6 +67,14 @@ REFUSED = (
         refused('nn.StdNorm(5, device="meta")(x)', clear("weight", "meta")),
         refused("nn.RMSNorm(4)(x)", clear("normalized_shape", r"\[4\]")),
         refused('nn.RMSNorm(5, device="meta")(x)', clear("weight", "meta")),
+        refused("nn.CrossEntropyLoss(w[:4])(x, classes)", clear("weight", r"\[4\]")),
+        refused("nn.CrossEntropyLoss(z_loss='1')(x, classes)", clear("z_loss", "'1'")),
+        refused("nn.CrossEntropyLoss(z_loss=-1)(x, classes)", clear("z_loss", "-1")),
+        refused(
+            "nn.CrossEntropyLoss(label_smoothing=2)(x, classes)", clear("label_smoothing", "2")
+        ),
+        refused("nn.CrossEntropyLoss(softcap=0)(x, classes)", clear("softcap", "0")),
+        refused("nn.CrossEntropyLoss(ignore_index='a')(x, classes)", clear("ignore_index", "'a'")),
     ]
 )
 

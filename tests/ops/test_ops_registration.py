@@ -126,6 +126,23 @@ def statistics_samples(t):
     yield ops.softmax_apply, (t, max, sum, 1, torch.float32)
 
 
+def cross_entropy_samples(t):
+    target = torch.tensor([[0, 1, 7, 2], [1, 3, 4, 5], [6, 6, 1, 0]])
+    for settings in ((), (1, 0.1, 0.5, 2.0)):
+        yield ops.cross_entropy, (t, target, *settings)
+        yield ops.cross_entropy, (t, target.int(), *settings, *[True] * (len(settings) > 0))
+        losses, lse, lse_error = ops.cross_entropy(t.detach(), target, *settings)
+        grads = [torch.randn_like(lse).requires_grad_(t.requires_grad) for _ in range(2)]
+        given = (t, target, losses, lse, lse_error)
+        for both in (grads, (grads[0], None), (None, grads[1])):
+            yield ops.cross_entropy_backward, (*given, *both, *settings)
+        if not t.requires_grad:
+            rest = (target.byte(), *given[2:], *grads, *settings)
+            yield ops.cross_entropy_backward_, (t.clone(), *rest)
+            yield ops._cross_entropy, (t, target, *settings)
+            yield ops._cross_entropy_backward, (t, *rest)
+
+
 def stack_samples(t, w, b):
     inputs, weights, biases = ([v, torch.randn_like(v)] for v in (t, w, b))
     for op in (ops.stack_softmax, ops.stack_log_softmax):
@@ -166,6 +183,7 @@ def samples():
             yield from masked_samples(t)
             yield from norm_samples(t, w, b)
             yield from spatial_norm_samples(t)
+            yield from cross_entropy_samples(t)
             if dtype == torch.float32:
                 yield from statistics_samples(t)
                 yield from stack_samples(t, w, b)
@@ -279,6 +297,20 @@ BATCHED = {
         lambda x, r: fusedops.add_rms_norm(x, r, [6], p=0.5, seed=SEED, return_sum=False),
         (OTHERS,),
     ),
+    "cross_entropy": (
+        lambda x, t: torch.stack(ops.cross_entropy(x, t, 1, 0.1, 0.5, 2.0)),
+        (torch.randint(6, (4, 3, 6)),),
+    ),
+    "cross_entropy_backward": (
+        lambda x: ops.cross_entropy_backward(
+            x,
+            x[..., 0].long().abs(),
+            *ops.cross_entropy(x, x[..., 0].long().abs()),
+            x[..., 1],
+            None,
+        ),
+        (),
+    ),
     "layer_norm_backward": (
         lambda x, g, m, r: ops.layer_norm_backward(
             g, x, [6], m, r, WEIGHTS[0], None, [True, False, False]
@@ -363,6 +395,16 @@ def test_autocast_gives_norms_the_dtype_that_torch_gives(dtype, device):
         assert fusedops.rms_norm(t, [4]).dtype == expected
         assert fusedops.add_layer_norm(t, t, [4])[0].dtype == expected
         assert fusedops.add_rms_norm(t, t, [4])[0].dtype == expected
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_autocast_leaves_logits_and_their_loss_as_they_are(dtype, device):
+    with FakeTensorMode(allow_non_fake_inputs=True), autocast(device):
+        t = torch.empty(2, 4, dtype=dtype, device=device)
+        target = torch.empty(2, dtype=torch.int64, device=device)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        assert fusedops.cross_entropy(t, target, reduction="none").dtype == wide
 
 
 @pytest.mark.parametrize("branch", [torch.float16, torch.bfloat16, torch.float32])
