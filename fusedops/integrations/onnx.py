@@ -257,10 +257,7 @@ def _masked_softmax(call: Any) -> dict[str, Any]:
     result = _result_dtype(call.input, call.dtype)
     computed = _arithmetic(result)
     scores = _convert(call.input, call.input.dtype, result, computed)
-    scores = scores if call.scale == 1 else op.Mul(scores, _like(call.scale, scores))
-    if call.softcap is not None:
-        cap = _like(call.softcap, scores)
-        scores = op.Mul(op.Tanh(op.Div(scores, cap)), cap)
+    scores = _scaled_and_capped(scores, call)
     hides = call.mask is not None and call.mask.dtype == ir.DataType.BOOL
     for added in (call.bias, None if hides else call.mask):
         if added is not None:
@@ -279,6 +276,14 @@ def _masked_softmax(call: Any) -> dict[str, Any]:
         "probabilities": probabilities,
         "sink_probabilities": sink_probabilities,
     }
+
+
+def _scaled_and_capped(scores: Value, call: Any) -> Value:
+    scores = scores if call.scale == 1 else op.Mul(scores, _like(call.scale, scores))
+    if call.softcap is None:
+        return scores
+    cap = _like(call.softcap, scores)
+    return op.Mul(op.Tanh(op.Div(scores, cap)), cap)
 
 
 def _softmax_with_sinks(
@@ -345,6 +350,30 @@ def _refuse_dropout(p: float) -> None:
             "fusedops: ONNX has no dropout with fusedops' random numbers; export the model in eval "
             "mode, after model.eval()"
         )
+
+
+# --- cross entropy ------------------------------------------------------------------------------
+
+
+def _cross_entropy(call: Any) -> dict[str, Any]:
+    """The results by their names. ``lse`` is not rounded further, so that its error is 0."""
+    x = _convert(call.input, call.input.dtype, _arithmetic(call.input.dtype))
+    z = _scaled_and_capped(x, call)
+    lse = op.ReduceLogSumExp(z, [-1], keepdims=0)
+    zeros = op.Expand(_like(0.0, lse), op.Shape(lse))
+    classes = op.Cast(call.target, to=ir.DataType.INT64)
+    ignored = None if call.ignore_index is None else op.Equal(classes, call.ignore_index)
+    column = classes if ignored is None else op.Where(ignored, 0, classes)
+    of_class = op.GatherElements(z, op.Unsqueeze(column, [-1]), axis=-1)
+    losses = op.Sub(lse, op.Squeeze(of_class, [-1]))
+    e = call.label_smoothing
+    if e != 0:
+        of_others = op.Sub(lse, op.ReduceMean(z, [-1], keepdims=0))
+        losses = op.Add(op.Mul(losses, _like(1 - e, x)), op.Mul(of_others, _like(e, x)))
+    if ignored is not None:
+        losses = op.Where(ignored, zeros, losses)
+        lse = lse if call.reads_ignored else op.Where(ignored, zeros, lse)
+    return {"losses": losses, "lse": lse, "lse_error": zeros}
 
 
 # --- norms --------------------------------------------------------------------------------------
@@ -523,5 +552,6 @@ _PUBLIC: dict[str, Callable[..., Any]] = {
     "stack_softmax": _stack_softmax,
     "stack_log_softmax": _stack_log_softmax,
     "stack_layer_norm": _stack_layer_norm,
+    "cross_entropy": _translation("cross_entropy", _cross_entropy),
     **{op: _translation(op, _masked_softmax) for op in _MASKED_SOFTMAXES},
 }

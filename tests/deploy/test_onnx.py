@@ -44,6 +44,8 @@ def outputs(model, inputs, **options):
     return program, program(*inputs)
 
 
+CLASSES = torch.arange(30).view(2, 3, 5) % 8
+
 #: Functions of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8],
 #: which hide one row whole, and a bias s [1, 8].
 OPS = {
@@ -104,6 +106,15 @@ OPS = {
     "softmax_stats": lambda x, *_: ops.softmax_stats(x, 1),
     "softmax_stats of a scalar": lambda x, *_: ops.softmax_stats(x[0, 0, 0, 0], 0),
     "softmax_apply": lambda x, *_: ops.softmax_apply(x, *ops.softmax_stats(x, -1), -1),
+    "cross_entropy": lambda x, *_: ops.cross_entropy(x, CLASSES),
+    "cross_entropy, smoothed": lambda x, *_: ops.cross_entropy(x, CLASSES.int(), 3, 0.1),
+    "cross_entropy, capped": lambda x, *_: ops.cross_entropy(
+        x, CLASSES, 3, 0.0, 0.5, 2.0, reads_ignored=True
+    ),
+    "cross_entropy, no class ignored": lambda x, *_: ops.cross_entropy(x, CLASSES, None),
+    "cross_entropy, weighted": lambda x, r, w, *_: fusedops.cross_entropy(
+        x.transpose(1, 3), CLASSES.transpose(1, 2), w.abs(), ignore_index=2, z_loss=0.1
+    ),
     "stack_softmax": lambda x, r, *_: ops.stack_softmax([x, r, x], -1, 1),
     "stack_softmax at the end": lambda x, r, *_: ops.stack_softmax([x, r], 0, -1),
     "stack_log_softmax": lambda x, r, *_: ops.stack_log_softmax([x, r], 1, 0),
@@ -141,6 +152,7 @@ VARIANTS = {
     "_masked_softmax_dropout": lambda x, r, w, b, m, *_: ops._masked_softmax_dropout(
         x, m, 0.5, True, None, 0.0, torch.tensor(3)
     ),
+    "_cross_entropy": lambda x, *_: ops._cross_entropy(x, CLASSES, 3),
     "_stack_softmax": lambda x, r, *_: ops._stack_softmax([x, r], -1, 0),
     "_stack_log_softmax": lambda x, r, *_: ops._stack_log_softmax([x, r], -1, 0),
     "_stack_layer_norm": lambda x, r, w, b, *_: ops._stack_layer_norm(
