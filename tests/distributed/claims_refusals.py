@@ -60,12 +60,10 @@ def claim_cross_entropy_says_what_it_wants():
     target = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(TypeError, match="input is Tensor, wanted a DTensor"):
         cross_entropy(torch.randn(4, 6), target)
-    with pytest.raises(RuntimeError, match="wanted torch.int64 of shape"):
+    with pytest.raises(RuntimeError, match=r"target has shape \[3\]"):
         cross_entropy(_x(Shard(1)), target[:3])
     with pytest.raises(ValueError, match="reduction is 'average'"):
         cross_entropy(_x(Shard(1)), target, reduction="average")
-    with pytest.raises(RuntimeError, match="flatten"):
-        cross_entropy(partial(torch.randn(2, 2, 3), _mesh(), [Shard(2)]), target)
     other = partial(target, init_device_mesh("cpu", (dist.get_world_size(), 1)), [Replicate()] * 2)
     with pytest.raises(RuntimeError, match="target is on DeviceMesh"):
         cross_entropy(_x(Shard(1)), other)

@@ -176,9 +176,26 @@ def _stacks():
     yield Sample("stack_layer_norm_backward", given)
 
 
+def _cross_entropies():
+    x, target = _randn(3, 5, 7), torch.randint(7, (3, 5))
+    target[0, 1] = -100
+    to_losses, to_lse = _randn(3, 5), _randn(3, 5)
+    x[1, 0, int(target[1, 0])] += 40  # a confident row
+    for settings in ((-100,), (-100, 0.0, 0.5, 3.0), (-100, 0.1)):
+        whole = (*settings, *(-100, 0.0, 1.0, None)[len(settings) :])
+        yield Sample("cross_entropy", (x, target, *whole))
+        yield Sample("cross_entropy", (x, target.int(), *whole, True))
+        saved = (x, target, *ops.cross_entropy(x, target, *whole))
+        yield Sample("cross_entropy_backward", (*saved, to_losses, to_lse, *whole))
+        yield Sample("cross_entropy_backward", (*saved, to_losses, None, *whole))
+        if whole[1] == 0:  # with smoothing, divided classes are gathered
+            yield Sample("cross_entropy_backward_", (*saved, None, to_lse, *whole))
+
+
 def samples():
     torch.manual_seed(0)
-    for family in (_softmaxes, _masked_softmaxes, _masked_rows, _norms, _spatial_norms, _stacks):
+    softmaxes = (_softmaxes, _masked_softmaxes, _masked_rows, _cross_entropies)
+    for family in (*softmaxes, _norms, _spatial_norms, _stacks):
         yield from family()
 
 

@@ -13,12 +13,19 @@ from torch.distributed.tensor import DTensor
 
 from fusedops.integrations.dtensor import masked_softmax, norm, softmax, stack
 from fusedops.integrations.dtensor.call import Call, Rule, run
+from fusedops.integrations.dtensor.cross_entropy import RULES as LOSSES
 from fusedops.integrations.dtensor.cross_entropy import cross_entropy
 from fusedops.ops.registration.libraries import LIBRARY, OPS
 
 __all__ = ["cross_entropy"]
 
-_RULES: dict[str, Rule] = {**softmax.RULES, **masked_softmax.RULES, **norm.RULES, **stack.RULES}
+_RULES: dict[str, Rule] = {
+    **softmax.RULES,
+    **masked_softmax.RULES,
+    **LOSSES,
+    **norm.RULES,
+    **stack.RULES,
+}
 
 
 def _register(op: str, rule: Rule) -> None:

@@ -1,136 +1,155 @@
-"""Cross entropy of logits whose classes are divided among ranks."""
+"""Cross entropy of DTensors, also where the classes are divided among ranks.
+
+No rank has a whole row of logits or probabilities then: forward, each rank sends three numbers a
+row (lse, its rounding error, and the loss where it has the row's class) by one all-gather, and
+backward none. Label smoothing needs the mean of the logits too: with it the classes are gathered.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate
 
-from fusedops.integrations.dtensor.partition import Partition, Result, sum_of_parts
-from fusedops.integrations.dtensor.softmax import merged, own_statistics
+from fusedops.functional import Reduction
+from fusedops.functional import cross_entropy as cross_entropy_of_plain
+from fusedops.integrations.dtensor.call import Call, Rule
+from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
+from fusedops.ops.cross_entropy import ignored_rows
 
-_ROWS, _CLASSES = 0, 1
-_OF_ROWS, _OF_LOGITS = Result((_ROWS,)), Result((_ROWS, _CLASSES))
+ops = torch.ops.fusedops
+
+#: Stands for the loss of a row whose class another rank has. A loss is at least 0.
+_ELSEWHERE = -1.0
 
 
 def cross_entropy(
-    input: DTensor, target: torch.Tensor, ignore_index: int = -100, reduction: str = "mean"
+    input: DTensor, target: torch.Tensor, ignore_index: int = -100, reduction: Reduction = "mean"
 ) -> DTensor:
     r"""Cross entropy of logits and class indices: :math:`\log \sum_j e^{x_j} - x_t` of each row.
 
-    Where the classes are divided among ranks, no rank has a whole row of logits or probabilities:
-    forward, each rank sends three numbers a row (maximum, sum, the target's logit) by one
-    all-gather, and backward none. Saved for the derivative are the logits and two numbers a row.
+    It is ``fusedops.cross_entropy`` with the classes in the last dimension, and for a ``target``
+    that may be a plain tensor.
 
     Args:
-        input: logits, ``[rows, classes]``; float32, bfloat16, float16 or float64. Rows and classes
+        input: logits, ``[..., classes]``; float32, bfloat16, float16 or float64. Rows and classes
             may be sharded, each over any dimensions of the mesh.
-        target: int64 ``[rows]``, a class for each row; a DTensor, or a plain tensor that is the
-            same on all ranks.
+        target: int64, int32 or uint8, of ``input``'s shape without the classes: a class for each
+            row; a DTensor, or a plain tensor that is the same on all ranks. Where the classes are
+            divided, the loss of a class out of range is NaN.
         ignore_index: rows with this target do not count.
         reduction: "mean" over the rows that count, "sum" or "none".
 
     Returns:
-        A DTensor, of no dimension, or ``[rows]`` for "none"; float64 for a float64 ``input``, else
-        float32. Differentiable once.
+        A DTensor, of no dimension, or of ``target``'s shape for "none"; float64 for a float64
+        ``input``, else float32. Twice differentiable.
 
     Raises:
         TypeError: ``input`` is not a DTensor.
-        RuntimeError: shapes other than the above, a ``target`` that is not int64 or on another
-            mesh.
+        RuntimeError: as ``fusedops.cross_entropy``, or a ``target`` on another mesh.
         ValueError: an unknown ``reduction``.
 
     Source: :func:`torch.nn.functional.cross_entropy`; Shoeybi et al., "Megatron-LM" (2019), for the
     division of the classes.
     """
-    _check(input, target, reduction)
-    mesh = input.device_mesh
-    part = Partition(mesh, tuple(input.shape), tuple(map(_divided, input.placements)))
-    logits = input.redistribute(mesh, part.placements(_OF_LOGITS))
-    rows = part.placements(_OF_ROWS)
-    if not isinstance(target, DTensor):
-        target = DTensor.from_local(target, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    target = target.redistribute(mesh, rows)
-    counts: Any = target != ignore_index
-    local = _RowLosses.apply(*(t.to_local() for t in (logits, target, counts)), part)
-    losses = DTensor.from_local(
-        local, mesh, rows, run_check=False, shape=target.shape, stride=target.stride()
-    )
-    return _reduced(losses, counts, reduction)
-
-
-def _reduced(losses: Any, counts: Any, reduction: str) -> DTensor:
-    result: DTensor = losses if reduction == "none" else losses.sum()
-    return result / counts.sum() if reduction == "mean" else result
-
-
-def _divided(placement: Placement) -> int | None:
-    return placement.dim % 2 if type(placement) is Shard else None
-
-
-class _RowLosses(torch.autograd.Function):
-    """The losses of this rank's rows, from its part of their logits."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, target: torch.Tensor, counts: torch.Tensor, part: Partition
-    ) -> torch.Tensor:
-        own_max, own_sum = own_statistics(logits, _CLASSES)
-        at, is_here = _own_classes(logits, target, counts, part)
-        picked = logits.gather(_CLASSES, at) if logits.shape[_CLASSES] else own_max
-        own_logit = torch.where(is_here, picked.to(own_max.dtype), 0)
-        *statistics, logits_of_target = part.all_gather((own_max, own_sum, own_logit), (_CLASSES,))
-        max, sum = merged(*statistics)
-        logit = sum_of_parts(logits_of_target)
-        ctx.part = part
-        ctx.save_for_backward(logits, target, counts, max, sum)
-        losses = (sum.log() + (max - logit)).squeeze(_CLASSES)
-        return losses.masked_fill(~counts, 0)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        logits, target, counts, max, sum = ctx.saved_tensors
-        rows = grad.masked_fill(~counts, 0).unsqueeze(_CLASSES)
-        gradient = torch.ops.fusedops.softmax_apply.default(logits, max, sum, _CLASSES, max.dtype)
-        gradient = gradient * rows
-        if logits.shape[_CLASSES]:
-            at, is_here = _own_classes(logits, target, counts, ctx.part)
-            gradient.scatter_add_(_CLASSES, at, torch.where(is_here, -rows, 0))
-        return gradient.to(logits.dtype), None, None, None
-
-
-def _own_classes(
-    logits: torch.Tensor, target: torch.Tensor, counts: torch.Tensor, part: Partition
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's target among this rank's classes, and whether it is one of them."""
-    index = target - part.start(_CLASSES)
-    is_here = counts & (index >= 0) & (index < logits.shape[_CLASSES])
-    return torch.where(is_here, index, 0).unsqueeze(_CLASSES), is_here.unsqueeze(_CLASSES)
-
-
-def _check(input: Any, target: Any, reduction: str) -> None:
-    function = "cross_entropy"
     if not isinstance(input, DTensor):
         raise TypeError(
-            f"{function}: input is {type(input).__name__}, wanted a DTensor; for a plain tensor "
-            "use torch.nn.functional.cross_entropy"
+            f"cross_entropy: input is {type(input).__name__}, wanted a DTensor; for a plain tensor "
+            "use fusedops.cross_entropy"
         )
-    if input.dim() != 2:
-        raise RuntimeError(
-            f"{function}: input has shape {list(input.shape)}, wanted [rows, classes]; make it "
-            "with .flatten(0, -2)"
-        )
-    if target.dtype != torch.int64 or target.shape != input.shape[:1]:
-        raise RuntimeError(
-            f"{function}: target is {target.dtype} of shape {list(target.shape)}, wanted "
-            f"torch.int64 of shape {list(input.shape[:1])}, a class for each row"
-        )
-    if isinstance(target, DTensor) and target.device_mesh != input.device_mesh:
-        raise RuntimeError(
-            f"{function}: target is on {target.device_mesh}, wanted {input.device_mesh}, which "
-            "input is on; redistribute it through .full_tensor() and distribute_tensor"
-        )
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction is {reduction!r}, wanted 'mean', 'sum' or 'none'")
+    if not isinstance(target, DTensor):
+        mesh = input.device_mesh
+        target = DTensor.from_local(target, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    loss: Any = cross_entropy_of_plain(
+        input, target, ignore_index=ignore_index, reduction=reduction, dim=-1
+    )
+    result: DTensor = loss
+    return result
+
+
+# --- the ops ------------------------------------------------------------------------------------
+
+
+def _space(call: Call) -> Space:
+    sizes = tuple(call["input"].shape)
+    every = tuple(range(len(sizes)))
+    rows, classes = every[:-1], frozenset(every[-1:])
+    names = ("target", "losses", "lse", "lse_error", "grad_losses", "grad_lse")
+    tensors: dict[str, Dims] = {"input": every, **dict.fromkeys(names, rows)}
+    results = tuple(Result(tensors.get(name, every)) for name in call.results)
+    undivided = classes if call["label_smoothing"] else frozenset[int]()
+    return Space(sizes, tensors, results, ("input",), classes, undivided)
+
+
+def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    target, ignore_index = local["target"], call["ignore_index"]
+    classes = call["input"].dim() - 1
+    lse, error, loss = part.all_gather(_own_part(part, local), (classes,))
+    precise = lse.double() + error.double()
+    total = precise.logsumexp(0)
+    losses = _merged_losses(precise, loss.double(), total)
+    ignored = ignored_rows(target, ignore_index)
+    losses = losses.masked_fill(ignored, 0)
+    if not call["reads_ignored"]:
+        total = total.masked_fill(ignored, 0)
+    rounded = total.to(lse.dtype)
+    left = (total - rounded).masked_fill(~total.isfinite(), 0)
+    return losses.to(lse.dtype), rounded, left.to(lse.dtype)
+
+
+def _own_part(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """lse and its rounding error of this rank's part of each row, and the loss of the row's class
+    within the part, where it is in it."""
+    logits, target = local["input"], local["target"]
+    columns = logits.shape[-1]
+    if columns == 0:
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        values = (-math.inf, 0.0, _ELSEWHERE)
+        return tuple(logits.new_full(target.shape, value, dtype=wide) for value in values)
+    index = _index(part, local)
+    is_here = (index >= 0) & (index < columns) & ~ignored_rows(target, local["ignore_index"])
+    own = index.masked_fill(~is_here, -1)
+    settings = (-1, 0.0, local["scale"], local["softcap"])
+    losses, lse, error = ops.cross_entropy.default(logits, own, *settings, True)
+    return lse, error, losses.masked_fill(~is_here, _ELSEWHERE)
+
+
+def _merged_losses(lse: torch.Tensor, loss: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """The losses of whole rows from those of their parts, which are the first dimension.
+
+    With z the logit of the class, it is log(1 + (e^loss - 1) + the sum of e^(lse - z) over the
+    other ranks), whose small values keep their digits; large ones are the difference of lse and z.
+    """
+    is_here = loss != _ELSEWHERE
+    logit = sum_of_parts((lse - loss).masked_fill(~is_here, 0))
+    others = torch.where(is_here, loss.expm1(), (lse - logit).exp())
+    excess = sum_of_parts(others)
+    losses = torch.where(excess < 1, excess.log1p(), total - logit)
+    return losses.masked_fill(~is_here.any(0), math.nan)
+
+
+def _index(part: Partition, local: dict[str, Any]) -> torch.Tensor:
+    """Each row's class, counted from this rank's first."""
+    index: torch.Tensor = local["target"].to(torch.int64) - part.start(local["input"].dim() - 1)
+    return index
+
+
+def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
+    if local["input"].shape[-1] == 0:
+        empty: torch.Tensor = local["input"].clone()
+        return empty
+    index, ignored = _index(part, local), call["ignore_index"]
+    if ignored is not None:
+        ignored -= part.start(local["input"].dim() - 1)
+    moved = local | {"target": index, "ignore_index": ignored}
+    gradient: torch.Tensor = ops.cross_entropy_backward.default(*moved.values())
+    return gradient
+
+
+RULES = {
+    "cross_entropy": Rule(_space, None, _split_forward),
+    "cross_entropy_backward": Rule(_space, None, _split_backward),
+    "cross_entropy_backward_": Rule(_space, None, _split_backward, "input"),
+}
