@@ -87,6 +87,7 @@ RESULT_TESTS = (
     "tests/ops/test_masked_softmax_grad.py",
     "tests/ops/test_norm.py",
     "tests/ops/test_add_norm.py",
+    "tests/ops/test_cross_entropy.py",
     "tests/ops/test_norm_range.py",
     "tests/ops/test_norm_wanted_gradients.py",
     "tests/ops/test_short_rows.py",

@@ -16,6 +16,7 @@ COUNTS = (1, 2, 3)
 #: Tests of kernels that run in this process and leave the number of threads to the caller.
 OP_TESTS = (
     "test_add_norm",
+    "test_cross_entropy",
     "test_masked_softmax_grad",
     "test_masked_softmax_values",
     "test_nn",

@@ -148,7 +148,7 @@ class Logits(NamedTuple):
 def weights_of_classes(call: Any, like: torch.Tensor) -> torch.Tensor:
     """q of the formulas: how much of a row's loss belongs to each column."""
     e: float = call.label_smoothing
-    return one_hot(call.target, like) * (1 - e) + e / like.shape[-1]
+    return one_hot(call.target, like).to(like.dtype) * (1 - e) + e / like.shape[-1]
 
 
 def without_gradient(call: Any) -> torch.Tensor:

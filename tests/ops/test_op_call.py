@@ -26,6 +26,7 @@ GRAD = torch.randn(3, 8)
 MASK = torch.rand(3, 8) < 0.5
 MASK[:, 0] = True  # a row that sees nothing would be NaN, which equals nothing
 Y = fusedops.softmax(X, -1)
+CLASSES = torch.tensor([1, 7, 0])
 SEED, START = torch.tensor(3), torch.tensor([0, 1, 2], dtype=torch.int32)
 MEAN, RSTD = X.mean(1, True), torch.rand(3, 1)
 
@@ -34,6 +35,10 @@ CALLS = {
     "_softmax": [(X, -1, None), (X.double(), 0, None), (X.bfloat16(), 1, torch.float32)],
     "_softmax_backward": [(GRAD, Y, -1, torch.float32)],
     "softmax_stats": [(X, -1)],
+    "_cross_entropy": [
+        (X, CLASSES, 1, 0.1, 0.5, 3.0, True),
+        (X, CLASSES, None, 0.0, 1.0, None, False),
+    ],
     "_masked_softmax": [
         (X, MASK, 0.5, True, None, BIAS, torch.float32, -1, True, -3, START, None, MEAN[:, 0], 9.0),
         (X, None, 1.0, False, -1e4, None, None, 0, False, None, None, START + 2, None, None),

@@ -10,7 +10,7 @@ import fusedops
 
 X, RESIDUAL = torch.randn(2, 3, 8).unbind()
 WEIGHT, BIAS = torch.randn(2, 8).unbind()
-SEED = torch.tensor(3)
+SEED, CLASSES = torch.tensor(3), torch.tensor([0, 4, 7])
 STATS = fusedops.softmax_stats(X, -1)
 
 #: Functions of one tensor, each with its number of results.
@@ -19,6 +19,7 @@ FUNCTIONS = {
     "log_softmax": (lambda x: fusedops.log_softmax(x, -1), 1),
     "softmax_stats": (lambda x: fusedops.softmax_stats(x, -1), 2),
     "softmax_apply": (lambda x: fusedops.softmax_apply(x, *STATS, -1), 1),
+    "cross_entropy": (lambda x: fusedops.cross_entropy(x, CLASSES, reduction="none"), 3),
     "masked_softmax": (lambda x: fusedops.masked_softmax(x, bias=BIAS), 1),
     "masked_softmax_dropout": (lambda x: fusedops.masked_softmax_dropout(x, seed=SEED), 1),
     "layer_norm": (lambda x: fusedops.layer_norm(x, [8], WEIGHT, BIAS), 1),

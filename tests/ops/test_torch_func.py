@@ -16,7 +16,7 @@ torch.manual_seed(0)
 X = torch.randn(3, 2, 4, dtype=torch.float64)
 RESIDUAL, WEIGHT, BIAS = (torch.randn(s, dtype=torch.float64) for s in ((2, 4), (4,), (4,)))
 MASK = torch.tensor([[True, True, False, True], [True, False, True, True]])
-SEED = torch.tensor(5)
+SEED, CLASSES = torch.tensor(5), torch.tensor([3, 0])
 RMS_EPS = torch.finfo(torch.float64).eps
 
 
@@ -90,6 +90,10 @@ FUNCTIONS = {
     "merge_softmax_stats": (
         lambda x: fusedops.merge_softmax_stats([fusedops.softmax_stats(x, -1)] * 2)[1],
         lambda x: 2 * (x - x.detach().amax(-1, keepdim=True)).exp().sum(-1, keepdim=True),
+    ),
+    "cross_entropy": (
+        lambda x: fusedops.cross_entropy(x, CLASSES, reduction="none", label_smoothing=0.1),
+        lambda x: F.cross_entropy(x, CLASSES, reduction="none", label_smoothing=0.1),
     ),
     "masked_softmax": (
         lambda x: fusedops.masked_softmax(x, MASK, scale=0.5, bias=BIAS),

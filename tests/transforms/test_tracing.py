@@ -13,6 +13,7 @@ from fusedops import nn
 torch.manual_seed(0)
 X = torch.randn(2, 4)
 WEIGHT, MASK, SEED = torch.randn(4), X > -0.5, torch.tensor(5)
+CLASSES = torch.tensor([3, 1])
 
 #: Functions of a tensor of two rows and four columns.
 FUNCTIONS = {
@@ -34,6 +35,10 @@ FUNCTIONS = {
     "masked_softmax, out": lambda x: fusedops.masked_softmax(x, out=torch.empty_like(x)),
     "masked_softmax_dropout": lambda x: fusedops.masked_softmax_dropout(x, seed=SEED),
     "segment_bounds": lambda x: fusedops.segment_bounds((x > 0).long().cumsum(-1))[0],
+    "cross_entropy": lambda x: fusedops.cross_entropy(x, CLASSES, WEIGHT, softcap=2.0),
+    "cross_entropy, lse": lambda x: fusedops.cross_entropy(x.t(), CLASSES, dim=0, return_lse=True)[
+        1
+    ],
     "layer_norm": lambda x: fusedops.layer_norm(x, [4], WEIGHT),
     "rms_norm": lambda x: fusedops.rms_norm(x, [4], WEIGHT),
     "rms_norm, llama": lambda x: fusedops.rms_norm(x, [4], WEIGHT.double(), variant="llama"),
