@@ -756,7 +756,8 @@ def _class_loss(
     if softcap is not None and type(softcap) is not float:
         softcap = _arguments.number(function, "softcap", softcap)
     z_loss = _z_loss(z_loss)
-    _arguments.one_of("reduction", reduction, get_args(Reduction))
+    if type(reduction) is not str or reduction not in ("mean", "sum", "none"):
+        _arguments.one_of("reduction", reduction, get_args(Reduction))
     rows = _rows_of_classes(input, dim)
     _check_classes(rows, target, weight, label_smoothing)
     run = _cross_entropy.on(rows, target)
@@ -769,7 +770,7 @@ def _class_loss(
         counts = weight.to(losses.dtype)[classes].masked_fill(ignored, 0)
         losses = losses * counts
     elif reduction == "mean" and ignore_index is not None:
-        counts = ~ignored_rows(target, ignore_index)
+        counts = target.to(torch.int64) != ignore_index
     if z_loss != 0:
         losses = losses + z_loss * lse.square()
     return _reduced(losses, counts, reduction), lse

@@ -8,7 +8,7 @@ from modes import Dispatched
 import fusedops
 
 ops = torch.ops.fusedops
-BATCH = torch.randn(4, 3, 5)
+BATCH, CLASSES = torch.randn(4, 3, 5), torch.tensor([4, 0, 1])
 
 #: Arguments that are wrong for one slice. With the batch in front, each would be in range or fit.
 BAD_SLICES = {
@@ -36,6 +36,10 @@ BAD_SLICES = {
     "learned sinks": lambda t: ops.masked_softmax_sinks(
         t, None, 1.0, False, None, 0.0, None, None, None, 0, False, None, None, None, torch.zeros(5)
     )[0],
+    "target": lambda t: fusedops.cross_entropy(t, torch.zeros(4, 3, dtype=torch.int64)),
+    "dim of classes": lambda t: fusedops.cross_entropy(t, CLASSES, dim=2),
+    "weights of classes": lambda t: fusedops.cross_entropy(t, CLASSES, torch.ones(3)),
+    "lse": lambda t: ops.cross_entropy_backward(t, CLASSES, *[t] * 3, t[:, 0], None),
     "causality of one query": lambda t: fusedops.masked_softmax(t[0], causal=True),
     "output_mask": lambda t: ops.rms_norm_backward(t, t, [5], t[:, :1], None, [True] * 3)[0],
     "input_dtype": lambda t: ops.softmax_backward(t, t, -1, torch.bool),
@@ -81,6 +85,9 @@ WRITERS = {
     "log_softmax, out": lambda t, _: fusedops.log_softmax(t * 2, 0, out=t),
     "log_softmax_": lambda t, _: ops.log_softmax_(t, 1),
     "masked_softmax, out": lambda t, b: fusedops.masked_softmax(t, bias=b, causal=True, out=t),
+    "cross_entropy_backward_": lambda t, b: ops.cross_entropy_backward_(
+        t, CLASSES, *[b[:3]] * 3, b[2:], None
+    ),
     "masked_softmax_": lambda t, b: ops.masked_softmax_(t, b, 0.5, False, None),
 }
 
