@@ -75,6 +75,13 @@ def _exact_masked_softmax(inputs: Inputs, output: Tensor) -> list[Tensor]:
     return [result, SCALE * _exact_softmax(inputs, output)[1]]
 
 
+def _exact_cross_entropy(inputs: Inputs, output: Tensor) -> list[Tensor]:
+    x = inputs.x.detach().double().requires_grad_()
+    result, _ = reference.cross_entropy(x, _classes(x))
+    (gradient,) = torch.autograd.grad(result, x, inputs.grad_output[:, 0].double())
+    return [result.detach(), gradient]
+
+
 def _exact_norm(norm: Callable[..., Tensor], inputs: Inputs, output: Tensor) -> list[Tensor]:
     names = ("x", "weight", "bias") if norm is reference.layer_norm else ("x", "weight")
     leaves = [getattr(inputs, name).detach().double().requires_grad_() for name in names]
@@ -93,6 +100,16 @@ def _exact_residual_norm(
 
 def _masked_softmax(inputs: Inputs) -> Tensor:
     return fusedops.masked_softmax(inputs.x, inputs.mask, scale=SCALE, causal=True)
+
+
+def _cross_entropy(inputs: Inputs) -> Tensor:
+    """Returns the losses in the dtype of the logits, in which their gradient is drawn."""
+    losses = fusedops.cross_entropy(inputs.x, _classes(inputs.x), reduction="none")
+    return losses.to(inputs.x.dtype)
+
+
+def _classes(x: Tensor) -> Tensor:
+    return torch.arange(len(x), device=x.device)
 
 
 def _layer_norm(inputs: Inputs) -> Tensor:
@@ -127,6 +144,7 @@ OPERATORS = {
         lambda inputs: fusedops.log_softmax(inputs.x, -1), ("x",), _exact_log_softmax, 1.6, (1.2,)
     ),
     "masked_softmax": Operator(_masked_softmax, ("x",), _exact_masked_softmax, 4.0, (1.2,)),
+    "cross_entropy": Operator(_cross_entropy, ("x",), _exact_cross_entropy, 1.6, (4.0,)),
     "layer_norm": Operator(_layer_norm, ("x", "weight", "bias"), _LAYER_NORM, 2.7, (5.0, 8.0, 4.0)),
     "rms_norm": Operator(_rms_norm, ("x", "weight"), _RMS_NORM, 2.0, (5.0, 8.0)),
     "add_layer_norm": Operator(
@@ -189,7 +207,8 @@ def results_of(operator: Operator, inputs: Inputs) -> list[Tensor]:
     """Returns the operator's result, and the gradients of its leaves."""
     leaves = {name: getattr(inputs, name).detach().requires_grad_() for name in operator.leaves}
     output = operator.call(inputs._replace(**leaves))
-    gradients = torch.autograd.grad(output, [*leaves.values()], inputs.grad_output)
+    of_rows = inputs.grad_output[:, 0] if output.dim() == 1 else inputs.grad_output
+    gradients = torch.autograd.grad(output, [*leaves.values()], of_rows)
     return [output.detach(), *gradients]
 
 
