@@ -82,8 +82,7 @@ inline void check_cross_entropy(
   FUSEDOPS_CHECK(
       settings.label_smoothing >= 0 && settings.label_smoothing <= 1, op, ": label_smoothing is ",
       settings.label_smoothing, ", wanted a value in [0, 1]");
-  FUSEDOPS_CHECK(
-      std::isfinite(settings.scale), op, ": scale is ", settings.scale, ", wanted a finite number");
+  check_finite(op, "scale", settings.scale, statistics_dtype(dtype_of(input)));
   check_softcap(op, settings.softcap, dtype_of(input));
 }
 

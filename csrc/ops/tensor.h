@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -417,6 +418,15 @@ inline void check_cols(const char* op, int64_t cols) {
 // Rejects NaN too.
 inline void check_eps(const char* op, double eps) {
   FUSEDOPS_CHECK(eps >= 0, op, ": eps is ", eps, ", wanted a value >= 0");
+}
+
+// Refuses a number that is infinite or NaN in `dtype`, float32 or float64.
+inline void check_finite(const char* op, const char* name, double value, ScalarType dtype) {
+  const double most = dtype == ScalarType::Double ? std::numeric_limits<double>::max()
+                                                  : std::numeric_limits<float>::max();
+  FUSEDOPS_CHECK(
+      std::abs(value) <= most, op, ": ", name, " is ", value, ", wanted a finite number of ",
+      dtype_name(dtype));
 }
 
 // Refuses a cap that is not a normal number of the compute type, or whose reciprocal is not: scores

@@ -9,7 +9,6 @@ whatever losses and lse are passed, as that of a norm does with statistics.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -50,8 +49,10 @@ def _check(op: str, call: Any) -> None:
         0 <= call.label_smoothing <= 1,
         f"{op}: label_smoothing is {call.label_smoothing:g}, wanted a value in [0, 1]",
     )
+    computed = checks.statistics_dtype(call.input.dtype)
     checks.check(
-        math.isfinite(call.scale), f"{op}: scale is {call.scale:g}, wanted a finite number"
+        abs(call.scale) <= torch.finfo(computed).max,
+        f"{op}: scale is {call.scale:g}, wanted a finite number of {computed}",
     )
     checks.check_softcap(op, call.softcap, call.input.dtype)
 
