@@ -161,12 +161,13 @@ def test_the_logits_are_read_before_their_casts_and_the_result_has_eagers_dtype(
         assert rewritten.call(h, w, target).dtype == dtype
 
 
-def test_sizes_may_be_dynamic(rewrite_dynamo):
-    h, w, target = _inputs()
-    rewritten = rewrite_dynamo(FORMS["of rows"], h, w, target, dynamic=True)
-    longer, targets = torch.randn(3, 11, 8, dtype=torch.float64), torch.randint(CLASSES, (3, 11))
-    expected = FORMS["of rows"](longer, w, targets)
-    torch.testing.assert_close(rewritten.call(longer, w, targets), expected)
+@pytest.mark.parametrize("name", ["of rows", "each", "shifted", "z-loss", "gather", "Categorical"])
+def test_sizes_may_be_dynamic(rewrite_dynamo, name):
+    rewritten = rewrite_dynamo(FORMS[name], *_inputs(), dynamic=True)
+    h, target = torch.randn(3, 11, 8, dtype=torch.float64), torch.randint(CLASSES, (3, 11))
+    inputs = [h, _inputs()[1], target]
+    assert rewritten.replaced == {"cross_entropy": 1}
+    torch.testing.assert_close(rewritten.call(*inputs), FORMS[name](*inputs))
 
 
 REFUSED = {

@@ -72,7 +72,8 @@ def _match(loss: Loss) -> Match:
         "reads_ignored": bool(beside),
     }
     if logits.input is not loss.logits and not refusal and not _same_rows(logits.input, loss):
-        arguments["target"] = _shaped(loss.target, logits.input, value(logits.input).shape[:-1])
+        rows = value(logits.input).shape[:-1]
+        arguments["target"] = _shaped(loss.target, rows, (logits.input,))
     nodes = tuple(sorted({*logits.nodes, *loss.nodes, *beside}))
     results: dict[Node, Output] = {loss.last: partial(_result, loss)}
     results |= {node: partial(_log_sum, loss, node) for node in beside}
@@ -92,8 +93,7 @@ def _same_rows(logits: Node, loss: Loss) -> bool:
 
 def _before_target(loss: Loss, beside: Sequence[Node]) -> list[Node]:
     """The calls beside the loss that come after its target, so that one op can compute both."""
-    target = loss.target.args[0] if isinstance(loss.target, OpCall) else loss.target
-    operands = [node for node in (target, loss.weight) if isinstance(node, Node)]
+    operands = [node for node in (_operand(loss.target), loss.weight) if isinstance(node, Node)]
     return [node for node in beside if all(operand < node for operand in operands)]
 
 
@@ -154,7 +154,7 @@ def _as_result(computed: OpCall, loss: Loss, old: Node, op: OpCall) -> OpCall:
     eager, logits = value(old), op.args[0]
     has_rows = isinstance(logits, Node) and has_shape(old, value(logits).shape[:-1])
     if eager.dim() > 0 and not has_rows:
-        computed = _shaped(computed, old, eager.shape)
+        computed = _shaped(computed, eager.shape, (loss.logits, _operand(loss.target)))
     is_wide = eager.dtype == _wide(loss)
     return computed if is_wide else OpCall(aten.to.dtype, (computed, eager.dtype))
 
@@ -164,10 +164,22 @@ def _wide(loss: Loss) -> torch.dtype:
     return torch.promote_types(value(loss.logits).dtype, torch.float32)
 
 
-def _shaped(tensor: Any, like: Node, shape: Sequence[Any]) -> OpCall:
-    """`tensor` in a shape of the first sizes of `like`."""
-    sizes = [
-        size if isinstance(size, int) else OpCall(aten.sym_size.int, (like, dim))
-        for dim, size in enumerate(shape)
-    ]
-    return OpCall(aten.reshape.default, (tensor, sizes))
+def _shaped(tensor: Any, shape: Sequence[Any], sources: Sequence[Node]) -> OpCall:
+    """`tensor` in a shape whose symbolic sizes are those of dimensions of `sources`."""
+
+    def size_of(size: Any) -> Any:
+        found = (
+            OpCall(aten.sym_size.int, (source, dim))
+            for source in sources
+            for dim, each in enumerate(value(source).shape)
+            if statically_known_true(each == size)
+        )
+        return size if isinstance(size, int) else next(found)
+
+    return OpCall(aten.reshape.default, (tensor, [size_of(size) for size in shape]))
+
+
+def _operand(target: Node | OpCall) -> Node:
+    """The node that a target is a view of."""
+    operand: Node = target.args[0] if isinstance(target, OpCall) else target
+    return operand
