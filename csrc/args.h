@@ -171,6 +171,14 @@ struct CrossEntropyBackward {
   double label_smoothing;
 };
 
+// Adds the rows of a matrix up: sums[c] += input[0, c] + input[1, c] + ..., in the order of the rows.
+// sums is an array, double if input is double and float otherwise.
+struct ColumnSums {
+  ConstRows input;
+  void* sums;
+  int64_t rows, cols;
+};
+
 // A tensor seen as [outer, dim_size, inner]: element (o, d, i) is at data + o * outer_stride + d *
 // dim_stride + i.
 struct ConstSlices {

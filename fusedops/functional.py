@@ -9,7 +9,6 @@ bits whatever the other rows contain.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args, overload
 
@@ -17,8 +16,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from fusedops import _arguments
+from fusedops.losses import cross_entropy, linear_cross_entropy
 from fusedops.ops import checks
-from fusedops.ops.cross_entropy import ignored_rows
 from fusedops.ops.norm import default_rms_eps, scaled_by_weight
 from fusedops.ops.registration.autograd import EagerOp
 from fusedops.ops.registration.forward_mode import has_tangent
@@ -32,6 +31,7 @@ __all__ = [
     "cross_entropy",
     "l2_norm",
     "layer_norm",
+    "linear_cross_entropy",
     "log_softmax",
     "masked_softmax",
     "masked_softmax_dropout",
@@ -59,9 +59,6 @@ _softmax_apply: EagerOp[torch.Tensor] = EagerOp("softmax_apply")
 _masked_softmax: EagerOp[torch.Tensor] = EagerOp("masked_softmax")
 _masked_softmax_dropout: EagerOp[Any] = EagerOp("masked_softmax_dropout", "_masked_softmax_dropout")
 _masked_softmax_sinks: EagerOp[tuple[torch.Tensor, ...]] = EagerOp("masked_softmax_sinks")
-_cross_entropy: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
-    "cross_entropy", returned=slice(2)
-)
 _layer_norm: EagerOp[torch.Tensor] = EagerOp("layer_norm", "_layer_norm_output", 0)
 _std_norm: EagerOp[torch.Tensor] = EagerOp("std_norm", "_std_norm_output", 0)
 _rms_norm: EagerOp[torch.Tensor] = EagerOp("rms_norm", "_rms_norm_output", 0)
@@ -85,7 +82,6 @@ _stack_layer_norm: EagerOp[torch.Tensor] = EagerOp("stack_layer_norm", returned=
 Causal = bool | Literal["top_left", "bottom_right"]
 Window = int | tuple[int, int]
 MaskedRows = Literal["nan", "zero"]
-Reduction = Literal["mean", "sum", "none"]
 RmsVariant = Literal["torch", "llama", "t5", "gemma"]
 
 
@@ -643,201 +639,6 @@ def _zero_masked_rows(masked_rows: MaskedRows) -> bool:
     if type(masked_rows) is not str or masked_rows not in ("nan", "zero"):
         _arguments.one_of("masked_rows", masked_rows, get_args(MaskedRows))
     return masked_rows == "zero"
-
-
-@overload
-def cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = ...,
-    *,
-    ignore_index: int | None = ...,
-    reduction: Reduction = ...,
-    label_smoothing: float = ...,
-    z_loss: float = ...,
-    softcap: float | None = ...,
-    return_lse: Literal[False] = ...,
-    dim: int | None = ...,
-) -> torch.Tensor: ...
-@overload
-def cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = ...,
-    *,
-    ignore_index: int | None = ...,
-    reduction: Reduction = ...,
-    label_smoothing: float = ...,
-    z_loss: float = ...,
-    softcap: float | None = ...,
-    return_lse: Literal[True],
-    dim: int | None = ...,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
-def cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    *,
-    ignore_index: int | None = -100,
-    reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    return_lse: bool = False,
-    dim: int | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    r"""Cross entropy of logits and classes, without the log-probabilities in memory.
-
-    With the logits :math:`x` of a row, its class :math:`t`, :math:`\mathrm{lse} = \log \sum_j
-    e^{x_j}` and the label smoothing :math:`\epsilon`, the row's loss is :math:`(1 - \epsilon)
-    (\mathrm{lse} - x_t) + \epsilon (\mathrm{lse} - \mathrm{mean}(x))`. It is multiplied by
-    ``weight[t]``, and then ``z_loss`` times :math:`\mathrm{lse}^2` is added, without that weight.
-    The forward pass reads the logits once and keeps three numbers a row; the backward pass reads
-    them again and writes the gradient. With a soft cap :math:`c`, :math:`c \tanh(x / c)` stands in
-    place of :math:`x`.
-
-    Args:
-        input: logits, ``[classes]``, ``[N, classes]`` or ``[N, classes, d1, ...]``, or with ``dim``
-            any other shape; float32, bfloat16, float16 or float64. Rows as in :func:`softmax`:
-            classes that are adjacent in memory are read in place, whatever ``dim`` is, others cost
-            a copy.
-        target: the class of each row, of ``input``'s shape without the classes; int64, int32 or
-            uint8. On CUDA the loss of a class out of range is NaN, on the CPU it is refused.
-        weight: floating, ``[classes]``: a factor for the loss of each class; or None.
-        ignore_index: rows of this class are not read; their loss is 0 and so is their gradient.
-            None ignores no row.
-        reduction: "none" gives the loss of each row, "sum" their sum, and "mean" the sum divided by
-            the number of rows that are not ignored or, with ``weight``, by the sum of their
-            weights; it is NaN where there are none.
-        label_smoothing: in [0, 1]; only without ``weight``.
-        z_loss: the factor of the squared lse, finite and >= 0: it keeps the lse near 0.
-        softcap: bounds the logits to between ``-softcap`` and ``softcap``.
-        return_lse: also return the lse.
-        dim: the dimension of the classes; by default 1, or 0 for ``[classes]``.
-
-    Returns:
-        The loss, or (loss, lse) with the lse of each row in ``target``'s shape, 0 where the row is
-        ignored. Both are differentiable. They are float64 for a float64 ``input`` and otherwise
-        float32, also beside a 16-bit ``input``, for which torch rounds the loss to 16 bits.
-
-    Raises:
-        RuntimeError: a dtype that is not floating, class probabilities as ``target``, a ``target``
-            of another dtype, shape or device than stated, or with a class out of range, a
-            ``weight`` of another shape or device, a ``label_smoothing`` outside [0, 1] or beside
-            ``weight``, a ``z_loss`` that is negative or not finite, a ``softcap`` that is not
-            finite and above 0, a ``dim`` out of range.
-        TypeError: an argument of another type.
-        ValueError: an invalid ``reduction``.
-
-    Source: :func:`torch.nn.functional.cross_entropy`; Szegedy et al., "Rethinking the Inception
-    Architecture" (2015), section 7, for the smoothing; Chowdhery et al., "PaLM" (2022), section 5,
-    for ``z_loss``; Gemma Team, "Gemma 2" (2024), section 2, for the soft cap.
-    """
-    settings = (ignore_index, reduction, label_smoothing, z_loss, softcap, dim)
-    loss, lse = _class_loss(input, target, weight, *settings)
-    return (loss, lse) if return_lse else loss
-
-
-def _class_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    ignore_index: int | None,
-    reduction: Reduction,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    dim: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and the lse of each row."""
-    function = "cross_entropy"
-    if type(label_smoothing) is not float:
-        label_smoothing = _arguments.number(function, "label_smoothing", label_smoothing)
-    if softcap is not None and type(softcap) is not float:
-        softcap = _arguments.number(function, "softcap", softcap)
-    z_loss = _z_loss(z_loss)
-    if type(reduction) is not str or reduction not in ("mean", "sum", "none"):
-        _arguments.one_of("reduction", reduction, get_args(Reduction))
-    rows = _rows_of_classes(input, dim)
-    _check_classes(rows, target, weight, label_smoothing)
-    run = _cross_entropy.on(rows, target)
-    losses, lse = run(rows, target, ignore_index, label_smoothing, 1.0, softcap, False)
-    counts = None
-    if weight is not None:
-        ignored = ignored_rows(target, ignore_index)
-        # A class out of range, whose loss is NaN, has any weight.
-        classes = target.to(torch.int64).clamp(0, weight.shape[0] - 1)
-        counts = weight.to(losses.dtype)[classes].masked_fill(ignored, 0)
-        losses = losses * counts
-    elif reduction == "mean" and ignore_index is not None:
-        counts = target.to(torch.int64) != ignore_index
-    if z_loss != 0:
-        losses = losses + z_loss * lse.square()
-    return _reduced(losses, counts, reduction), lse
-
-
-def _reduced(
-    losses: torch.Tensor, counts: torch.Tensor | None, reduction: Reduction
-) -> torch.Tensor:
-    """``counts`` is what each row counts for in a mean; None for 1."""
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    return losses.mean() if counts is None else losses.sum() / counts.sum()
-
-
-def _z_loss(value: float) -> float:
-    number = _arguments.number("cross_entropy", "z_loss", value)
-    if not 0 <= number < math.inf:
-        raise RuntimeError(f"cross_entropy: z_loss is {number:g}, wanted a finite number >= 0")
-    return number
-
-
-def _rows_of_classes(input: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """``input`` with the classes as its last dimension."""
-    function = "cross_entropy"
-    rank = _arguments.tensor(function, "input", input).dim()
-    if dim is None:
-        dim = min(rank - 1, 1)
-    elif type(dim) is not int:
-        try:
-            dim = operator.index(dim)
-        except TypeError:
-            raise _arguments.wrong(function, "dim", dim, "a dimension of input or None") from None
-    if rank == 0 or input.is_nested:  # the op refuses both
-        return input
-    checks.check_dim(function, input, dim)
-    return input if dim % rank == rank - 1 else input.movedim(dim, -1)
-
-
-def _check_classes(
-    rows: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, label_smoothing: float
-) -> None:
-    """Checks what the op does not see: class probabilities, and the weights of classes."""
-    function, instead = "cross_entropy", "use torch.nn.functional.cross_entropy"
-    if isinstance(target, torch.Tensor) and target.is_floating_point():
-        raise RuntimeError(
-            f"{function}: target is {target.dtype}, wanted classes of torch.int64, torch.int32 or "
-            f"torch.uint8; class probabilities are not supported: {instead}"
-        )
-    if weight is None:
-        return
-    _arguments.tensor(function, "weight", weight)
-    if weight.layout != torch.strided:
-        raise RuntimeError(
-            f"{function}: weight has layout {weight.layout}, wanted torch.strided; make it with "
-            ".to_dense()"
-        )
-    if rows.dim() > 0:
-        shape = rows.shape[-1:]
-        what = f"a factor for each class of input, {list(shape)}"
-        checks.check_norm_parameter(function, "weight", weight, ("input", rows), shape, what)
-    if label_smoothing != 0:
-        raise RuntimeError(
-            f"{function}: label_smoothing is {label_smoothing:g} beside a weight, wanted 0: the "
-            f"smoothed loss of weighted classes is not supported; {instead}"
-        )
 
 
 def layer_norm(

@@ -14,10 +14,8 @@ from fusedops import _arguments
 from fusedops.functional import (
     Causal,
     MaskedRows,
-    Reduction,
     RmsVariant,
     Window,
-    cross_entropy,
     layer_norm,
     log_softmax,
     masked_softmax_dropout,
@@ -27,6 +25,7 @@ from fusedops.functional import (
     spatial_rms_norm,
     std_norm,
 )
+from fusedops.losses import Reduction, cross_entropy, linear_cross_entropy
 
 
 class _Unscriptable:

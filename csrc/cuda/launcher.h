@@ -19,6 +19,13 @@ class CudaLauncher {
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream_));
   }
 
+  // Whether launches are recorded to a graph, while which nothing may wait for the device.
+  bool is_captured() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    STD_CUDA_CHECK(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
+
   template <class Args>
   void launch(const Args& args) const {
     STD_CUDA_CHECK(static_cast<cudaError_t>(cuda::launch(args, stream_)));

@@ -28,14 +28,15 @@ class ClassTargets {
   }
 
   // Refuses a class that is neither ignored nor a column. It reads the classes, in host memory.
-  void check_in_range(const char* op, int64_t cols) const {
-    if (dtype_of(target_) == ScalarType::Long) return check_values<int64_t>(op, cols);
-    check_values<int32_t>(op, cols);
+  // `of` is the argument that has the columns.
+  void check_in_range(const char* op, int64_t cols, const char* of = "input") const {
+    if (dtype_of(target_) == ScalarType::Long) return check_values<int64_t>(op, cols, of);
+    check_values<int32_t>(op, cols, of);
   }
 
  private:
   template <class Int>
-  void check_values(const char* op, int64_t cols) const {
+  void check_values(const char* op, int64_t cols, const char* of) const {
     const auto* const classes = static_cast<const Int*>(target_.const_data_ptr());
     const int64_t count = target_.numel();
     const auto is_wrong = [&](Int value) {
@@ -47,7 +48,7 @@ class ClassTargets {
     std::string ignored = "or " + std::to_string(ignored_.value_or(0)) + ", which is ignored";
     fail(
         op, ": target of row ", wrong - classes, " is ", *wrong, ", wanted a class in [0, ", cols,
-        ") of the ", cols, " of input", ignored_ ? ", " + ignored : std::string());
+        ") of the ", cols, " of ", of, ignored_ ? ", " + ignored : std::string());
   }
 
   Tensor target_;
@@ -59,6 +60,30 @@ inline Sizes sizes_of_rows(const Tensor& input) {
   return {sizes.begin(), sizes.end() - 1};
 }
 
+// Checks the classes of `rows` rows of input.
+inline void check_target(
+    const char* op, const Tensor& target, const Tensor& input, const Sizes& rows) {
+  check_given(op, "target", target);
+  const ScalarType dtype = dtype_of(target);
+  FUSEDOPS_CHECK(
+      dtype == ScalarType::Long || dtype == ScalarType::Int || dtype == ScalarType::Byte, op,
+      ": target is ", dtype_text(target),
+      ", wanted classes of torch.int64, torch.int32 or torch.uint8");
+  const auto sizes = target.sizes();
+  FUSEDOPS_CHECK(
+      std::equal(sizes.begin(), sizes.end(), rows.begin(), rows.end()), op, ": target has shape ",
+      list_text(sizes), ", wanted that of input without its last dimension, ", list_text(rows));
+  check_device(op, "target", target, {"input", input});
+}
+
+inline void check_cross_entropy_settings(
+    const char* op, const CrossEntropySettings& settings, ScalarType computed) {
+  FUSEDOPS_CHECK(
+      settings.label_smoothing >= 0 && settings.label_smoothing <= 1, op, ": label_smoothing is ",
+      settings.label_smoothing, ", wanted a value in [0, 1]");
+  check_softcap(op, settings.softcap, computed);
+}
+
 inline void check_cross_entropy(
     const char* op, const Tensor& input, const Tensor& target,
     const CrossEntropySettings& settings) {
@@ -67,23 +92,9 @@ inline void check_cross_entropy(
       input.dim() > 0 && input.sizes().back() > 0, op, ": input has shape ",
       list_text(input.sizes()), ", wanted at least one class in the last dimension");
   check_cols(op, input.sizes().back());
-  check_given(op, "target", target);
-  const ScalarType dtype = dtype_of(target);
-  FUSEDOPS_CHECK(
-      dtype == ScalarType::Long || dtype == ScalarType::Int || dtype == ScalarType::Byte, op,
-      ": target is ", dtype_text(target),
-      ", wanted classes of torch.int64, torch.int32 or torch.uint8");
-  const Sizes rows = sizes_of_rows(input);
-  const auto sizes = target.sizes();
-  FUSEDOPS_CHECK(
-      std::equal(sizes.begin(), sizes.end(), rows.begin(), rows.end()), op, ": target has shape ",
-      list_text(sizes), ", wanted that of input without its classes, ", list_text(rows));
-  check_device(op, "target", target, {"input", input});
-  FUSEDOPS_CHECK(
-      settings.label_smoothing >= 0 && settings.label_smoothing <= 1, op, ": label_smoothing is ",
-      settings.label_smoothing, ", wanted a value in [0, 1]");
+  check_target(op, target, input, sizes_of_rows(input));
   check_finite(op, "scale", settings.scale, statistics_dtype(dtype_of(input)));
-  check_softcap(op, settings.softcap, dtype_of(input));
+  check_cross_entropy_settings(op, settings, dtype_of(input));
 }
 
 // These kernels read runs of rows on every device, as in logits[:, :-1]: the offset of a row is
@@ -134,12 +145,13 @@ struct CrossEntropyGradients {
 };
 
 inline void check_cross_entropy_gradients(
-    const char* op, const Tensor& input, const CrossEntropyGradients& gradients) {
+    const char* op, const Tensor& input, const CrossEntropyGradients& gradients,
+    const char* source = "cross_entropy") {
   const Sizes rows = sizes_of_rows(input);
   const Like like{"input", input};
-  check_statistic(op, "losses", gradients.losses, like, rows, "cross_entropy");
-  check_statistic(op, "lse", gradients.lse, like, rows, "cross_entropy");
-  check_statistic(op, "lse_error", gradients.lse_error, like, rows, "cross_entropy");
+  check_statistic(op, "losses", gradients.losses, like, rows, source);
+  check_statistic(op, "lse", gradients.lse, like, rows, source);
+  check_statistic(op, "lse_error", gradients.lse_error, like, rows, source);
   FUSEDOPS_CHECK(
       gradients.grad_losses || gradients.grad_lse, op,
       ": grad_losses and grad_lse are both None, wanted at least one of them");

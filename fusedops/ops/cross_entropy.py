@@ -44,20 +44,26 @@ def _check(op: str, call: Any) -> None:
         f"{op}: input has shape {shape}, wanted at least one class in the last dimension",
     )
     checks.check_cols(op, shape[-1])
-    _check_target(op, checks.check_given(op, "target", call.target), call.input)
-    checks.check(
-        0 <= call.label_smoothing <= 1,
-        f"{op}: label_smoothing is {call.label_smoothing:g}, wanted a value in [0, 1]",
-    )
+    check_target(op, checks.check_given(op, "target", call.target), call.input)
     computed = checks.statistics_dtype(call.input.dtype)
     checks.check(
         abs(call.scale) <= torch.finfo(computed).max,
         f"{op}: scale is {call.scale:g}, wanted a finite number of {computed}",
     )
-    checks.check_softcap(op, call.softcap, call.input.dtype)
+    check_settings(op, call, call.input.dtype)
 
 
-def _check_target(op: str, target: torch.Tensor, input: torch.Tensor) -> None:
+def check_settings(op: str, call: Any, computed: torch.dtype) -> None:
+    """Checks the label smoothing and the soft cap of logits that are computed as ``computed``."""
+    checks.check(
+        0 <= call.label_smoothing <= 1,
+        f"{op}: label_smoothing is {call.label_smoothing:g}, wanted a value in [0, 1]",
+    )
+    checks.check_softcap(op, call.softcap, computed)
+
+
+def check_target(op: str, target: torch.Tensor, input: torch.Tensor) -> None:
+    """Checks the classes of ``input``'s rows."""
     checks.check(
         target.dtype in CLASSES,
         f"{op}: target is {target.dtype}, wanted classes of torch.int64, torch.int32 or "
@@ -66,7 +72,7 @@ def _check_target(op: str, target: torch.Tensor, input: torch.Tensor) -> None:
     shape, rows = list(target.shape), list(input.shape[:-1])
     checks.check(
         shape == rows,
-        f"{op}: target has shape {shape}, wanted that of input without its classes, {rows}",
+        f"{op}: target has shape {shape}, wanted that of input without its last dimension, {rows}",
     )
     checks.check_device(op, "target", target, ("input", input))
 
@@ -80,9 +86,14 @@ def _fake_forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
 
 def _check_backward(op: str, call: Any) -> None:
     _check(op, call)
-    rows, like = call.input.shape[:-1], ("input", call.input)
+    check_row_gradients(op, call, call.input.shape[:-1], "cross_entropy")
+
+
+def check_row_gradients(op: str, call: Any, rows: torch.Size, source: str) -> None:
+    """Checks the results of ``source`` and their gradients, each a number for a row."""
+    like = ("input", call.input)
     for name in ("losses", "lse", "lse_error"):
-        checks.check_statistic(op, name, getattr(call, name), like, rows, "cross_entropy")
+        checks.check_statistic(op, name, getattr(call, name), like, rows, source)
     checks.check(
         call.grad_losses is not None or call.grad_lse is not None,
         f"{op}: grad_losses and grad_lse are both None, wanted at least one of them",

@@ -3,16 +3,18 @@
 Under CUDA autocast a softmax without ``dtype`` computes and returns float32; here the conversion
 is part of the kernel. Norms convert their arguments to float32, except for a branch that is added
 to a residual: the converted residual already makes their sum float32. CPU autocast changes neither
-softmaxes nor norms.
+softmaxes nor norms. What a linear layer computes has autocast's dtype on both devices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 _AUTOCAST_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
 def register_float32_output(library: torch.library.Library, op: str) -> None:
@@ -52,3 +54,30 @@ def register_float32_inputs(library: torch.library.Library, op: str) -> None:
             return overload(*args[:kept], *map(converted, args[kept:]))
 
     library.impl(op, rule, "AutocastCUDA")
+
+
+def register_lower_precision(
+    library: torch.library.Library, op: str, converted: Sequence[str]
+) -> None:
+    """Makes ``fusedops::op`` convert the named arguments to autocast's dtype, as torch's linear
+    does: those that are floating and not float64."""
+    overload = getattr(torch.ops.fusedops, op).default
+    names = [argument.name for argument in overload._schema.arguments]
+
+    def register(device: str, key: str, keys: Any) -> None:
+        def convert(arg: Any) -> Any:
+            is_eligible = isinstance(arg, torch.Tensor) and arg.device.type == device
+            if is_eligible and arg.is_floating_point() and arg.dtype != torch.float64:
+                return arg.to(torch.get_autocast_dtype(device))
+            return arg
+
+        def rule(*args: Any) -> Any:
+            named = zip(names, args, strict=False)
+            arguments = [convert(arg) if name in converted else arg for name, arg in named]
+            with torch._C._ExcludeDispatchKeyGuard(keys):
+                return overload(*arguments)
+
+        library.impl(op, rule, key)
+
+    register("cpu", "AutocastCPU", _AUTOCAST_CPU)
+    register("cuda", "AutocastCUDA", _AUTOCAST_CUDA)

@@ -115,6 +115,23 @@ def register_autograd(
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 
 
+def register_composed_autograd(op: str, composed: Callable[..., Any]) -> None:
+    """Registers that a call of ``fusedops::op`` that autograd records is ``composed(*args)``, which
+    calls ops that have formulas."""
+    overload = getattr(torch.ops.fusedops, op).default
+    defaults = tuple(argument.default_value for argument in overload._schema.arguments)
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        given = (*args, *defaults[len(args) :])
+        if has_tangent(args):
+            return composite_results(op, given)
+        if torch.is_grad_enabled() and any(_requires_grad(arg) for arg in args):
+            return composed(*given)
+        return _below_autograd(overload, keys)(*args)
+
+    LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
+
+
 def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
@@ -227,6 +244,18 @@ class EagerOp(Generic[Result]):
         return self.recorded
 
 
+def through_dispatcher(op: str) -> Callable[..., Any]:
+    """``fusedops::op`` with errors that name its arguments, for calls that take no notice of a few
+    microseconds. Autocast sees them on the CPU too."""
+    overload = getattr(torch.ops.fusedops, op).default
+    by_schema = explained(op, overload, overload)
+
+    def run(*args: Any) -> Any:
+        return overload(*args) if is_dynamo_compiling() else by_schema(*args)
+
+    return run
+
+
 def _selecting(run: Callable[..., Any], returned: int | slice) -> Callable[..., Any]:
     """``run``, returning only the selected results."""
     if returned == slice(None):
@@ -256,5 +285,9 @@ def gradient(op: str, *args: Any) -> Any:
     """Calls ``fusedops::op`` inside a formula: as its no-autograd variant, unless a second
     derivative is recorded or a compiler, mode or transform has to see the call."""
     plain, dispatched = _gradient_forms(op)
-    is_observed = torch.is_grad_enabled() or is_dynamo_compiling() or call_path() == WATCHED
-    return dispatched(*args) if is_observed else plain(*args)
+    return dispatched(*args) if torch.is_grad_enabled() or is_observed() else plain(*args)
+
+
+def is_observed() -> bool:
+    """Whether a compiler, mode or transform has to see the calls of a formula."""
+    return is_dynamo_compiling() or call_path() == WATCHED

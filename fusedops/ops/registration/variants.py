@@ -62,3 +62,8 @@ def register_float32_output(op: str) -> None:
 def register_float32_inputs(op: str) -> None:
     for name in _names(op):
         autocast.register_float32_inputs(LIBRARY, name)
+
+
+def register_autocast_of_linear(op: str, converted: Sequence[str]) -> None:
+    for name in _names(op):
+        autocast.register_lower_precision(LIBRARY, name, converted)

@@ -1,0 +1,505 @@
+// linear_cross_entropy: the cross entropy of a linear layer's results, which are computed for
+// chunks of rows in one buffer, so that the logits of all rows are never in memory.
+#pragma once
+
+#include "ops/cross_entropy.h"
+
+namespace fusedops {
+
+// --- torch's operators --------------------------------------------------------------------------
+//
+// None of them takes a Scalar, which the stable ABI cannot pass.
+
+// As long as it lives, autograd neither records operators nor refuses to write their results to
+// given memory.
+class NoGradGuard {
+ public:
+  NoGradGuard() : was_enabled_(aoti_torch_grad_mode_is_enabled()) {
+    aoti_torch_grad_mode_set_enabled(false);
+  }
+  ~NoGradGuard() { aoti_torch_grad_mode_set_enabled(was_enabled_); }
+  NoGradGuard(const NoGradGuard&) = delete;
+  NoGradGuard& operator=(const NoGradGuard&) = delete;
+
+ private:
+  bool was_enabled_;
+};
+
+template <class... Args>
+Tensor call_aten(const char* name, const char* overload, const Args&... args) {
+  StableIValue stack[] = {torch::stable::detail::from(args)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+inline Tensor multiply(const Tensor& a, const Tensor& b) {
+  return call_aten("aten::mul", "Tensor", a, b);
+}
+inline Tensor select_rows(const Tensor& tensor, const Tensor& index) {
+  return call_aten("aten::index_select", "", tensor, int64_t{0}, index);
+}
+inline void copy_rows(const Tensor& to, const Tensor& index, const Tensor& from) {
+  call_aten("aten::index_copy_", "", to, int64_t{0}, index, from);
+}
+inline Tensor transposed(const Tensor& matrix) { return torch::stable::transpose(matrix, 0, 1); }
+inline Tensor rows_from(const Tensor& tensor, int64_t first, int64_t count) {
+  Tensor whole = tensor;
+  return torch::stable::narrow(whole, 0, first, count);
+}
+inline Tensor zeros(const Tensor& like, SizesView sizes, ScalarType dtype) {
+  return torch::stable::new_zeros(like, sizes, dtype);
+}
+
+// product = a b
+inline void multiply_matrices(const Tensor& a, const Tensor& b, const Tensor& product) {
+  call_aten("aten::mm", "out", a, b, product);
+}
+// sum += a b. aten::addmm takes Scalars; aten::linear calls it, and its bias may be a matrix.
+inline void add_product(const Tensor& a, const Tensor& b, const Tensor& sum) {
+  call_aten("aten::linear", "out", a, transposed(b), std::optional<Tensor>(sum), sum);
+}
+
+// --- arguments ----------------------------------------------------------------------------------
+
+struct LinearHead {
+  const Tensor &input, &weight, &target;
+  const std::optional<Tensor>& bias;
+  CrossEntropySettings settings;
+
+  int64_t rows() const { return input.sizes()[0]; }
+  int64_t features() const { return input.sizes()[1]; }
+  int64_t classes() const { return weight.sizes()[0]; }
+};
+
+inline void check_linear_weight(const char* op, const LinearHead& head) {
+  check_given(op, "linear_weight", head.weight);
+  const auto sizes = head.weight.sizes();
+  FUSEDOPS_CHECK(
+      sizes.size() == 2 && sizes[0] > 0 && sizes[1] == head.features(), op,
+      ": linear_weight has shape ", list_text(sizes), ", wanted [classes, ", head.features(),
+      "], at least one class and the features of input");
+  check_cols(op, head.classes());
+  FUSEDOPS_CHECK(
+      dtype_of(head.weight) == dtype_of(head.input), op, ": linear_weight is ",
+      dtype_text(head.weight), ", wanted ", dtype_text(head.input),
+      " as input is; convert one of them, or use torch.autocast");
+  check_device(op, "linear_weight", head.weight, {"input", head.input});
+}
+
+inline void check_linear_head(const char* op, const LinearHead& head) {
+  check_dtype_of(op, "input", head.input);
+  FUSEDOPS_CHECK(
+      head.input.dim() == 2, op, ": input has shape ", list_text(head.input.sizes()),
+      ", wanted [rows, features]");
+  check_linear_weight(op, head);
+  check_target(op, head.target, head.input, {head.rows()});
+  if (head.bias) {
+    check_tensor(
+        op, "linear_bias", *head.bias, dtype_of(head.input), Sizes{head.classes()},
+        {"input", head.input}, " as input and linear_weight have them");
+  }
+  check_cross_entropy_settings(op, head.settings, dtype_of(head.input));
+}
+
+// Classes are read on the CPU alone: on CUDA that would wait for the device.
+inline void check_classes(const char* op, const LinearHead& head) {
+  if (head.input.is_cuda()) return;
+  const ClassTargets targets(op, head.target, head.settings.ignore_index);
+  targets.check_in_range(op, head.classes(), "linear_weight");
+}
+
+// --- rows and chunks ----------------------------------------------------------------------------
+
+// The rows that are not ignored. Only those are multiplied: in fine-tuning often most of a batch is
+// ignored.
+struct CountedRows {
+  int64_t count;
+  std::optional<Tensor> index;  // nullopt for all rows
+
+  // Those of them from `first` on.
+  Tensor of(const Tensor& tensor, int64_t first, int64_t rows) const {
+    return index ? select_rows(tensor, rows_from(*index, first, rows))
+                 : rows_from(tensor, first, rows);
+  }
+  Tensor of(const Tensor& tensor) const { return index ? select_rows(tensor, *index) : tensor; }
+
+  // A tensor of all rows that has `values` in these and zeros in the others.
+  Tensor spread(const Tensor& values, int64_t rows) const {
+    if (!index) return values;
+    const Tensor all = zeros(values, {rows}, dtype_of(values));
+    copy_rows(all, *index, values);
+    return all;
+  }
+};
+
+template <class Launcher>
+CountedRows counted_rows(const LinearHead& head) {
+  const std::optional<int64_t> ignored = head.settings.ignore_index;
+  // The number of rows has to be known here, for which CUDA waits, and cannot while a graph is
+  // captured.
+  if (!ignored || head.rows() == 0 || Launcher(head.input).is_captured()) return {head.rows(), {}};
+  // Numbers of more than 53 bits are rounded; no class is that large.
+  const Tensor number = torch::stable::full(
+      {1}, static_cast<double>(*ignored), ScalarType::Long, std::nullopt, head.target.device());
+  const Tensor is_counted = call_aten("aten::ne", "Tensor", head.target, number);
+  const Tensor index = torch::stable::squeeze(call_aten("aten::nonzero", "", is_counted), 1);
+  const int64_t count = index.numel();
+  if (count == head.rows()) return {count, {}};
+  return {count, index};
+}
+
+// Rows in chunks of one size, but for the last, which may have fewer: 2049 rows are 9 chunks of 228
+// and not 8 of 256 and one row. A chunk's products move the gradient of the weight through memory
+// once; below so many rows, by a machine's arithmetic and bandwidth, that would take longer than
+// the products, whatever the sizes of the weight are.
+struct Chunks {
+  static constexpr int64_t kRowsOnCpu = 256, kRowsOnCuda = 4096;
+  static constexpr int64_t kLogitsBytes = int64_t(256) << 20;
+
+  int64_t rows, count, rows_each;
+
+  Chunks(const LinearHead& head, int64_t rows_) : rows(rows_) {
+    const int64_t of_device = head.input.is_cuda() ? kRowsOnCuda : kRowsOnCpu;
+    const auto row_bytes = static_cast<int64_t>(head.classes() * head.input.element_size());
+    const int64_t most = std::clamp<int64_t>(kLogitsBytes / row_bytes, 1, of_device);
+    count = (rows + most - 1) / most;
+    rows_each = count == 0 ? 0 : (rows + count - 1) / count;
+  }
+};
+
+// The losses of rows, and what their derivatives are computed from.
+struct LinearStatistics {
+  Tensor losses, lse, lse_error;
+
+  LinearStatistics from(int64_t first, int64_t count) const {
+    return {
+        rows_from(losses, first, count), rows_from(lse, first, count),
+        rows_from(lse_error, first, count)};
+  }
+};
+
+inline LinearStatistics empty_statistics(const char* op, const LinearHead& head, int64_t rows) {
+  const ScalarType dtype = statistics_dtype(dtype_of(head.input));
+  const auto empty = [&] { return empty_contiguous(op, head.input, Sizes{rows}, dtype); };
+  return {empty(), empty(), empty()};
+}
+
+// Some rows, and their logits in the buffer.
+struct LinearChunk {
+  int64_t first, rows;  // of the counted ones
+  Tensor input, target, logits;
+};
+
+template <class Launcher>
+class ChunkedHead {
+ public:
+  ChunkedHead(const char* op, const LinearHead& head)
+      : op_(op),
+        head_(head),
+        counted_(counted_rows<Launcher>(head)),
+        chunks_(head, counted_.count),
+        buffer_(empty_contiguous(
+            op, head.input, Sizes{chunks_.rows_each, head.classes()}, dtype_of(head.input))) {}
+
+  const CountedRows& counted() const { return counted_; }
+  const Chunks& chunks() const { return chunks_; }
+
+  // Calls body(chunk) for all chunks in order.
+  template <class Body>
+  void for_chunks(Body body) const {
+    for (int64_t first = 0; first < chunks_.rows; first += chunks_.rows_each) {
+      const int64_t rows = std::min(chunks_.rows_each, chunks_.rows - first);
+      const LinearChunk chunk{
+          first, rows, counted_.of(head_.input, first, rows),
+          as_contiguous(op_, counted_.of(head_.target, first, rows)), rows_from(buffer_, 0, rows)};
+      call_aten("aten::linear", "out", chunk.input, head_.weight, head_.bias, chunk.logits);
+      body(chunk);
+    }
+  }
+
+  void compute_losses(const LinearChunk& chunk, const LinearStatistics& results) const {
+    const ClassTargets targets(op_, chunk.target, head_.settings.ignore_index);
+    CrossEntropyForward args{};
+    args.logits = {
+        rows_of_classes(op_, chunk.logits).read(), 1, head_.settings.softcap.value_or(0)};
+    args.targets = targets.read();
+    args.losses = results.losses.mutable_data_ptr();
+    args.lse = results.lse.mutable_data_ptr();
+    args.lse_error = results.lse_error.mutable_data_ptr();
+    args.rows = chunk.rows;
+    args.cols = head_.classes();
+    args.label_smoothing = head_.settings.label_smoothing;
+    launch_with_workspace(op_, Launcher(head_.input), head_.input, args);
+  }
+
+  // Writes the gradient of the logits over them. One of the given gradients may be undefined.
+  void differentiate(
+      const LinearChunk& chunk, const LinearStatistics& results, const Tensor& grad_losses,
+      const Tensor& grad_lse) const {
+    const auto given = [](const Tensor& tensor) {
+      return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
+    };
+    const std::optional<Tensor> of_losses = given(grad_losses), of_lse = given(grad_lse);
+    const CrossEntropyGradients gradients{
+        results.losses, results.lse, results.lse_error, of_losses, of_lse};
+    cross_entropy_backward_into<Launcher>(
+        op_, chunk.logits, chunk.target, gradients, head_.settings, chunk.logits);
+  }
+
+ private:
+  const char* op_;
+  const LinearHead& head_;
+  CountedRows counted_;
+  Chunks chunks_;
+  Tensor buffer_;
+};
+
+// --- gradients ----------------------------------------------------------------------------------
+
+// The gradients of input, weight and bias, to which chunks are added. One that is not wanted is
+// empty.
+template <class Launcher>
+class LinearGradients {
+ public:
+  LinearGradients(
+      const char* op, const LinearHead& head, const ChunkedHead<Launcher>& chunked,
+      const std::vector<bool>& wanted)
+      : op_(op),
+        head_(head),
+        counted_(chunked.counted()),
+        is_rounded_once_(is_16_bit(dtype_of(head.weight)) && chunked.chunks().count > 1),
+        wants_input_(wanted[0]),
+        wants_weight_(wanted[1]),
+        wants_bias_(wanted[2] && head.bias) {
+    const ScalarType dtype = dtype_of(head.input), wide = statistics_dtype(dtype);
+    const bool has_rows = counted_.count > 0;
+    const auto make = [&](bool is_wanted, SizesView sizes, bool is_zero) {
+      if (!is_wanted) return empty_contiguous(op, head.input, Sizes{0}, dtype);
+      return is_zero ? zeros(head.input, sizes, dtype)
+                     : empty_contiguous(op, head.input, sizes, dtype);
+    };
+    input_ = make(wants_input_, head.input.sizes(), counted_.index.has_value());
+    weight_ = make(wants_weight_, head.weight.sizes(), !has_rows);
+    bias_ = make(wants_bias_, Sizes{head.classes()}, false);
+    if (wants_weight_ && is_rounded_once_)
+      weight_sums_ = empty_contiguous(op, head.input, head.weight.sizes(), wide);
+    if (wants_bias_) bias_sums_ = zeros(head.input, {head.classes()}, wide);
+  }
+
+  // Adds those of a chunk, from the gradient of its logits.
+  void add(const LinearChunk& chunk) {
+    if (wants_input_) add_to_input(chunk);
+    if (wants_weight_) add_to_weight(chunk);
+    if (wants_bias_) add_rows(chunk.logits, bias_sums_);
+  }
+
+  std::tuple<Tensor, Tensor, Tensor> finished() {
+    if (weight_sums_.defined() && counted_.count > 0) torch::stable::copy_(weight_, weight_sums_);
+    if (wants_bias_) torch::stable::copy_(bias_, bias_sums_);
+    return {input_, weight_, bias_};
+  }
+
+ private:
+  void add_to_input(const LinearChunk& chunk) {
+    if (!counted_.index) {
+      const Tensor rows = rows_from(input_, chunk.first, chunk.rows);
+      return multiply_matrices(chunk.logits, head_.weight, rows);
+    }
+    const Tensor rows =
+        empty_contiguous(op_, input_, Sizes{chunk.rows, head_.features()}, dtype_of(input_));
+    multiply_matrices(chunk.logits, head_.weight, rows);
+    copy_rows(input_, rows_from(*counted_.index, chunk.first, chunk.rows), rows);
+  }
+
+  // A sum of 16-bit numbers is accumulated in float32: rounded after each chunk, its error would
+  // grow with the root of their number. The gradient itself holds the product of each chunk.
+  void add_to_weight(const LinearChunk& chunk) {
+    const Tensor by_class = transposed(chunk.logits);
+    const bool is_first = chunk.first == 0;
+    if (!is_rounded_once_ && !is_first) return add_product(by_class, chunk.input, weight_);
+    multiply_matrices(by_class, chunk.input, weight_);
+    if (!is_rounded_once_) return;
+    if (is_first) {
+      torch::stable::copy_(weight_sums_, weight_);
+    } else {
+      add_rows(torch::stable::view(weight_, {1, weight_.numel()}), weight_sums_);
+    }
+  }
+
+  void add_rows(const Tensor& rows, const Tensor& sums) const {
+    ColumnSums args{};
+    args.input = rows_of_classes(op_, rows).read();
+    args.sums = sums.mutable_data_ptr();
+    args.rows = rows.sizes()[0];
+    args.cols = rows.sizes()[1];
+    if (args.rows > 0 && args.cols > 0) Launcher(head_.input).launch(args);
+  }
+
+  const char* op_;
+  const LinearHead& head_;
+  const CountedRows& counted_;
+  bool is_rounded_once_, wants_input_, wants_weight_, wants_bias_;
+  Tensor input_, weight_, bias_, weight_sums_, bias_sums_;
+};
+
+// --- operators ----------------------------------------------------------------------------------
+
+// What the sum of all rows' losses takes besides the losses: scale * (row_weights * losses + z_loss
+// * lse^2).
+struct LossTerms {
+  const std::optional<Tensor>&row_weights, &scale;
+  double z_loss;
+};
+
+inline void check_loss_terms(const char* op, const LinearHead& head, const LossTerms& terms) {
+  const Like like{"input", head.input};
+  const auto check_factor = [&](const char* name, const std::optional<Tensor>& factor,
+                                const Sizes& sizes) {
+    if (!factor) return;
+    const ScalarType dtype = statistics_dtype(dtype_of(head.input));
+    check_tensor(op, name, *factor, dtype, sizes, like, " as a factor of the losses");
+  };
+  check_factor("row_weights", terms.row_weights, {head.rows()});
+  check_factor("scale", terms.scale, {});
+  FUSEDOPS_CHECK(
+      terms.z_loss >= 0 && std::isfinite(terms.z_loss), op, ": z_loss is ", terms.z_loss,
+      ", wanted a finite number >= 0");
+}
+
+// The terms of the counted rows as factors: of each loss, and of each lse squared.
+struct LossFactors {
+  Tensor of_losses, of_squares, of_lse;  // the last is the derivative of the second by lse
+
+  LossFactors(const LinearHead& head, const CountedRows& counted, const LossTerms& terms) {
+    const ScalarType dtype = statistics_dtype(dtype_of(head.input));
+    const auto filled = [&](int64_t count, double value) {
+      return torch::stable::full({count}, value, dtype, std::nullopt, head.input.device());
+    };
+    const auto scaled = [&](const Tensor& factor) {
+      return terms.scale ? multiply(factor, *terms.scale) : factor;
+    };
+    const auto& weights = terms.row_weights;
+    of_losses = scaled(weights ? counted.of(*weights) : filled(counted.count, 1));
+    if (terms.z_loss == 0) return;
+    of_squares = scaled(filled(1, terms.z_loss));
+    of_lse = scaled(filled(1, 2 * terms.z_loss));
+  }
+
+  Tensor sum(const LinearStatistics& results) const {
+    const Tensor losses = torch::stable::sum(multiply(results.losses, of_losses));
+    if (!of_squares.defined()) return losses;
+    const Tensor squares = multiply(multiply(results.lse, results.lse), of_squares);
+    return torch::stable::subtract(losses, torch::stable::sum(squares), -1);
+  }
+};
+
+// The scaled sum of the rows' losses, and its gradients, which cost no second product of the logits
+// here.
+template <class Launcher>
+std::tuple<Tensor, Tensor, Tensor, Tensor> linear_loss(
+    const char* op, const LinearHead& head, const LossTerms& terms,
+    const std::vector<bool>& wanted) {
+  check_linear_head(op, head);
+  check_loss_terms(op, head, terms);
+  check_output_mask(op, wanted, 3);
+  check_classes(op, head);
+  const NoGradGuard no_grad;
+  const ChunkedHead<Launcher> chunked(op, head);
+  const LinearStatistics results = empty_statistics(op, head, chunked.counted().count);
+  const LossFactors factors(head, chunked.counted(), terms);
+  LinearGradients<Launcher> gradients(op, head, chunked, wanted);
+  const bool are_wanted = wanted[0] || wanted[1] || wanted[2];
+  chunked.for_chunks([&](const LinearChunk& chunk) {
+    const LinearStatistics own = results.from(chunk.first, chunk.rows);
+    chunked.compute_losses(chunk, own);
+    if (!are_wanted) return;
+    const Tensor of_losses = rows_from(factors.of_losses, chunk.first, chunk.rows);
+    const Tensor& of_lse = factors.of_lse;
+    chunked.differentiate(
+        chunk, own, of_losses, of_lse.defined() ? multiply(own.lse, of_lse) : Tensor());
+    gradients.add(chunk);
+  });
+  auto [input, weight, bias] = gradients.finished();
+  return {factors.sum(results), input, weight, bias};
+}
+
+template <class Launcher>
+Tensor linear_cross_entropy(
+    const Tensor& input, const Tensor& linear_weight, const Tensor& target,
+    const std::optional<Tensor>& linear_bias, const std::optional<Tensor>& row_weights,
+    const std::optional<Tensor>& scale, std::optional<int64_t> ignore_index, double label_smoothing,
+    double z_loss, std::optional<double> softcap) {
+  const CrossEntropySettings settings{ignore_index, label_smoothing, 1, softcap};
+  const LinearHead head{input, linear_weight, target, linear_bias, settings};
+  const LossTerms terms{row_weights, scale, z_loss};
+  const std::vector<bool> none(3, false);
+  return std::get<0>(linear_loss<Launcher>("linear_cross_entropy", head, terms, none));
+}
+
+template <class Launcher>
+std::tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_gradients(
+    const Tensor& input, const Tensor& linear_weight, const Tensor& target,
+    const std::optional<Tensor>& linear_bias, const std::optional<Tensor>& row_weights,
+    const std::optional<Tensor>& scale, std::optional<int64_t> ignore_index, double label_smoothing,
+    double z_loss, std::optional<double> softcap, std::vector<bool> output_mask) {
+  const CrossEntropySettings settings{ignore_index, label_smoothing, 1, softcap};
+  const LinearHead head{input, linear_weight, target, linear_bias, settings};
+  const LossTerms terms{row_weights, scale, z_loss};
+  return linear_loss<Launcher>("linear_cross_entropy", head, terms, output_mask);
+}
+
+// losses, lse and lse_error of every row.
+template <class Launcher>
+std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses(
+    const Tensor& input, const Tensor& linear_weight, const Tensor& target,
+    const std::optional<Tensor>& linear_bias, std::optional<int64_t> ignore_index,
+    double label_smoothing, std::optional<double> softcap) {
+  const char* op = "linear_cross_entropy_losses";
+  const CrossEntropySettings settings{ignore_index, label_smoothing, 1, softcap};
+  const LinearHead head{input, linear_weight, target, linear_bias, settings};
+  check_linear_head(op, head);
+  check_classes(op, head);
+  const NoGradGuard no_grad;
+  const ChunkedHead<Launcher> chunked(op, head);
+  const CountedRows& counted = chunked.counted();
+  const LinearStatistics results = empty_statistics(op, head, counted.count);
+  chunked.for_chunks([&](const LinearChunk& chunk) {
+    chunked.compute_losses(chunk, results.from(chunk.first, chunk.rows));
+  });
+  const auto spread = [&](const Tensor& values) { return counted.spread(values, head.rows()); };
+  return {spread(results.losses), spread(results.lse), spread(results.lse_error)};
+}
+
+// The gradients for a gradient of each row's loss and lse, from logits that are computed again.
+template <class Launcher>
+std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses_backward(
+    const Tensor& input, const Tensor& linear_weight, const Tensor& target,
+    const std::optional<Tensor>& linear_bias, const Tensor& losses, const Tensor& lse,
+    const Tensor& lse_error, const std::optional<Tensor>& grad_losses,
+    const std::optional<Tensor>& grad_lse, std::optional<int64_t> ignore_index,
+    double label_smoothing, std::optional<double> softcap, std::vector<bool> output_mask) {
+  const char* op = "linear_cross_entropy_losses_backward";
+  const CrossEntropySettings settings{ignore_index, label_smoothing, 1, softcap};
+  const LinearHead head{input, linear_weight, target, linear_bias, settings};
+  check_linear_head(op, head);
+  check_cross_entropy_gradients(
+      op, input, {losses, lse, lse_error, grad_losses, grad_lse}, "linear_cross_entropy_losses");
+  check_output_mask(op, output_mask, 3);
+  const NoGradGuard no_grad;
+  const ChunkedHead<Launcher> chunked(op, head);
+  const CountedRows& counted = chunked.counted();
+  LinearGradients<Launcher> gradients(op, head, chunked, output_mask);
+  chunked.for_chunks([&](const LinearChunk& chunk) {
+    const auto own = [&](const Tensor& tensor) {
+      return counted.of(tensor, chunk.first, chunk.rows);
+    };
+    const LinearStatistics results{own(losses), own(lse), own(lse_error)};
+    chunked.differentiate(
+        chunk, results, grad_losses ? own(*grad_losses) : Tensor(),
+        grad_lse ? own(*grad_lse) : Tensor());
+    gradients.add(chunk);
+  });
+  return gradients.finished();
+}
+
+}  // namespace fusedops

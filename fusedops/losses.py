@@ -1,0 +1,360 @@
+"""cross_entropy, and linear_cross_entropy for the last layer of a model."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Literal, get_args, overload
+
+import torch
+
+from fusedops import _arguments
+from fusedops.ops import checks
+from fusedops.ops.cross_entropy import ignored_rows
+from fusedops.ops.registration.autograd import EagerOp, through_dispatcher
+
+__all__ = ["cross_entropy", "linear_cross_entropy"]
+
+_cross_entropy: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
+    "cross_entropy", returned=slice(2)
+)
+_linear_cross_entropy = through_dispatcher("linear_cross_entropy")
+_linear_cross_entropy_losses = through_dispatcher("linear_cross_entropy_losses")
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+@overload
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = ...,
+    *,
+    ignore_index: int | None = ...,
+    reduction: Reduction = ...,
+    label_smoothing: float = ...,
+    z_loss: float = ...,
+    softcap: float | None = ...,
+    return_lse: Literal[False] = ...,
+    dim: int | None = ...,
+) -> torch.Tensor: ...
+@overload
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = ...,
+    *,
+    ignore_index: int | None = ...,
+    reduction: Reduction = ...,
+    label_smoothing: float = ...,
+    z_loss: float = ...,
+    softcap: float | None = ...,
+    return_lse: Literal[True],
+    dim: int | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int | None = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    dim: int | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    r"""Cross entropy of logits and classes, without the log-probabilities in memory.
+
+    With the logits :math:`x` of a row, its class :math:`t`, :math:`\mathrm{lse} = \log \sum_j
+    e^{x_j}` and the label smoothing :math:`\epsilon`, the row's loss is :math:`(1 - \epsilon)
+    (\mathrm{lse} - x_t) + \epsilon (\mathrm{lse} - \mathrm{mean}(x))`. It is multiplied by
+    ``weight[t]``, and then ``z_loss`` times :math:`\mathrm{lse}^2` is added, without that weight.
+    The forward pass reads the logits once and keeps three numbers a row; the backward pass reads
+    them again and writes the gradient. With a soft cap :math:`c`, :math:`c \tanh(x / c)` stands in
+    place of :math:`x`.
+
+    Args:
+        input: logits, ``[classes]``, ``[N, classes]`` or ``[N, classes, d1, ...]``, or with ``dim``
+            any other shape; float32, bfloat16, float16 or float64. Rows as in :func:`softmax`:
+            classes that are adjacent in memory are read in place, whatever ``dim`` is, others cost
+            a copy.
+        target: the class of each row, of ``input``'s shape without the classes; int64, int32 or
+            uint8. On CUDA the loss of a class out of range is NaN, on the CPU it is refused.
+        weight: floating, ``[classes]``: a factor for the loss of each class; or None.
+        ignore_index: rows of this class are not read; their loss is 0 and so is their gradient.
+            None ignores no row.
+        reduction: "none" gives the loss of each row, "sum" their sum, and "mean" the sum divided by
+            the number of rows that are not ignored or, with ``weight``, by the sum of their
+            weights; it is NaN where there are none.
+        label_smoothing: in [0, 1]; only without ``weight``.
+        z_loss: the factor of the squared lse, finite and >= 0: it keeps the lse near 0.
+        softcap: bounds the logits to between ``-softcap`` and ``softcap``.
+        return_lse: also return the lse.
+        dim: the dimension of the classes; by default 1, or 0 for ``[classes]``.
+
+    Returns:
+        The loss, or (loss, lse) with the lse of each row in ``target``'s shape, 0 where the row is
+        ignored. Both are differentiable. They are float64 for a float64 ``input`` and otherwise
+        float32, also beside a 16-bit ``input``, for which torch rounds the loss to 16 bits.
+
+    Raises:
+        RuntimeError: a dtype that is not floating, class probabilities as ``target``, a ``target``
+            of another dtype, shape or device than stated, or with a class out of range, a
+            ``weight`` of another shape or device, a ``label_smoothing`` outside [0, 1] or beside
+            ``weight``, a ``z_loss`` that is negative or not finite, a ``softcap`` that is not
+            finite and above 0, a ``dim`` out of range.
+        TypeError: an argument of another type.
+        ValueError: an invalid ``reduction``.
+
+    Source: :func:`torch.nn.functional.cross_entropy`; Szegedy et al., "Rethinking the Inception
+    Architecture" (2015), section 7, for the smoothing; Chowdhery et al., "PaLM" (2022), section 5,
+    for ``z_loss``; Gemma Team, "Gemma 2" (2024), section 2, for the soft cap.
+    """
+    settings = (ignore_index, reduction, label_smoothing, z_loss, softcap, dim)
+    loss, lse = _class_loss(input, target, weight, *settings)
+    return (loss, lse) if return_lse else loss
+
+
+def _class_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    ignore_index: int | None,
+    reduction: Reduction,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    dim: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss, and the lse of each row."""
+    function = "cross_entropy"
+    smoothing, z_loss, softcap = _numbers(function, label_smoothing, z_loss, softcap)
+    _arguments.one_of("reduction", reduction, get_args(Reduction))
+    rows = _rows_of_classes(input, dim)
+    _check_classes(function, target)
+    if rows.dim() > 0:
+        _check_class_weight(function, weight, rows.shape[-1:], "input", rows, smoothing)
+    run = _cross_entropy.on(rows, target)
+    losses, lse = run(rows, target, ignore_index, smoothing, 1.0, softcap, False)
+    counts = None
+    if weight is not None:
+        counts = _row_weights(weight, target, ignore_index, losses.dtype)
+    elif reduction == "mean" and ignore_index is not None:
+        counts = target.to(torch.int64) != ignore_index
+    return _reduced(losses, lse, counts, reduction, z_loss), lse
+
+
+def _row_weights(
+    weight: torch.Tensor, target: torch.Tensor, ignore_index: int | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """The weight of each row's class, 0 where the row is ignored."""
+    # A class out of range, whose loss is NaN, has any weight.
+    classes = target.to(torch.int64).clamp(0, weight.shape[0] - 1)
+    return weight.to(dtype)[classes].masked_fill(ignored_rows(target, ignore_index), 0)
+
+
+def _reduced(
+    losses: torch.Tensor,
+    lse: torch.Tensor,
+    counts: torch.Tensor | None,
+    reduction: Reduction,
+    z_loss: float,
+) -> torch.Tensor:
+    """``counts`` is what each row counts for in a mean, None for 1; numbers are weights, by which
+    the losses are multiplied."""
+    if counts is not None and counts.dtype != torch.bool:
+        losses = losses * counts
+    if z_loss != 0:
+        losses = losses + z_loss * lse.square()
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    return losses.mean() if counts is None else losses.sum() / counts.sum()
+
+
+def _numbers(
+    function: str, label_smoothing: float, z_loss: float, softcap: float | None
+) -> tuple[float, float, float | None]:
+    """The settings as numbers; z_loss is checked, the others are checked by the op."""
+    label_smoothing = _arguments.number(function, "label_smoothing", label_smoothing)
+    z_loss = _arguments.number(function, "z_loss", z_loss)
+    if softcap is not None:
+        softcap = _arguments.number(function, "softcap", softcap)
+    if not 0 <= z_loss < math.inf:
+        raise RuntimeError(f"{function}: z_loss is {z_loss:g}, wanted a finite number >= 0")
+    return label_smoothing, z_loss, softcap
+
+
+def _rows_of_classes(input: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """``input`` with the classes as its last dimension."""
+    function = "cross_entropy"
+    rank = _arguments.tensor(function, "input", input).dim()
+    if dim is None:
+        dim = min(rank - 1, 1)
+    elif type(dim) is not int:
+        try:
+            dim = operator.index(dim)
+        except TypeError:
+            raise _arguments.wrong(function, "dim", dim, "a dimension of input or None") from None
+    if rank == 0 or input.is_nested:  # the op refuses both
+        return input
+    checks.check_dim(function, input, dim)
+    return input if dim % rank == rank - 1 else input.movedim(dim, -1)
+
+
+def _check_classes(function: str, target: torch.Tensor) -> None:
+    """Refuses class probabilities, which the op does not know."""
+    if isinstance(target, torch.Tensor) and target.is_floating_point():
+        raise RuntimeError(
+            f"{function}: target is {target.dtype}, wanted classes of torch.int64, torch.int32 or "
+            "torch.uint8; class probabilities are not supported: use "
+            f"torch.nn.functional.{function}"
+        )
+
+
+def _check_class_weight(
+    function: str,
+    weight: torch.Tensor | None,
+    classes: torch.Size,
+    of: str,
+    like: torch.Tensor,
+    label_smoothing: float,
+) -> None:
+    """Checks the weights of the classes, which are those of the argument ``of``."""
+    if weight is None:
+        return
+    _arguments.tensor(function, "weight", weight)
+    if weight.layout != torch.strided:
+        raise RuntimeError(
+            f"{function}: weight has layout {weight.layout}, wanted torch.strided; make it with "
+            ".to_dense()"
+        )
+    what = f"a factor for each class of {of}, {list(classes)}"
+    checks.check_norm_parameter(function, "weight", weight, ("input", like), classes, what)
+    if label_smoothing != 0:
+        raise RuntimeError(
+            f"{function}: label_smoothing is {label_smoothing:g} beside a weight, wanted 0: the "
+            "smoothed loss of weighted classes is not supported; use "
+            f"torch.nn.functional.{function}"
+        )
+
+
+def linear_cross_entropy(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    linear_bias: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    reduction: Reduction = "mean",
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    r"""Cross entropy of a linear layer's results, without the logits of all rows in memory.
+
+    The result is that of ``cross_entropy(linear(input, linear_weight, linear_bias), target, ...)``.
+    Chunks of rows are multiplied, one after the other, into one buffer: 256 rows on the CPU and
+    4096 on CUDA, fewer if their logits would exceed 256 MiB. With the reductions "mean" and "sum"
+    the forward pass computes the gradients that autograd will need, while a chunk's logits are in
+    the buffer; the backward pass multiplies them by the gradient of the loss. With "none", or a
+    ``weight`` that requires grad, the backward pass computes the logits again. Ignored rows are not
+    multiplied. The gradient of a 16-bit ``linear_weight`` is accumulated in float32 and rounded
+    once. Where ``linear_weight`` needs no gradient, as that of a frozen layer, a third of the work
+    is left out; where nothing does, as under ``torch.no_grad``, two thirds are.
+
+    A row's loss may differ in its last bits with the number of rows, as a product's elements do. A
+    derivative of a gradient (``create_graph=True``, nested transforms, forward mode) holds the
+    logits of all rows. On CUDA the number of rows that are not ignored is waited for, unless
+    ``ignore_index`` is None; while a CUDA graph is captured, ignored rows are multiplied too.
+
+    Args:
+        input: ``[features]`` or ``[..., features]``; float32, bfloat16, float16 or float64.
+        linear_weight: ``[classes, features]`` of ``input``'s dtype. Under ``torch.autocast`` both
+            are converted, as for :func:`torch.nn.functional.linear`. It may be the weight of an
+            embedding too.
+        target: the class of each row, ``input``'s shape without the features; int64, int32 or
+            uint8. On CUDA the loss of a class out of range is NaN, on the CPU it is refused.
+        linear_bias: ``[classes]`` of ``input``'s dtype, or None.
+        weight: floating, ``[classes]``: a factor for the loss of each class; or None.
+        reduction, ignore_index, label_smoothing, z_loss, softcap: as in :func:`cross_entropy`.
+            torch's function takes an ``ignore_index`` of None for -100.
+
+    Returns:
+        The loss: a number or, where ``reduction`` is "none", ``target``'s shape; float64 for a
+        float64 ``input`` and otherwise float32.
+
+    Raises:
+        RuntimeError: a dtype that is not floating, tensors of different dtypes or devices, a
+            ``linear_weight``, ``linear_bias``, ``target`` or ``weight`` of another shape or dtype
+            than stated, class probabilities, a class out of range, settings as in
+            :func:`cross_entropy`.
+        TypeError: an argument of another type.
+        ValueError: an invalid ``reduction``.
+        NotImplementedError: a DTensor among the tensors.
+
+    Source: :func:`torch.nn.functional.linear_cross_entropy`; Hsu et al., "Liger Kernel" (2024),
+    section 3.2, for chunks whose gradients are computed in the forward pass.
+    """
+    function = "linear_cross_entropy"
+    smoothing, z_loss, softcap = _numbers(function, label_smoothing, z_loss, softcap)
+    _arguments.one_of("reduction", reduction, get_args(Reduction))
+    _check_classes(function, target)
+    rows, classes = _flat_rows(function, input, target)
+    if isinstance(linear_weight, torch.Tensor) and linear_weight.dim() > 0:
+        of_weight = (linear_weight.shape[:1], "linear_weight", rows)
+        _check_class_weight(function, weight, *of_weight, smoothing)
+    dtype = checks.statistics_dtype(rows.dtype)
+    counts = None
+    if weight is not None:
+        counts = _row_weights(weight, classes, ignore_index, dtype)
+    head = (rows, linear_weight, classes, linear_bias)
+    if reduction == "none" or (counts is not None and counts.requires_grad):
+        losses, lse, _ = _linear_cross_entropy_losses(*head, ignore_index, smoothing, softcap)
+        if counts is None and reduction == "mean":
+            counts = ~ignored_rows(classes, ignore_index)
+        reduced = _reduced(losses, lse, counts, reduction, z_loss)
+        return reduced.reshape(target.shape) if reduction == "none" else reduced
+    settings = (ignore_index, smoothing, z_loss, softcap)
+    if reduction == "sum":
+        return _linear_cross_entropy(*head, counts, None, *settings)
+    scale, power = _inverse_of_sum(counts, classes, ignore_index, dtype)
+    return _linear_cross_entropy(*head, counts, scale, *settings) * power
+
+
+def _flat_rows(
+    function: str, input: torch.Tensor, target: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``input`` as [rows, features], and the class of each."""
+    _arguments.tensor(function, "input", input)
+    _arguments.tensor(function, "target", target)
+    if input.dim() == 2 or input.dim() == 0 or input.layout != torch.strided:
+        return input, target  # the op refuses what is not two-dimensional
+    rows = list(input.shape[:-1])
+    if list(target.shape) != rows:
+        raise RuntimeError(
+            f"{function}: target has shape {list(target.shape)}, wanted that of input without its "
+            f"last dimension, {rows}"
+        )
+    return input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
+
+
+def _inverse_of_sum(
+    weights: torch.Tensor | None,
+    target: torch.Tensor,
+    ignore_index: int | None,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two numbers whose product is 1 / (the sum of the weights), the second a power of two.
+
+    The op multiplies by the first before it rounds gradients, and autograd by the second, which
+    rounds nothing. With both in the op, float16 gradients of the logits would underflow. The first
+    is infinite if there are no rows: the loss is then NaN, and the gradients are the op's zeros.
+    """
+    counts = ~ignored_rows(target, ignore_index) if weights is None else weights
+    mantissa, exponent = torch.frexp(counts.sum().to(dtype))
+    return mantissa.reciprocal(), torch.exp2(-exponent.to(dtype))

@@ -1,0 +1,294 @@
+"""linear_cross_entropy as ops: fake kernels, derivative formulas, autocast and vmap rules.
+
+There are two pairs. ``linear_cross_entropy`` is the sum of the losses of all rows; where autograd
+records it, ``linear_cross_entropy_gradients`` runs instead and computes the gradients too, while
+the logits of a chunk are at hand. ``linear_cross_entropy_losses`` returns the loss and the lse of
+each row, whose gradients are not known in advance: its backward op computes the logits again.
+
+Either gradient is composed of torch's products and of cross_entropy's ops where its own derivative
+is recorded. Those hold the logits of all rows, and have derivatives of every order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fusedops.ops import checks
+from fusedops.ops.cross_entropy import (
+    check_row_gradients,
+    check_settings,
+    check_target,
+    ignored_rows,
+)
+from fusedops.ops.masked_softmax import Signature
+from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autograd import (
+    gradient,
+    is_observed,
+    register_autograd,
+    register_composed_autograd,
+)
+from fusedops.ops.registration.forward_mode import register_composite
+from fusedops.ops.registration.variants import register_autocast_of_linear, register_fake
+
+ops = torch.ops.fusedops
+
+MaybeTensor = torch.Tensor | None
+
+_LOSS = Signature("linear_cross_entropy")
+_GRADIENTS = Signature("linear_cross_entropy_gradients")
+_LOSSES = Signature("linear_cross_entropy_losses")
+_BACKWARD = Signature("linear_cross_entropy_losses_backward")
+#: The arguments that have gradients, in the order of output_mask.
+_DIFFERENTIABLE = ("input", "linear_weight", "linear_bias")
+
+
+# --- fake kernels -------------------------------------------------------------------------------
+
+
+def _check(op: str, call: Any) -> None:
+    """Checks the linear layer, the classes and the settings."""
+    checks.check_dtype_of(op, "input", call.input)
+    shape = list(call.input.shape)
+    checks.check(len(shape) == 2, f"{op}: input has shape {shape}, wanted [rows, features]")
+    _check_weight(op, checks.check_given(op, "linear_weight", call.linear_weight), call.input)
+    check_target(op, checks.check_given(op, "target", call.target), call.input)
+    if call.linear_bias is not None:
+        like, classes = ("input", call.input), call.linear_weight.shape[:1]
+        dtype, because = call.input.dtype, "input and linear_weight have them"
+        checks.check_tensor(op, "linear_bias", call.linear_bias, dtype, classes, like, because)
+    check_settings(op, call, call.input.dtype)
+
+
+def _check_weight(op: str, weight: torch.Tensor, input: torch.Tensor) -> None:
+    shape, features = list(weight.shape), input.shape[1]
+    is_empty = len(shape) > 0 and isinstance(shape[0], int) and shape[0] == 0
+    checks.check(
+        len(shape) == 2 and not is_empty and shape[1] == features,
+        f"{op}: linear_weight has shape {shape}, wanted [classes, {features}], at least one class "
+        "and the features of input",
+    )
+    checks.check_cols(op, shape[0])
+    checks.check(
+        weight.dtype == input.dtype,
+        f"{op}: linear_weight is {weight.dtype}, wanted {input.dtype} as input is; convert one of "
+        "them, or use torch.autocast",
+    )
+    checks.check_device(op, "linear_weight", weight, ("input", input))
+
+
+def _check_terms(op: str, call: Any) -> None:
+    """Checks what the sum of the losses takes besides them."""
+    like, dtype = ("input", call.input), checks.statistics_dtype(call.input.dtype)
+    for name, shape in (("row_weights", call.input.shape[:1]), ("scale", ())):
+        if (factor := getattr(call, name)) is not None:
+            checks.check_tensor(op, name, factor, dtype, shape, like, "a factor of the losses")
+    checks.check(
+        0 <= call.z_loss < math.inf,
+        f"{op}: z_loss is {call.z_loss:g}, wanted a finite number >= 0",
+    )
+
+
+def _fake_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+    op, call = "linear_cross_entropy", _LOSS.bind(*args, **kwargs)
+    _check(op, call)
+    _check_terms(op, call)
+    return call.input.new_empty((), dtype=checks.statistics_dtype(call.input.dtype))
+
+
+def _fakes_of_gradients(call: Any) -> tuple[torch.Tensor, ...]:
+    """The gradients that the mask selects; the others are empty."""
+    tensors = [getattr(call, name) for name in _DIFFERENTIABLE]
+    return tuple(
+        call.input.new_empty(tensor.shape if wanted and tensor is not None else 0)
+        for tensor, wanted in zip(tensors, call.output_mask, strict=True)
+    )
+
+
+def _fake_gradients(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    op, call = "linear_cross_entropy", _GRADIENTS.bind(*args, **kwargs)
+    _check(op, call)
+    _check_terms(op, call)
+    checks.check_output_mask(op, call.output_mask, 3)
+    loss = call.input.new_empty((), dtype=checks.statistics_dtype(call.input.dtype))
+    return loss, *_fakes_of_gradients(call)
+
+
+def _fake_losses(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    call = _LOSSES.bind(*args, **kwargs)
+    _check("linear_cross_entropy_losses", call)
+    shape, dtype = call.input.shape[:1], checks.statistics_dtype(call.input.dtype)
+    return tuple(call.input.new_empty(shape, dtype=dtype) for _ in range(3))
+
+
+def _fake_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    op, call = _BACKWARD.op, _BACKWARD.bind(*args, **kwargs)
+    _check(op, call)
+    check_row_gradients(op, call, call.input.shape[:1], _LOSSES.op)
+    checks.check_output_mask(op, call.output_mask, 3)
+    return _fakes_of_gradients(call)
+
+
+# --- composed of other ops ----------------------------------------------------------------------
+
+
+def _logits(call: Any) -> torch.Tensor:
+    return torch.nn.functional.linear(call.input, call.linear_weight, call.linear_bias)
+
+
+def _settings(call: Any) -> tuple[Any, ...]:
+    """The trailing arguments of cross_entropy's ops."""
+    return call.ignore_index, call.label_smoothing, 1.0, call.softcap
+
+
+def _row_losses(call: Any) -> tuple[torch.Tensor, ...]:
+    results: tuple[torch.Tensor, ...] = ops.cross_entropy(
+        _logits(call), call.target, *_settings(call)
+    )
+    return results
+
+
+def _composed_loss(*args: Any) -> torch.Tensor:
+    call = _LOSS.bind(*args)
+    losses, lse, _ = _row_losses(call)
+    if call.row_weights is not None:
+        losses = losses * call.row_weights
+    total = losses.sum()
+    if call.z_loss != 0:
+        total = total + call.z_loss * lse.square().sum()
+    return total if call.scale is None else total * call.scale
+
+
+def _composed_losses(*args: Any) -> tuple[torch.Tensor, ...]:
+    return _row_losses(_LOSSES.bind(*args))
+
+
+def _composed_gradients(
+    call: Any, grad_losses: MaybeTensor, grad_lse: MaybeTensor, z_slope: MaybeTensor = None
+) -> dict[str, MaybeTensor]:
+    """The gradients by name. ``z_slope`` times lse is added to the gradient of lse."""
+    logits = _logits(call)
+    results = ops.cross_entropy(logits, call.target, *_settings(call))
+    if z_slope is not None:
+        grad_lse = results[1] * z_slope
+    given = (logits, call.target, *results, grad_losses, grad_lse)
+    dz = ops.cross_entropy_backward(*given, *_settings(call))
+    return {
+        "input": dz @ call.linear_weight,
+        "linear_weight": dz.t() @ call.input,
+        "linear_bias": dz.sum(0),
+    }
+
+
+def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
+    call = _BACKWARD.bind(*args)
+    of = _composed_gradients(call, call.grad_losses, call.grad_lse)
+    empty = call.input.new_empty(0)
+    return tuple(
+        of[name] if wanted and getattr(call, name) is not None else empty  # type: ignore[misc]
+        for name, wanted in zip(_DIFFERENTIABLE, call.output_mask, strict=True)
+    )
+
+
+# --- derivatives of the sum ---------------------------------------------------------------------
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _recorded_loss(*args: Any) -> torch.Tensor:
+    call = _LOSS.bind(*args)
+    if _requires_grad(call.row_weights) or _requires_grad(call.scale):
+        raise RuntimeError(
+            "linear_cross_entropy: row_weights or scale requires grad, which it would get none of "
+            "here; multiply the results of linear_cross_entropy_losses by it"
+        )
+    mask = [_requires_grad(getattr(call, name)) for name in _DIFFERENTIABLE]
+    loss: torch.Tensor = ops.linear_cross_entropy_gradients(*args, mask)[0]
+    return loss
+
+
+_TENSORS = 6  # the first arguments of the sum
+
+
+def _setup_gradients(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
+    ctx.settings = inputs[_TENSORS:]
+    ctx.mark_non_differentiable(*outputs[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:_TENSORS], *outputs[1:])
+
+
+def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTensor, ...]:
+    if grad is None:
+        return _GRADIENTS.gradients()
+    *given, of_input, of_weight, of_bias = ctx.saved_tensors
+    call = _GRADIENTS.bind(*given, *ctx.settings)
+    needed = [name for name in _DIFFERENTIABLE if _GRADIENTS.needs_gradient(ctx, name)]
+    if torch.is_grad_enabled() and any(map(_requires_grad, (grad, *given))):
+        factor = grad if call.scale is None else grad * call.scale
+        weights = torch.ones_like(call.target, dtype=factor.dtype)
+        weights = weights if call.row_weights is None else call.row_weights
+        slope = factor * (2 * call.z_loss) if call.z_loss != 0 else None
+        of = _composed_gradients(call, weights * factor, None, slope)
+    else:
+        ready = dict(zip(_DIFFERENTIABLE, (of_input, of_weight, of_bias), strict=True))
+        of = {name: _scaled(ready[name], grad) for name in needed}
+    return _GRADIENTS.gradients(**{name: of[name] for name in needed})
+
+
+def _scaled(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """The product, with the factor in its own precision: torch rounds a factor without dimensions
+    to 16 bits beside a 16-bit tensor, but for its own kernels on the CPU."""
+    if gradient.dtype == factor.dtype or (gradient.device.type == "cpu" and not is_observed()):
+        return gradient * factor
+    return torch.mul(gradient, factor.reshape(1), out=torch.empty_like(gradient))
+
+
+# --- derivatives of each row's loss -------------------------------------------------------------
+
+
+def _setup_losses(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
+    *tensors, ctx.ignore_index, ctx.label_smoothing, ctx.softcap = inputs
+    ctx.mark_non_differentiable(outputs[2])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *outputs)
+
+
+def _losses_formula(
+    ctx: Any, grad_losses: MaybeTensor, grad_lse: MaybeTensor, *_: None
+) -> tuple[MaybeTensor, ...]:
+    if grad_losses is None and grad_lse is None:
+        return _LOSSES.gradients()
+    input, linear_weight, target, linear_bias, *results = ctx.saved_tensors
+    settings = ctx.ignore_index, ctx.label_smoothing, ctx.softcap
+    if grad_lse is not None and ctx.ignore_index is not None:
+        # The lse of these rows is the constant 0.
+        grad_lse = grad_lse.masked_fill(ignored_rows(target, ctx.ignore_index), 0)
+    mask = [_LOSSES.needs_gradient(ctx, name) for name in _DIFFERENTIABLE]
+    saved = (input, linear_weight, target, linear_bias, *results, grad_losses, grad_lse)
+    grads = gradient(_BACKWARD.op, *saved, *settings, mask)
+    of = dict(zip(_DIFFERENTIABLE, grads, strict=True))
+    return _LOSSES.gradients(**{n: of[n] for n, w in zip(_DIFFERENTIABLE, mask, strict=True) if w})
+
+
+# --- registration -------------------------------------------------------------------------------
+
+register_fake(_LOSS.op, _fake_loss)
+register_fake(_GRADIENTS.op, _fake_gradients)
+register_fake(_LOSSES.op, _fake_losses)
+register_fake(_BACKWARD.op, _fake_backward)
+register_composed_autograd(_LOSS.op, _recorded_loss)
+register_autograd(_GRADIENTS.op, _gradients_formula, _setup_gradients)
+register_autograd(_LOSSES.op, _losses_formula, _setup_losses)
+register_composed_autograd(_BACKWARD.op, _composed_backward)
+register_composite(_LOSS.op, _composed_loss)
+register_composite(_LOSSES.op, _composed_losses)
+register_composite(_BACKWARD.op, _composed_backward)
+for _signature in (_LOSS, _GRADIENTS, _LOSSES, _BACKWARD):
+    vmap.register_loop(_signature.op)
+for _signature in (_LOSS, _LOSSES):
+    register_autocast_of_linear(_signature.op, _DIFFERENTIABLE)
