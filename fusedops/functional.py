@@ -1135,7 +1135,6 @@ def _drawn_seed(function: str, input: torch.Tensor) -> torch.Tensor:
 for _name in (
     "_bottom_right_diagonal",
     "_check_out_dtype",
-    "_class_loss",
     "_drawn_seed",
     "_dtype_of_sum",
     "_merged",

@@ -300,6 +300,22 @@ def linear_cross_entropy(
     Source: :func:`torch.nn.functional.linear_cross_entropy`; Hsu et al., "Liger Kernel" (2024),
     section 3.2, for chunks whose gradients are computed in the forward pass.
     """
+    settings = (reduction, ignore_index, label_smoothing, z_loss, softcap)
+    return _linear_loss(input, linear_weight, target, linear_bias, weight, *settings)
+
+
+def _linear_loss(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    linear_bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    reduction: Reduction,
+    ignore_index: int | None,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+) -> torch.Tensor:
     function = "linear_cross_entropy"
     smoothing, z_loss, softcap = _numbers(function, label_smoothing, z_loss, softcap)
     _arguments.one_of("reduction", reduction, get_args(Reduction))
@@ -308,17 +324,12 @@ def linear_cross_entropy(
     if isinstance(linear_weight, torch.Tensor) and linear_weight.dim() > 0:
         of_weight = (linear_weight.shape[:1], "linear_weight", rows)
         _check_class_weight(function, weight, *of_weight, smoothing)
-    dtype = checks.statistics_dtype(rows.dtype)
-    counts = None
-    if weight is not None:
-        counts = _row_weights(weight, classes, ignore_index, dtype)
-    head = (rows, linear_weight, classes, linear_bias)
+    head, dtype = (rows, linear_weight, classes, linear_bias), checks.statistics_dtype(rows.dtype)
+    counts = None if weight is None else _row_weights(weight, classes, ignore_index, dtype)
     if reduction == "none" or (counts is not None and counts.requires_grad):
         losses, lse, _ = _linear_cross_entropy_losses(*head, ignore_index, smoothing, softcap)
-        if counts is None and reduction == "mean":
-            counts = ~ignored_rows(classes, ignore_index)
-        reduced = _reduced(losses, lse, counts, reduction, z_loss)
-        return reduced.reshape(target.shape) if reduction == "none" else reduced
+        loss = _reduced(losses, lse, counts, reduction, z_loss)
+        return loss.reshape(target.shape) if reduction == "none" else loss
     settings = (ignore_index, smoothing, z_loss, softcap)
     if reduction == "sum":
         return _linear_cross_entropy(*head, counts, None, *settings)
@@ -338,7 +349,7 @@ def _flat_rows(
     if list(target.shape) != rows:
         raise RuntimeError(
             f"{function}: target has shape {list(target.shape)}, wanted that of input without its "
-            f"last dimension, {rows}"
+            f"features, {rows}"
         )
     return input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
 
@@ -358,3 +369,8 @@ def _inverse_of_sum(
     counts = ~ignored_rows(target, ignore_index) if weights is None else weights
     mantissa, exponent = torch.frexp(counts.sum().to(dtype))
     return mantissa.reciprocal(), torch.exp2(-exponent.to(dtype))
+
+
+# torch.fx.symbolic_trace records these as single nodes: they branch on values no proxy knows.
+for _name in ("_class_loss", "_linear_loss"):
+    torch.fx.wrap(_name)

@@ -247,6 +247,80 @@ class CrossEntropyLoss(_Unscriptable, nn.CrossEntropyLoss):
         )
 
 
+class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
+    r"""``torch.nn.LinearCrossEntropyLoss``, computed by :func:`fusedops.linear_cross_entropy`: a linear
+    layer, ``linear``, and the cross entropy of its results.
+
+    Args:
+        in_features, num_classes, bias, device, dtype: of the linear layer, as in ``torch.nn.Linear``.
+        reduction, weight, ignore_index, label_smoothing: as in
+            :func:`fusedops.linear_cross_entropy`. ``weight`` is a buffer.
+        z_loss: the factor of each row's squared logsumexp, which is added to its loss.
+        softcap: bounds the logits to between ``-softcap`` and ``softcap``.
+
+    Shape:
+        The input is ``[in_features]`` or ``[..., in_features]`` of the layer's dtype, and the target,
+        int64, int32 or uint8, has its shape without the features. The result is a number or, where
+        ``reduction`` is "none", has the target's shape. It is float32 for a 16-bit input.
+
+    Raises:
+        TypeError: a ``label_smoothing``, ``z_loss`` or ``softcap`` that is not a number.
+        ValueError: an invalid ``reduction``.
+        RuntimeError: by ``forward``, as in :func:`fusedops.linear_cross_entropy`.
+
+    Source: ``torch.nn.LinearCrossEntropyLoss``, of torch 2.13, whose parameters have the same names.
+    """
+
+    weight: torch.Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: Reduction = "mean",
+        weight: torch.Tensor | None = None,
+        ignore_index: int | None = -100,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        name = "LinearCrossEntropyLoss"
+        _arguments.one_of("reduction", reduction, get_args(Reduction))
+        self.reduction: Reduction = reduction
+        self.ignore_index = ignore_index
+        self.label_smoothing = _arguments.number(name, "label_smoothing", label_smoothing)
+        self.z_loss = _arguments.number(name, "z_loss", z_loss)
+        self.softcap = None if softcap is None else _arguments.number(name, "softcap", softcap)
+        self.register_buffer("weight", weight)
+        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return linear_cross_entropy(
+            input,
+            self.linear.weight,
+            target,
+            linear_bias=self.linear.bias,
+            weight=self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+            softcap=self.softcap,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"reduction={self.reduction!r}, ignore_index={self.ignore_index}, "
+            f"label_smoothing={self.label_smoothing}, z_loss={self.z_loss}, "
+            f"softcap={self.softcap!r}"
+        )
+
+
 class LayerNorm(_Unscriptable, nn.LayerNorm):
     r"""``torch.nn.LayerNorm``, computed by :func:`fusedops.layer_norm`.
 

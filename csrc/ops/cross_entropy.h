@@ -60,9 +60,10 @@ inline Sizes sizes_of_rows(const Tensor& input) {
   return {sizes.begin(), sizes.end() - 1};
 }
 
-// Checks the classes of `rows` rows of input.
+// Checks the classes of `rows` rows of input, whose last dimension has `what`.
 inline void check_target(
-    const char* op, const Tensor& target, const Tensor& input, const Sizes& rows) {
+    const char* op, const Tensor& target, const Tensor& input, const Sizes& rows,
+    const char* what) {
   check_given(op, "target", target);
   const ScalarType dtype = dtype_of(target);
   FUSEDOPS_CHECK(
@@ -72,7 +73,7 @@ inline void check_target(
   const auto sizes = target.sizes();
   FUSEDOPS_CHECK(
       std::equal(sizes.begin(), sizes.end(), rows.begin(), rows.end()), op, ": target has shape ",
-      list_text(sizes), ", wanted that of input without its last dimension, ", list_text(rows));
+      list_text(sizes), ", wanted that of input without its ", what, ", ", list_text(rows));
   check_device(op, "target", target, {"input", input});
 }
 
@@ -92,7 +93,7 @@ inline void check_cross_entropy(
       input.dim() > 0 && input.sizes().back() > 0, op, ": input has shape ",
       list_text(input.sizes()), ", wanted at least one class in the last dimension");
   check_cols(op, input.sizes().back());
-  check_target(op, target, input, sizes_of_rows(input));
+  check_target(op, target, input, sizes_of_rows(input), "classes");
   check_finite(op, "scale", settings.scale, statistics_dtype(dtype_of(input)));
   check_cross_entropy_settings(op, settings, dtype_of(input));
 }

@@ -92,7 +92,7 @@ inline void check_linear_head(const char* op, const LinearHead& head) {
       head.input.dim() == 2, op, ": input has shape ", list_text(head.input.sizes()),
       ", wanted [rows, features]");
   check_linear_weight(op, head);
-  check_target(op, head.target, head.input, {head.rows()});
+  check_target(op, head.target, head.input, {head.rows()}, "features");
   if (head.bias) {
     check_tensor(
         op, "linear_bias", *head.bias, dtype_of(head.input), Sizes{head.classes()},
@@ -366,11 +366,11 @@ inline void check_loss_terms(const char* op, const LinearHead& head, const LossT
       ", wanted a finite number >= 0");
 }
 
-// The terms of the counted rows as factors: of each loss, and of each lse squared.
-struct LossFactors {
-  Tensor of_losses, of_squares, of_lse;  // the last is the derivative of the second by lse
+// The derivatives of the sum by the loss of each counted row, and by the square of its lse, twice.
+struct LossSlopes {
+  Tensor row_weights, of_losses, of_lse;  // undefined where there are none
 
-  LossFactors(const LinearHead& head, const CountedRows& counted, const LossTerms& terms) {
+  LossSlopes(const LinearHead& head, const CountedRows& counted, const LossTerms& terms) {
     const ScalarType dtype = statistics_dtype(dtype_of(head.input));
     const auto filled = [&](int64_t count, double value) {
       return torch::stable::full({count}, value, dtype, std::nullopt, head.input.device());
@@ -378,20 +378,23 @@ struct LossFactors {
     const auto scaled = [&](const Tensor& factor) {
       return terms.scale ? multiply(factor, *terms.scale) : factor;
     };
-    const auto& weights = terms.row_weights;
-    of_losses = scaled(weights ? counted.of(*weights) : filled(counted.count, 1));
-    if (terms.z_loss == 0) return;
-    of_squares = scaled(filled(1, terms.z_loss));
-    of_lse = scaled(filled(1, 2 * terms.z_loss));
-  }
-
-  Tensor sum(const LinearStatistics& results) const {
-    const Tensor losses = torch::stable::sum(multiply(results.losses, of_losses));
-    if (!of_squares.defined()) return losses;
-    const Tensor squares = multiply(multiply(results.lse, results.lse), of_squares);
-    return torch::stable::subtract(losses, torch::stable::sum(squares), -1);
+    if (terms.row_weights) row_weights = counted.of(*terms.row_weights);
+    of_losses = scaled(terms.row_weights ? row_weights : filled(counted.count, 1));
+    if (terms.z_loss != 0) of_lse = scaled(filled(1, 2 * terms.z_loss));
   }
 };
+
+// The scale multiplies the sum, so that an infinite one, of a mean over no rows, makes it NaN.
+inline Tensor sum_of_losses(
+    const LinearStatistics& results, const Tensor& row_weights, const LossTerms& terms) {
+  Tensor sum = torch::stable::sum(
+      row_weights.defined() ? multiply(results.losses, row_weights) : results.losses);
+  if (terms.z_loss != 0) {
+    const Tensor squares = torch::stable::sum(multiply(results.lse, results.lse));
+    sum = torch::stable::subtract(sum, squares, -terms.z_loss);
+  }
+  return terms.scale ? multiply(sum, *terms.scale) : sum;
+}
 
 // The scaled sum of the rows' losses, and its gradients, which cost no second product of the logits
 // here.
@@ -406,21 +409,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> linear_loss(
   const NoGradGuard no_grad;
   const ChunkedHead<Launcher> chunked(op, head);
   const LinearStatistics results = empty_statistics(op, head, chunked.counted().count);
-  const LossFactors factors(head, chunked.counted(), terms);
+  const LossSlopes slopes(head, chunked.counted(), terms);
   LinearGradients<Launcher> gradients(op, head, chunked, wanted);
   const bool are_wanted = wanted[0] || wanted[1] || wanted[2];
   chunked.for_chunks([&](const LinearChunk& chunk) {
     const LinearStatistics own = results.from(chunk.first, chunk.rows);
     chunked.compute_losses(chunk, own);
     if (!are_wanted) return;
-    const Tensor of_losses = rows_from(factors.of_losses, chunk.first, chunk.rows);
-    const Tensor& of_lse = factors.of_lse;
-    chunked.differentiate(
-        chunk, own, of_losses, of_lse.defined() ? multiply(own.lse, of_lse) : Tensor());
+    const Tensor of_losses = rows_from(slopes.of_losses, chunk.first, chunk.rows);
+    const Tensor of_lse = slopes.of_lse.defined() ? multiply(own.lse, slopes.of_lse) : Tensor();
+    chunked.differentiate(chunk, own, of_losses, of_lse);
     gradients.add(chunk);
   });
   auto [input, weight, bias] = gradients.finished();
-  return {factors.sum(results), input, weight, bias};
+  return {sum_of_losses(results, slopes.row_weights, terms), input, weight, bias};
 }
 
 template <class Launcher>

@@ -44,7 +44,7 @@ def _check(op: str, call: Any) -> None:
         f"{op}: input has shape {shape}, wanted at least one class in the last dimension",
     )
     checks.check_cols(op, shape[-1])
-    check_target(op, checks.check_given(op, "target", call.target), call.input)
+    check_target(op, checks.check_given(op, "target", call.target), call.input, "classes")
     computed = checks.statistics_dtype(call.input.dtype)
     checks.check(
         abs(call.scale) <= torch.finfo(computed).max,
@@ -62,8 +62,8 @@ def check_settings(op: str, call: Any, computed: torch.dtype) -> None:
     checks.check_softcap(op, call.softcap, computed)
 
 
-def check_target(op: str, target: torch.Tensor, input: torch.Tensor) -> None:
-    """Checks the classes of ``input``'s rows."""
+def check_target(op: str, target: torch.Tensor, input: torch.Tensor, what: str) -> None:
+    """Checks the classes of ``input``'s rows, whose last dimension has ``what``."""
     checks.check(
         target.dtype in CLASSES,
         f"{op}: target is {target.dtype}, wanted classes of torch.int64, torch.int32 or "
@@ -72,7 +72,7 @@ def check_target(op: str, target: torch.Tensor, input: torch.Tensor) -> None:
     shape, rows = list(target.shape), list(input.shape[:-1])
     checks.check(
         shape == rows,
-        f"{op}: target has shape {shape}, wanted that of input without its last dimension, {rows}",
+        f"{op}: target has shape {shape}, wanted that of input without its {what}, {rows}",
     )
     checks.check_device(op, "target", target, ("input", input))
 

@@ -55,7 +55,8 @@ def _check(op: str, call: Any) -> None:
     shape = list(call.input.shape)
     checks.check(len(shape) == 2, f"{op}: input has shape {shape}, wanted [rows, features]")
     _check_weight(op, checks.check_given(op, "linear_weight", call.linear_weight), call.input)
-    check_target(op, checks.check_given(op, "target", call.target), call.input)
+    target = checks.check_given(op, "target", call.target)
+    check_target(op, target, call.input, "features")
     if call.linear_bias is not None:
         like, classes = ("input", call.input), call.linear_weight.shape[:1]
         dtype, because = call.input.dtype, "input and linear_weight have them"
@@ -162,13 +163,29 @@ def _composed_loss(*args: Any) -> torch.Tensor:
     return total if call.scale is None else total * call.scale
 
 
+def _gradients_of_loss(call: Any, factor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The gradients by name of the composed loss, times a factor."""
+    factor = factor if call.scale is None else factor * call.scale
+    weights = call.row_weights
+    if weights is None:
+        weights = torch.ones_like(call.target, dtype=factor.dtype)
+    z_slope = None if call.z_loss == 0 else factor * (2 * call.z_loss)
+    return _composed_gradients(call, weights * factor, None, z_slope)
+
+
+def _composed_loss_and_gradients(*args: Any) -> tuple[torch.Tensor, ...]:
+    loss, call = _composed_loss(*args[:-1]), _GRADIENTS.bind(*args)
+    of = _gradients_of_loss(call, torch.ones_like(loss))
+    return loss, *_selected(call, of)
+
+
 def _composed_losses(*args: Any) -> tuple[torch.Tensor, ...]:
     return _row_losses(_LOSSES.bind(*args))
 
 
 def _composed_gradients(
     call: Any, grad_losses: MaybeTensor, grad_lse: MaybeTensor, z_slope: MaybeTensor = None
-) -> dict[str, MaybeTensor]:
+) -> dict[str, torch.Tensor]:
     """The gradients by name. ``z_slope`` times lse is added to the gradient of lse."""
     logits = _logits(call)
     results = ops.cross_entropy(logits, call.target, *_settings(call))
@@ -185,10 +202,14 @@ def _composed_gradients(
 
 def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     call = _BACKWARD.bind(*args)
-    of = _composed_gradients(call, call.grad_losses, call.grad_lse)
+    return _selected(call, _composed_gradients(call, call.grad_losses, call.grad_lse))
+
+
+def _selected(call: Any, of: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The gradients that the mask selects; the others are empty."""
     empty = call.input.new_empty(0)
     return tuple(
-        of[name] if wanted and getattr(call, name) is not None else empty  # type: ignore[misc]
+        of[name] if wanted and getattr(call, name) is not None else empty
         for name, wanted in zip(_DIFFERENTIABLE, call.output_mask, strict=True)
     )
 
@@ -229,11 +250,7 @@ def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTens
     call = _GRADIENTS.bind(*given, *ctx.settings)
     needed = [name for name in _DIFFERENTIABLE if _GRADIENTS.needs_gradient(ctx, name)]
     if torch.is_grad_enabled() and any(map(_requires_grad, (grad, *given))):
-        factor = grad if call.scale is None else grad * call.scale
-        weights = torch.ones_like(call.target, dtype=factor.dtype)
-        weights = weights if call.row_weights is None else call.row_weights
-        slope = factor * (2 * call.z_loss) if call.z_loss != 0 else None
-        of = _composed_gradients(call, weights * factor, None, slope)
+        of = _gradients_of_loss(call, grad)
     else:
         ready = dict(zip(_DIFFERENTIABLE, (of_input, of_weight, of_bias), strict=True))
         of = {name: _scaled(ready[name], grad) for name in needed}
@@ -286,6 +303,7 @@ register_autograd(_GRADIENTS.op, _gradients_formula, _setup_gradients)
 register_autograd(_LOSSES.op, _losses_formula, _setup_losses)
 register_composed_autograd(_BACKWARD.op, _composed_backward)
 register_composite(_LOSS.op, _composed_loss)
+register_composite(_GRADIENTS.op, _composed_loss_and_gradients)
 register_composite(_LOSSES.op, _composed_losses)
 register_composite(_BACKWARD.op, _composed_backward)
 for _signature in (_LOSS, _GRADIENTS, _LOSSES, _BACKWARD):

@@ -1,4 +1,4 @@
-"""The ops on DTensors: every op of fusedops takes them as torch's own ops do.
+"""The ops on DTensors: but for linear_cross_entropy, they take them as torch's own ops do.
 
 Importing this package registers a rule for each op; the first op that gets a DTensor imports it.
 docs/distributed.md has what is computed where, and which bytes are sent.
@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from fusedops.integrations.dtensor import masked_softmax, norm, softmax, stack
+from fusedops.integrations.dtensor import (
+    linear_cross_entropy,
+    masked_softmax,
+    norm,
+    softmax,
+    stack,
+)
 from fusedops.integrations.dtensor.call import Call, Rule, run
 from fusedops.integrations.dtensor.cross_entropy import RULES as LOSSES
 from fusedops.integrations.dtensor.cross_entropy import cross_entropy
@@ -43,3 +49,7 @@ for _op in OPS:
     # A variant of an op has the op's rule.
     if _op.removeprefix("_") in _RULES:
         _register(_op, _RULES[_op.removeprefix("_")])
+    if _op.removeprefix("_") in linear_cross_entropy.OPS:
+        torch.library.register_torch_dispatch(
+            f"fusedops::{_op}", DTensor, linear_cross_entropy.refuse, lib=LIBRARY
+        )

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from fusedops.functional import Reduction
-from fusedops.functional import cross_entropy as cross_entropy_of_plain
 from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
+from fusedops.losses import Reduction
+from fusedops.losses import cross_entropy as cross_entropy_of_plain
 from fusedops.ops.cross_entropy import ignored_rows
 
 ops = torch.ops.fusedops

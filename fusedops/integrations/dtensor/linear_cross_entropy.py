@@ -1,0 +1,27 @@
+"""linear_cross_entropy refuses DTensors: its chunks of rows would be gathered one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+OPS = (
+    "linear_cross_entropy",
+    "linear_cross_entropy_gradients",
+    "linear_cross_entropy_losses",
+    "linear_cross_entropy_losses_backward",
+)
+
+
+def refuse(
+    cls: type, overload: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    names = [argument.name for argument in overload._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    name = next(name for name, value in given.items() if isinstance(value, DTensor))
+    raise NotImplementedError(
+        f"linear_cross_entropy: {name} is a DTensor, wanted plain tensors; make it with "
+        ".full_tensor(), or call torch.nn.functional.linear and "
+        "fusedops.integrations.dtensor.cross_entropy, which take DTensors"
+    )
