@@ -19,10 +19,11 @@ repair_inductor  FUSEDOPS_REPAIR_INDUCTOR  "always": in graphs that fusedops com
 ===============  ========================  ================================================
 
 After the first mode of `fuse`, rules can have modes of their own:
-`fuse="profitable,softmax=always,rms_norm=never"`. `RULES` are their names. A setting takes effect
-when a graph is compiled, not when the compiled code runs. Like `torch.no_grad`, a patch applies to
-the thread that entered it; an assignment applies to all threads, or, inside of a patch, to the rest
-of its block, and `del` undoes it. An unknown name raises AttributeError, a wrong value ValueError.
+`fuse="profitable,softmax=always,rms_norm=never"`. `RULES` are their names; `linear_cross_entropy`
+applies only where `fuse` contains `linear_cross_entropy=always`. A setting takes effect when a
+graph is compiled, not when the compiled code runs. Like `torch.no_grad`, a patch applies to the
+thread that entered it; an assignment applies to all threads, or, inside of a patch, to the rest of
+its block, and `del` undoes it. An unknown name raises AttributeError, a wrong value ValueError.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ RULES = (
     "add_rms_norm_decomposed",
     "stack",
     "cross_entropy",
+    "linear_cross_entropy",
     "expand",
 )
 #: What each setting may be, for errors.
@@ -112,6 +114,10 @@ class Config:
         """The mode of one rule: "profitable", "always" or "never"."""
         (_, default), *others = self._settings()
         return dict(others).get(rule, default)
+
+    def asks_for(self, rule: str) -> bool:
+        """Whether `fuse` names a rule that applies only on request."""
+        return (rule, "always") in self._settings()
 
     def _settings(self) -> list[tuple[str, str]]:
         """The (rule, mode) pairs of `fuse`; the first, the default for all rules, has rule ""."""

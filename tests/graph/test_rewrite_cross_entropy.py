@@ -10,6 +10,8 @@ from agreement import rewritten_alike
 from torch import nn
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
+import fusedops
+
 CLASSES = 37
 
 
@@ -250,3 +252,37 @@ def test_the_gradient_is_written_over_logits_that_nothing_needs_later(step, expe
     step(h.double(), exact, target)[0].backward()
     torch.testing.assert_close(w.grad, exact.grad.float(), rtol=1e-5, atol=1e-7)
     assert all(map(torch.equal, results, before))
+
+
+# --- the linear layer before it -------------------------------------------------------------------
+
+LINEAR = {
+    "mean": lambda h, w, t: F.cross_entropy(F.linear(h, w).view(-1, CLASSES), t.view(-1)),
+    "sum": lambda h, w, t: F.cross_entropy(
+        F.linear(h, w, w[:, 0]).view(-1, CLASSES), t.view(-1), reduction="sum", label_smoothing=0.2
+    ),
+    "weighted": lambda h, w, t: F.cross_entropy(
+        F.linear(h, w).view(-1, CLASSES), t.view(-1), w.detach()[:, 0].abs(), ignore_index=3
+    ),
+    "soft-capped": lambda h, w, t: F.cross_entropy(
+        (torch.tanh(F.linear(h, w) / 3.0) * 3.0).view(-1, CLASSES), t.view(-1)
+    ),
+}
+
+
+@pytest.mark.parametrize("form", LINEAR.values(), ids=LINEAR)
+def test_on_request_the_linear_layer_is_part_of_the_op(rewrite_dynamo, form):
+    assert rewrite_dynamo(form, *_inputs()).replaced == {"cross_entropy": 1}
+    with fusedops.config.patch(fuse="always,linear_cross_entropy=always"):
+        rewritten = rewritten_alike(rewrite_dynamo, form, _inputs())
+    assert rewritten.replaced == {"linear_cross_entropy": 1} and len(rewritten.calls) == 1
+
+
+def test_logits_that_something_else_reads_are_computed_as_a_whole(rewrite_dynamo):
+    def with_logits(h, w, target):
+        logits = F.linear(h, w).view(-1, CLASSES)
+        return F.cross_entropy(logits, target.view(-1)), logits
+
+    with fusedops.config.patch(fuse="always,linear_cross_entropy=always"):
+        rewritten = rewritten_alike(rewrite_dynamo, with_logits, _inputs())
+    assert rewritten.replaced == {"cross_entropy": 1}

@@ -54,6 +54,7 @@ from fusedops.graph.rules.add_norm import AddNorm
 from fusedops.graph.rules.cross_entropy import CrossEntropy
 from fusedops.graph.rules.group_norm import GroupNorm
 from fusedops.graph.rules.leaf import Leaf
+from fusedops.graph.rules.linear_cross_entropy import LinearCrossEntropy
 from fusedops.graph.rules.masked_softmax import MaskedSoftmax
 from fusedops.graph.rules.norm import Norm
 from fusedops.graph.rules.norm_decomposed import NormDecomposed
@@ -83,4 +84,4 @@ RULES: tuple[Rule, ...] = (
     Leaf(),
 )
 #: Rules for sites that contain other sites; they are tried on the whole graph first.
-STACKS: tuple[Rule, ...] = (Stack(RULES), CrossEntropy())
+STACKS: tuple[Rule, ...] = (Stack(RULES), LinearCrossEntropy(), CrossEntropy())

@@ -117,8 +117,8 @@ def _result(loss: Loss, op: OpCall) -> OpCall:
     losses = OpCall(operator.getitem, (op, 0))
     if loss.is_log_probability:
         losses = OpCall(aten.neg.default, (losses,))
-    counted = _counted(loss, op)
-    weights = _weights(loss, op, counted)
+    counted = counted_rows(loss, op.args[1])
+    weights = row_weights(loss, op.args[1], counted)
     if weights is not None:
         losses = OpCall(aten.mul.Tensor, (losses, weights))
     if loss.reduction == "none":
@@ -127,21 +127,21 @@ def _result(loss: Loss, op: OpCall) -> OpCall:
     if loss.reduction == "mean":
         count = OpCall(aten.sum.default, (counted if weights is None else weights,))
         total = OpCall(aten.div.Tensor, (total, count))
-    return _as_result(total, loss, loss.last, op)
+    return as_dtype(total, loss)
 
 
-def _counted(loss: Loss, op: OpCall) -> OpCall:
+def counted_rows(loss: Loss, target: Any) -> OpCall:
     """Which rows are not ignored."""
-    return OpCall(aten.ne.Scalar, (op.args[1], loss.ignore_index))
+    return OpCall(aten.ne.Scalar, (target, loss.ignore_index))
 
 
-def _weights(loss: Loss, op: OpCall, counted: OpCall) -> OpCall | None:
+def row_weights(loss: Loss, target: Any, counted: OpCall) -> OpCall | None:
     """The weight of each row's class, 0 for rows that are ignored."""
     if loss.weight is None:
         return None
-    classes = OpCall(aten.where.ScalarOther, (counted, op.args[1], 0))
+    classes = OpCall(aten.where.ScalarOther, (counted, target, 0))
     weights = OpCall(aten.index.Tensor, (loss.weight, [classes]))
-    weights = OpCall(aten.to.dtype, (weights, _wide(loss)))
+    weights = OpCall(aten.to.dtype, (weights, wide_dtype(loss)))
     return OpCall(aten.where.ScalarOther, (counted, weights, 0.0))
 
 
@@ -150,16 +150,21 @@ def _log_sum(loss: Loss, node: Node, op: OpCall) -> OpCall:
 
 
 def _as_result(computed: OpCall, loss: Loss, old: Node, op: OpCall) -> OpCall:
-    """`computed`, one number a row or one in all, in the shape and dtype of the node `old`."""
-    eager, logits = value(old), op.args[0]
+    """`computed`, one number a row, in the shape and dtype of the node `old`."""
+    shape, logits = value(old).shape, op.args[0]
     has_rows = isinstance(logits, Node) and has_shape(old, value(logits).shape[:-1])
-    if eager.dim() > 0 and not has_rows:
-        computed = _shaped(computed, eager.shape, (loss.logits, _operand(loss.target)))
-    is_wide = eager.dtype == _wide(loss)
-    return computed if is_wide else OpCall(aten.to.dtype, (computed, eager.dtype))
+    if not has_rows:
+        computed = _shaped(computed, shape, (loss.logits, _operand(loss.target)))
+    return as_dtype(computed, loss, old)
 
 
-def _wide(loss: Loss) -> torch.dtype:
+def as_dtype(computed: OpCall, loss: Loss, old: Node | None = None) -> OpCall:
+    """`computed`, which has the op's dtype, in the dtype of a node; by default of the loss."""
+    dtype = value(old or loss.last).dtype
+    return computed if dtype == wide_dtype(loss) else OpCall(aten.to.dtype, (computed, dtype))
+
+
+def wide_dtype(loss: Loss) -> torch.dtype:
     """The dtype of the op's losses."""
     return torch.promote_types(value(loss.logits).dtype, torch.float32)
 

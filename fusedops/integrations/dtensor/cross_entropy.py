@@ -8,15 +8,14 @@ backward none. Label smoothing needs the mean of the logits too: with it the cla
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
+from fusedops.functional import cross_entropy as cross_entropy_of_plain
 from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
-from fusedops.losses import Reduction
-from fusedops.losses import cross_entropy as cross_entropy_of_plain
 from fusedops.ops.cross_entropy import ignored_rows
 
 ops = torch.ops.fusedops
@@ -26,7 +25,10 @@ _ELSEWHERE = -1.0
 
 
 def cross_entropy(
-    input: DTensor, target: torch.Tensor, ignore_index: int = -100, reduction: Reduction = "mean"
+    input: DTensor,
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> DTensor:
     r"""Cross entropy of logits and class indices: :math:`\log \sum_j e^{x_j} - x_t` of each row.
 

@@ -1,0 +1,93 @@
+"""The cross entropy of a linear layer's results, whose logits are never all in memory.
+
+before    loss = F.cross_entropy(F.linear(x, weight).float().view(-1, classes), target.view(-1))
+after     scale = 1 / (target != -100).sum()
+          loss = torch.ops.fusedops.linear_cross_entropy(x, weight, target, scale=scale)
+
+The rule applies only where the setting `fuse` names it: it saves memory rather than time, since the
+gradient of a cross entropy takes the place of its logits anyway, and products of chunks of rows
+have other last bits than one of all rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fusedops import config
+from fusedops.graph.analysis import storages
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.steps import call_of
+from fusedops.graph.analysis.values import value
+from fusedops.graph.readers.logits import read_logits
+from fusedops.graph.readers.losses import Loss, log_sums, read_loss
+from fusedops.graph.readers.scores import Scores
+from fusedops.graph.rule import Match, OpCall, Rule
+from fusedops.graph.rules.cross_entropy import as_dtype, counted_rows, row_weights, wide_dtype
+
+aten = torch.ops.aten
+
+
+class LinearCrossEntropy(Rule):
+    """A mean or sum of cross entropies of a linear layer, whose results nothing else uses."""
+
+    name = "linear_cross_entropy"
+
+    def match(self, call: Call) -> Match | None:
+        loss = read_loss(call) if config.active().asks_for(self.name) else None
+        if loss is None or loss.refusal or loss.reduction == "none" or log_sums(loss):
+            return None
+        logits = read_logits(loss.logits, loss.nodes)
+        linear = call_of(logits.input, "linear")
+        nodes = (logits.input, *logits.nodes, *loss.nodes)
+        is_private = all(set(nodes).issuperset(users(node)) for node in nodes if node != loss.last)
+        is_rows = loss.dim % value(loss.logits).dim() == value(loss.logits).dim() - 1
+        if linear is None or not is_private or not is_rows or logits.scale != 1:
+            return None
+        return _match(loss, logits, linear, tuple(sorted(nodes)))
+
+    def refusal(self, match: Match) -> str | None:
+        ours, saved = set(match.fused_nodes), ("linear_weight", "linear_bias")
+        input = match.call.arguments["input"].args[0]
+        operands = (input, *(match.call.arguments[name] for name in saved))
+        for node in operands:
+            if isinstance(node, Node) and storages.is_written_after(node, match.call.node, ours):
+                return "an operand is written in place after the loss, whose backward pass reads it"
+        return None
+
+
+def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) -> Match:
+    weight = linear.arguments["weight"]
+    rows = [-1, value(weight).shape[-1]]
+    target = OpCall(aten.reshape.default, (loss.target, [-1]))
+    counted = counted_rows(loss, target)
+    weights = row_weights(loss, target, counted)
+    arguments = {
+        "input": OpCall(aten.reshape.default, (linear.arguments["input"], rows)),
+        "linear_weight": weight,
+        "target": target,
+        "linear_bias": linear.arguments.get("bias"),
+        "row_weights": weights,
+        "scale": _scale(loss, counted if weights is None else weights),
+        "ignore_index": loss.ignore_index,
+        "label_smoothing": loss.label_smoothing,
+        "z_loss": 0.0,
+        "softcap": logits.softcap,
+    }
+    site = Call("linear_cross_entropy", "linear_cross_entropy", loss.last, arguments)
+
+    def result(op: OpCall) -> OpCall:
+        return as_dtype(op, loss)
+
+    return Match(site, "linear_cross_entropy", {loss.last: result}, nodes)
+
+
+def _scale(loss: Loss, counts: Any) -> OpCall | None:
+    """The factor of the sum of the losses."""
+    if loss.reduction == "sum":
+        return None
+    count = OpCall(aten.sum.default, (counts,))
+    return OpCall(aten.reciprocal.default, (OpCall(aten.to.dtype, (count, wide_dtype(loss))),))
