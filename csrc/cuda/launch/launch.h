@@ -17,6 +17,8 @@ namespace fusedops::cuda {
 int64_t workspace_bytes(const SoftmaxForward& args);
 int64_t workspace_bytes(const SoftmaxBackward& args);
 int64_t workspace_bytes(const SoftmaxStatistics& args);
+int64_t workspace_bytes(const CrossEntropyForward& args);
+int64_t workspace_bytes(const CrossEntropyBackward& args);
 int64_t workspace_bytes(const NormForward& args);
 int64_t workspace_bytes(const NormBackward& args);
 int64_t workspace_bytes(const SpatialNormBackward& args);

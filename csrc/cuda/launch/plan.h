@@ -48,6 +48,7 @@ enum class Pass {
   kAddNormForward,
   kNormBackward,
   kAddNormBackward,
+  kCrossEntropy,
   kSpatial,
 };
 

@@ -1,0 +1,170 @@
+// The gradient of cross_entropy's logits.
+//
+// Contract: rows and classes as in args.h; blocks as in forward.h. A vector of results is aligned
+// in grad_input, wherever the row of logits lies: the segments of a row begin at an aligned address
+// there, the first one before the row. Each thread writes only what it alone has read, before, so
+// that grad_input may be the logits' memory.
+//
+// Numerics: p = e^((x - lse) - lse_error) in float (double for double), rounded once. The element
+// in the column of the class is computed once more, in double, and written last.
+#pragma once
+
+#include "cuda/cross_entropy/logits.h"
+#include "cuda/cross_entropy/vectors.h"
+
+namespace fusedops::cuda {
+
+// What the gradients of a row have in common: they are of_probability * p - smoothed.
+template <class T>
+struct RowGradients {
+  using Acc = AccumulatorOf<T>;
+  Acc lse, lse_error;
+  Acc of_probability, smoothed;
+  bool are_zero;
+
+  FUSEDOPS_DEVICE RowGradients(
+      const CrossEntropyBackward& args, int64_t row, const RowClass& target) {
+    const Acc of_loss = target.is_ignored ? Acc(0) : value_at(args.grad_losses, row);
+    const Acc of_lse = value_at(args.grad_lse, row);
+    const auto factor = static_cast<Acc>(args.logits.scale);
+    are_zero = of_loss == 0 && of_lse == 0;
+    of_probability = (of_loss + of_lse) * factor;
+    smoothed = of_loss * factor * static_cast<Acc>(args.label_smoothing) *
+        device::reciprocal(static_cast<Acc>(args.cols));
+    lse = value_at(args.lse, row);
+    lse_error = value_at(args.lse_error, row);
+    // The scale was rounded to Acc, which took as much of the logits near lse as of lse.
+    lse_error -= lse * LogitMap<T>::relative_rounding(args.logits);
+  }
+
+  static FUSEDOPS_DEVICE Acc value_at(const void* values, int64_t row) {
+    return values == nullptr ? Acc(0) : static_cast<const Acc*>(values)[row];
+  }
+
+  // The gradients of the elements of a tile, in their place.
+  template <int kWidth, int kVectors>
+  FUSEDOPS_DEVICE void replace(
+      Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits) const {
+    if (logits.is_capped()) {
+      replace_by(tile, [&](Acc x) { return at(logits.capped(x) - lse) * logits.slope(x); });
+    } else {
+      replace_by(tile, [&](Acc x) { return at(device::fma(x, logits.scale, -lse)); });
+    }
+  }
+
+ private:
+  template <int kWidth, int kVectors, class Gradient>
+  static FUSEDOPS_DEVICE void replace_by(
+      Vec<T, kWidth> (&tile)[kVectors], Gradient gradient_of) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      Acc results[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) results[j] = gradient_of(tile[i].at(j));
+      tile[i] = Vec<T, kWidth>::rounded(results);
+    }
+  }
+
+  FUSEDOPS_DEVICE Acc at(Acc above) const {
+    return device::fma(of_probability, exponential<T>(above - lse_error), -smoothed);
+  }
+};
+
+// The gradient of the element x in the column of the class. With g for the loss's and e for the
+// smoothing it is g * (p - 1 + e - e / cols) + grad_lse * p, and p - 1 comes from an expm1.
+template <class T>
+FUSEDOPS_DEVICE double class_gradient(const CrossEntropyBackward& args, int64_t row, double x) {
+  const auto at = [row](const void* values) -> double {
+    return RowGradients<T>::value_at(values, row);
+  };
+  const Logits& logits = args.logits;
+  const double e = args.label_smoothing, logit = exact_logit(logits, x);
+  const double log_p = logit - (at(args.lse) + at(args.lse_error));
+  const double missing = ::expm1(e == 0 ? -at(args.losses) : log_p);
+  const double gradient = at(args.grad_losses) * (missing + e - e * exact_reciprocal(args.cols)) +
+      at(args.grad_lse) * device::exp(log_p);
+  const double ratio = logits.softcap == 0 ? 0 : logit * exact_reciprocal(logits.softcap);
+  return gradient * logits.scale * (1 - ratio) * (1 + ratio);
+}
+
+template <class T>
+struct ClassGradient {
+  T* to;
+  Vec<T, 1> gradient;
+};
+
+// Stores the elements in [begin, end) of a tile that begins at column `at`.
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_DEVICE void store_tile(
+    T* output, const Vec<T, kWidth> (&tile)[kVectors], int32_t at, int32_t begin, int32_t end) {
+  T* const own = device::whole(output + at + column_of<kWidth>(0));
+  begin -= at + column_of<kWidth>(0);
+  end -= at + column_of<kWidth>(0);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int32_t offset = columns_before<kWidth>(i), first = begin - offset, last = end - offset;
+    T* const to = device::whole(own + offset);
+    if (first <= 0 && last >= kWidth) {
+      tile[i].store(to);
+      continue;
+    }
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      if (j >= first && j < last) element_of(tile[i], j).store(to + j);
+    }
+  }
+}
+
+template <class T, int kWidth>
+FUSEDOPS_KERNEL(kClassThreads, kClassBlocks<T>)
+cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  const ClassBlock block(segments, first_row);
+  const int64_t row = block.row();
+  if (row >= args.rows) return;
+  T* output = static_cast<T*>(args.grad_input.data) + args.grad_input.spacing.offset(row);
+  const int32_t before = misalignment<kWidth>(output);
+  const int64_t first = int64_t{block.segment} * segments.cols - before;
+  const int64_t left = args.cols - first, most = segments.cols + 2 * kWidth;
+  const int32_t begin = block.segment == 0 ? before : -kWidth;
+  const int32_t readable = static_cast<int32_t>(left < most ? left : most);
+  const int32_t end = readable < segments.cols ? readable : segments.cols;
+  output += first;
+
+  const RowClass target(args.targets, row, args.cols);
+  const RowGradients<T> gradients(args, row, target);
+  Vec<T, kWidth> tile[kVectors] = {};
+  if (gradients.are_zero) {
+    for (int32_t at = 0; at < end; at += tile_columns<kWidth, kVectors>()) {
+      store_tile(output, tile, at, begin, end);
+    }
+    return;
+  }
+
+  const LogitMap<T> logits(args.logits);
+  const T* const input = logits_row<T>(args.logits.input, row) + first;
+  // The thread whose vectors have the column of the class computes its gradient now, and stores it
+  // last. Until then shared memory keeps it, because registers are short.
+  const int64_t column = target.column - first;
+  const bool has_class = target.column >= 0 && column >= begin && column < end &&
+      static_cast<uint32_t>(column) / kWidth % blockDim.x == threadIdx.x;
+  FUSEDOPS_SHARED(ClassGradient<T>, kept, kClassThreads);
+  ClassGradient<T>& own = kept[thread_of_block()];
+  own.to = nullptr;
+  if (has_class) {
+    const Acc element = Vec<T, 1>::load_cached(input + column).at(0);
+    const Acc gradient[1] = {static_cast<Acc>(class_gradient<T>(args, row, element))};
+    own = {output + column, Vec<T, 1>::rounded(gradient)};
+  }
+  const RowVectors<T, kWidth, kVectors> vectors(input, begin, readable);
+#pragma unroll 1
+  for (int32_t at = 0; at < end; at += tile_columns<kWidth, kVectors>()) {
+    vectors.load(tile, at);
+    gradients.replace(tile, logits);
+    store_tile(output, tile, at, begin, end);
+  }
+  if (own.to != nullptr) own.gradient.store(own.to);
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,269 @@
+// cross_entropy: the losses of rows and the logarithms of their sums of exponentials.
+//
+// Contract: rows and classes as in args.h. 2^k threads up to a block share a row, and a block has
+// blockDim.y rows; or it has a segment of a row. The row is read once. Workspace: [rows][segments]
+// sums, which a second kernel merges, if rows have several segments.
+//
+// Numerics: threads add exponentials in float (double for double), of x - max, which is rounded
+// once. Lanes, warps and segments are added in double, and the rest of a row is computed in it. The
+// class's own exponential is left out of the sum: the loss of a class that is nearly certain is
+// log1p(others / own), and not the difference of two equal logarithms. The order of additions
+// depends on cols alone.
+#pragma once
+
+#include "cuda/block/reduce.h"
+#include "cuda/cross_entropy/logits.h"
+#include "cuda/cross_entropy/vectors.h"
+
+namespace fusedops::cuda {
+
+// The largest of some logits as it is subtracted from them; 0 if it is infinite, so that the sum is
+// 0 or infinite, and not NaN.
+template <class Acc>
+FUSEDOPS_DEVICE Acc finite_shift(Acc largest) {
+  return std::fabs(largest) == Acc(INFINITY) ? Acc(0) : largest;
+}
+
+// The sum of exponentials e^(x - largest) of some logits, and that of their values, which label
+// smoothing takes. Those of no logits are {0, 0, -inf}.
+template <class Acc>
+struct ClassSums {
+  double sum, total;
+  Acc largest;
+
+  FUSEDOPS_DEVICE void add(const ClassSums& other) {
+    const Acc to = device::maximum(largest, other.largest), shift = finite_shift(to);
+    sum = sum * device::exp(largest - shift) + other.sum * device::exp(other.largest - shift);
+    total += other.total;
+    largest = to;
+  }
+};
+
+// The same for the elements of one thread. `largest` and `total` are of values, before LogitMap's
+// factor.
+template <class T>
+struct ThreadSums {
+  using Acc = AccumulatorOf<T>;
+  Acc largest = -INFINITY, sum = 0, total = 0;
+
+  // Values that are -inf add nothing to the sum.
+  template <int kVectors, int kWidth>
+  FUSEDOPS_DEVICE void add(const Acc (&values)[kVectors][kWidth], Acc factor) {
+    Acc to = largest, sums[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) to = device::maximum(to, values[i][j]);
+    }
+    const Acc shift = finite_shift(to * factor);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      Acc exponentials[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        exponentials[j] = exponential<T>(device::fma(values[i][j], factor, -shift));
+      }
+      sums[i] = tree_sum<kWidth>(exponentials);
+    }
+    sum = sum * exponential<T>(device::fma(largest, factor, -shift)) + tree_sum<kVectors>(sums);
+    largest = to;
+  }
+
+  // The sums over `lanes` neighbouring lanes, a power of two.
+  FUSEDOPS_DEVICE ClassSums<Acc> of_lanes(int32_t lanes, Acc factor, bool wants_total) const {
+    const Acc own = largest * factor, most = warp_reduce<Max>(own, lanes);
+    const double moved = sum * device::exp(own - finite_shift(most));
+    ClassSums<Acc> sums = {warp_reduce<Sum>(moved, lanes), 0, most};
+    if (wants_total) sums.total = warp_reduce<Sum>(static_cast<double>(total), lanes);
+    return sums;
+  }
+};
+
+// The values of a tile of logits. Those outside of the row, and that of the class, become -inf:
+// they are left out of the sum of exponentials, but the class is in the sum of values.
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_DEVICE void add_tile(
+    ThreadSums<T>& own, const Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits,
+    int32_t start, int32_t cols, int32_t left_out, bool wants_total) {
+  using Acc = AccumulatorOf<T>;
+  Acc values[kVectors][kWidth];
+#pragma unroll
+  for (int k = 0; k < kVectors * kWidth; ++k) {
+    values[k / kWidth][k % kWidth] = tile[k / kWidth].at(k % kWidth);
+  }
+  if (logits.is_capped()) {
+#pragma unroll
+    for (auto& vector : values) {
+#pragma unroll
+      for (Acc& value : vector) value = logits.capped(value);
+    }
+  } else if (logits.factor != logits.scale) {
+#pragma unroll
+    for (auto& vector : values) {
+#pragma unroll
+      for (Acc& value : vector) value *= logits.scale;
+    }
+  }
+  if (wants_total) {
+    Acc totals[kVectors];  // elements outside are 0, and so are their logits
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) totals[i] = tree_sum<kWidth>(values[i]);
+    own.total += tree_sum<kVectors>(totals);
+  }
+  const int32_t step = tile_columns<kWidth, kVectors>();
+  const bool has_left_out = static_cast<uint32_t>(left_out - start) < static_cast<uint32_t>(step);
+  if (has_left_out || cols - start < step) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t col = start + column_of<kWidth>(i), out = left_out - col, end = cols - col;
+      if (static_cast<uint32_t>(out) >= kWidth && end >= kWidth) continue;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        if (j == out || j >= end) values[i][j] = -INFINITY;
+      }
+    }
+  }
+  own.add(values, logits.factor);
+}
+
+// log(e^a + e^b), from the logarithm of 1 + e^-|a - b|. It is infinite if either is.
+FUSEDOPS_DEVICE double log_of_both(double a, double b, double log_rest) {
+  if (a == b && std::fabs(a) == INFINITY) return a;
+  return (a > b ? a : b) + log_rest;
+}
+
+// What a row's results are computed from: the sums of the other classes, or of all if `column` is
+// -1; and the element in that column.
+template <class Acc>
+FUSEDOPS_DEVICE void store_row(
+    const CrossEntropyForward& args, int64_t row, const RowClass& target,
+    const ClassSums<Acc>& others, double element) {
+  const bool is_read = args.reads_ignored || !target.is_ignored;
+  const bool is_linear = LogitMap<Acc>::is_linear(args.logits);
+  double lse = 0, loss = 0;
+  if (is_read) {
+    // The scale was rounded to Acc, which took as much of the logits near the largest as of it.
+    const double rounding = LogitMap<Acc>::relative_rounding(args.logits);
+    const double largest = finite_shift(others.largest), log_sum = device::log(others.sum);
+    const double shift = largest + largest * rounding;
+    lse = log_sum + shift;
+    loss = target.is_ignored ? 0 : NAN;
+    if (target.column >= 0) {
+      const double own = exact_logit(args.logits, element), above = log_sum + (shift - own);
+      const double rest = ::log1p(device::exp(-std::fabs(above)));
+      lse = log_of_both(lse, own, rest);
+      loss = (above > 0 ? above : 0.0) + rest;
+      if (args.label_smoothing != 0) {
+        const double mean = others.total * (is_linear ? args.logits.scale : 1.0) *
+            exact_reciprocal(args.cols);
+        loss = (1 - args.label_smoothing) * loss + args.label_smoothing * (lse - mean);
+      }
+      if (!(std::fabs(lse) < INFINITY)) loss = NAN;
+    }
+  }
+  const Acc rounded = static_cast<Acc>(lse);
+  const bool is_finite = std::fabs(rounded) < Acc(INFINITY);
+  static_cast<Acc*>(args.losses)[row] = static_cast<Acc>(loss);
+  static_cast<Acc*>(args.lse)[row] = rounded;
+  static_cast<Acc*>(args.lse_error)[row] = is_finite ? static_cast<Acc>(lse - rounded) : Acc(0);
+}
+
+template <class T, int kWidth>
+FUSEDOPS_KERNEL(kClassThreads, kClassBlocks<T>)
+cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  FUSEDOPS_SHARED(ClassSums<Acc>, shared_sums, kClassThreads);
+  const ClassBlock block(segments, first_row);
+  const LogitMap<T> logits(args.logits);
+  const bool wants_total = args.label_smoothing != 0, is_whole = segments.count == 1;
+
+  // The first blockDim.y threads store the results of a row each, if it has one segment. The
+  // element of its class is loaded ahead of the row.
+  const uint32_t thread = thread_of_block();
+  const int64_t own_row = block.first_row + thread;
+  const bool stores = is_whole && thread < blockDim.y && own_row < args.rows;
+  FUSEDOPS_SHARED(Acc, elements, kClassThreads);
+  if (stores) {
+    const int64_t column = RowClass(args.targets, own_row, args.cols).column;
+    elements[thread] = column < 0
+        ? Acc(0)
+        : Vec<T, 1>::load_cached(logits_row<T>(args.logits.input, own_row) + column).at(0);
+  }
+
+  ThreadSums<T> own;
+  if (const int64_t row = block.row(); row < args.rows) {
+    const RowClass target(args.targets, row, args.cols);
+    const int64_t start = int64_t{block.segment} * segments.cols, left = args.cols - start;
+    const int32_t cols = static_cast<int32_t>(left < segments.cols ? left : segments.cols);
+    const int64_t out = target.column - start;
+    const int32_t left_out = out >= 0 && out < cols ? static_cast<int32_t>(out) : -1;
+    // Words may lie on the border to a neighbouring segment.
+    const int64_t readable = left < segments.cols + kWidth ? left : segments.cols + kWidth;
+    const RowVectors<T, kWidth, kVectors> vectors(
+        logits_row<T>(args.logits.input, row) + start, start == 0 ? 0 : -kWidth,
+        static_cast<int32_t>(readable));
+    const int32_t read = args.reads_ignored || !target.is_ignored ? cols : 0;
+#pragma unroll 1
+    for (int32_t at = 0; at < read; at += tile_columns<kWidth, kVectors>()) {
+      Vec<T, kWidth> tile[kVectors];
+      vectors.load(tile, at);
+      add_tile(own, tile, logits, at, cols, left_out, wants_total);
+    }
+  }
+
+  const int32_t lanes = blockDim.x < device::kWarpLanes ? blockDim.x : device::kWarpLanes;
+  const ClassSums<Acc> of_lanes = own.of_lanes(lanes, logits.factor, wants_total);
+  if (thread % lanes == 0) shared_sums[thread / lanes] = of_lanes;
+  __syncthreads();
+  if (thread >= blockDim.y) return;
+  const int32_t warps = blockDim.x / lanes;
+  ClassSums<Acc> sums = shared_sums[thread * warps];
+  for (int32_t i = 1; i < warps; ++i) sums.add(shared_sums[thread * warps + i]);
+  if (stores) store_row(args, own_row, RowClass(args.targets, own_row, args.cols), sums, elements[thread]);
+  if (!is_whole) {
+    partials_of<ClassSums<Acc>>(args.workspace, segments, block.first_row)[block.segment] = sums;
+  }
+}
+
+// The element of a row's class, of rows of any dtype with these accumulators.
+template <class Acc>
+FUSEDOPS_DEVICE double element_at(const ConstRows& rows, int64_t row, int64_t column) {
+  const auto load = [&](auto type) -> double {
+    using T = decltype(type);
+    return Vec<T, 1>::load_cached(logits_row<T>(rows, row) + column).at(0);
+  };
+  if constexpr (sizeof(Acc) == 4) {
+    if (rows.dtype == DType::kFloat16) return load(Half{});
+    if (rows.dtype == DType::kBFloat16) return load(BFloat16{});
+  }
+  return load(Acc{});
+}
+
+// Merges the segments of rows: kMergeLanes neighbouring lanes have a row.
+inline constexpr int32_t kMergeLanes = 8, kMergeRows = kClassThreads / kMergeLanes;
+
+template <class Acc>
+FUSEDOPS_KERNEL(kClassThreads)
+cross_entropy_merge(CrossEntropyForward args, int64_t first_row, Segments segments) {
+  device::wait_for_launch_ahead();
+  const int64_t row = first_row + int64_t{blockIdx.x} * kMergeRows + threadIdx.y;
+  ClassSums<Acc> sums = {0, 0, -INFINITY};
+  if (row < args.rows) {
+    const auto* const partials = partials_of<ClassSums<Acc>>(args.workspace, segments, row);
+    for (int32_t i = threadIdx.x; i < segments.count; i += kMergeLanes) sums.add(partials[i]);
+  }
+#pragma unroll
+  for (int32_t step = kMergeLanes / 2; step > 0; step /= 2) {
+    sums.add(
+        {device::shuffle_xor(sums.sum, step), device::shuffle_xor(sums.total, step),
+         device::shuffle_xor(sums.largest, step)});
+  }
+  if (threadIdx.x > 0 || row >= args.rows) return;
+  const RowClass target(args.targets, row, args.cols);
+  const double element =
+      target.column < 0 ? 0 : element_at<Acc>(args.logits.input, row, target.column);
+  store_row(args, row, target, sums, element);
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,78 @@
+// Host side of cross_entropy. The emulator compiles this file too, as C++.
+#include "cuda/launch/launch.h"
+
+#include "cuda/cross_entropy/kernels.h"
+
+namespace fusedops::cuda {
+
+// Rows of any alignment are read in vectors of 16 bytes; doubles one by one.
+inline int32_t width_of(DType dtype) {
+  return dtype == DType::kFloat64 ? 1 : kMaxVectorBytes / static_cast<int32_t>(size_of(dtype));
+}
+
+// The threads of a block: threads.x share a row of `cols` columns. They are as few as hold it in a
+// tile, but two for the two vectors of a sector.
+inline dim3 class_threads(int64_t cols, int32_t width) {
+  const int32_t elements = width * (width > 1 ? kLoopVectors<2, 1> : kLoopVectors<1, 1>);
+  int32_t threads = cols > width ? 2 : 1;
+  while (threads < kClassThreads && threads * elements < cols) threads *= 2;
+  return dim3(threads, kClassThreads / threads);
+}
+
+// Launches kernel(args, first_row, segments) with segments.count blocks for each rows_per_block of
+// the rows from `first` on.
+template <class Args>
+Status launch_class_blocks(
+    SegmentKernel<Args> kernel, Segments segments, dim3 threads, int64_t first, int64_t rows,
+    const Args& args, Stream stream) {
+  const int64_t blocks = ceil_div(rows, threads.y) * segments.count;
+  return device::launch(kernel, blocks, threads, stream, args, first, segments);
+}
+
+Status launch(const CrossEntropyForward& args, Stream stream) {
+  const DType dtype = args.logits.input.dtype;
+  const int32_t width = width_of(dtype);
+  const Segments segments = plan_class_segments(args.cols);
+  const auto kernel = find_kernel<CrossEntropyForwardRows>(dtype, width);
+  const bool is_whole = segments.count == 1;
+  if (kernel == nullptr) return device::kInvalidValue;
+  if (!is_whole && args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
+  const dim3 threads = class_threads(args.cols, width);
+  const int64_t most = device::max_grid() / segments.count * threads.y;
+  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
+    const Status status =
+        launch_class_blocks(kernel, segments, threads, first, rows, args, stream);
+    if (status != device::kSuccess || is_whole) return status;
+    return device::launch_behind(
+        cross_entropy_merge_of(dtype), ceil_div(rows, kMergeRows), dim3(kMergeLanes, kMergeRows),
+        stream, args, first, segments);
+  });
+}
+
+int64_t workspace_bytes(const CrossEntropyForward& args) {
+  const Segments segments = plan_class_segments(args.cols);
+  if (segments.count == 1) return 0;
+  const bool is_double = args.logits.input.dtype == DType::kFloat64;
+  const size_t each = is_double ? sizeof(ClassSums<double>) : sizeof(ClassSums<float>);
+  return args.rows * segments.count * static_cast<int64_t>(each);
+}
+
+// A row of gradients that is not aligned takes a vector more.
+Status launch(const CrossEntropyBackward& args, Stream stream) {
+  const DType dtype = args.logits.input.dtype;
+  if (args.grad_input.dtype != dtype) return device::kInvalidValue;
+  const int32_t width = width_of(dtype);
+  const int64_t cols = args.cols + width - 1;
+  const Segments segments = plan_class_segments(cols);
+  const auto kernel = find_kernel<CrossEntropyBackwardRows>(dtype, width);
+  if (kernel == nullptr) return device::kInvalidValue;
+  const dim3 threads = class_threads(cols, width);
+  const int64_t most = device::max_grid() / segments.count * threads.y;
+  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
+    return launch_class_blocks(kernel, segments, threads, first, rows, args, stream);
+  });
+}
+
+int64_t workspace_bytes(const CrossEntropyBackward&) { return 0; }
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,114 @@
+// What both passes of a cross entropy compute of a row's elements: their logits, and its class.
+#pragma once
+
+#include "cuda/block/segments.h"
+#include "cuda/masked_softmax/scores.h"
+
+namespace fusedops::cuda {
+
+// A block has 128 threads, as those of other segments: 2^k of them share a row, or all a segment.
+inline constexpr int32_t kClassThreads = kSegmentThreads;
+
+// The blocks that share a multiprocessor's registers: 80 a thread, in which no architecture spills.
+// With 64 bytes in flight a thread they are 48 KB.
+template <class T>
+inline constexpr int32_t kClassBlocks = sizeof(T) == 8 ? 4 : 6;
+
+// The segments of a row. Two tiles of 16 bits a thread halve what a block costs once, its start and
+// its reductions; a row of 128K columns has 16 of them.
+inline constexpr int32_t kClassSegmentCols = 8192;
+
+constexpr Segments plan_class_segments(int64_t cols) {
+  int64_t segment = kClassSegmentCols;
+  while (ceil_div(cols, segment) > kMaxSegments) segment *= 2;
+  return {static_cast<int32_t>(segment), static_cast<int32_t>(ceil_div(cols, segment))};
+}
+
+// Which rows and which segment of them a block has. A launch has segments.count blocks for each
+// blockDim.y rows.
+struct ClassBlock {
+  int64_t first_row;
+  int32_t segment;
+
+  FUSEDOPS_DEVICE ClassBlock(Segments segments, int64_t first) {
+    const auto count = static_cast<uint32_t>(segments.count);
+    first_row = first + int64_t{blockIdx.x / count} * blockDim.y;
+    segment = static_cast<int32_t>(blockIdx.x % count);
+  }
+
+  FUSEDOPS_DEVICE int64_t row() const { return first_row + threadIdx.y; }
+};
+
+FUSEDOPS_DEVICE uint32_t thread_of_block() { return threadIdx.y * blockDim.x + threadIdx.x; }
+
+// The class of a row.
+struct RowClass {
+  int64_t column = -1;  // -1 where the class is no column, or ignored
+  bool is_ignored = false;
+
+  FUSEDOPS_DEVICE RowClass(const Targets& targets, int64_t row, int64_t cols) {
+    const int64_t value = targets.is_int64 ? static_cast<const int64_t*>(targets.data)[row]
+                                           : static_cast<const int32_t*>(targets.data)[row];
+    is_ignored = targets.has_ignored && value == targets.ignored;
+    if (!is_ignored && value >= 0 && value < cols) column = value;
+  }
+};
+
+// Rows of logits may form runs: their offset is computed once for many columns.
+template <class T>
+FUSEDOPS_DEVICE const T* logits_row(const ConstRows& rows, int64_t row) {
+  return static_cast<const T*>(rows.data) + rows.spacing.offset(row);
+}
+
+// 1 / x to the last bits of a double, for an x whose reciprocal is a normal float. A division would
+// call a function, for which the kernels have no registers.
+FUSEDOPS_DEVICE double exact_reciprocal(double x) {
+  double y = device::reciprocal(static_cast<float>(x));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) y = device::fma(y, device::fma(-x, y, 1.0), y);
+  return y;
+}
+
+FUSEDOPS_DEVICE double exact_logit(const Logits& logits, double x) {
+  x *= logits.scale;
+  if (logits.softcap == 0) return x;
+  return device::tanh(x * exact_reciprocal(logits.softcap)) * logits.softcap;
+}
+
+// The logits of elements, as factor * value: of a positive scale alone, `value` is the element, so
+// that it is rounded once, in factor * value - shift. Otherwise it is the logit, and factor is 1.
+template <class T>
+struct LogitMap {
+  using Acc = AccumulatorOf<T>;
+  Acc scale, cap, factor;
+
+  FUSEDOPS_DEVICE explicit LogitMap(const Logits& logits)
+      : scale(static_cast<Acc>(logits.scale)),
+        cap(static_cast<Acc>(logits.softcap)),
+        factor(is_linear(logits) ? scale : Acc(1)) {}
+
+  static FUSEDOPS_DEVICE bool is_linear(const Logits& logits) {
+    return logits.softcap == 0 && static_cast<Acc>(logits.scale) > 0;
+  }
+
+  // What the rounding of the scale took from it, in units of it.
+  static FUSEDOPS_DEVICE Acc relative_rounding(const Logits& logits) {
+    const auto rounded = static_cast<Acc>(logits.scale);
+    const bool is_exact = rounded == logits.scale || std::fabs(rounded) < Acc(1e-30);
+    if (logits.softcap != 0 || is_exact) return 0;
+    return static_cast<Acc>(logits.scale - rounded) * device::reciprocal(rounded);
+  }
+
+  FUSEDOPS_DEVICE bool is_capped() const { return cap != 0; }
+
+  FUSEDOPS_DEVICE Acc argument(Acc x) const { return scale * x * device::reciprocal(cap); }
+  FUSEDOPS_DEVICE Acc capped(Acc x) const { return cap * hyperbolic_tangent<T>(argument(x)); }
+
+  // How the soft cap grows: 1 - tanh^2, which would have lost its digits near the cap.
+  FUSEDOPS_DEVICE Acc slope(Acc x) const {
+    const Acc e = exponential<T>(-2 * std::fabs(argument(x))), inverse = device::reciprocal(1 + e);
+    return 4 * e * inverse * inverse;
+  }
+};
+
+}  // namespace fusedops::cuda
