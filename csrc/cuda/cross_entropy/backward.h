@@ -93,13 +93,10 @@ struct ClassGradient {
   Vec<T, 1> gradient;
 };
 
-// Stores the elements in [begin, end) of a tile that begins at column `at`.
+// Stores the elements in [begin, end) of a tile, counted from this thread's first column.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void store_tile(
-    T* output, const Vec<T, kWidth> (&tile)[kVectors], int32_t at, int32_t begin, int32_t end) {
-  T* const own = device::whole(output + at + column_of<kWidth>(0));
-  begin -= at + column_of<kWidth>(0);
-  end -= at + column_of<kWidth>(0);
+    T* own, const Vec<T, kWidth> (&tile)[kVectors], int32_t begin, int32_t end) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t offset = columns_before<kWidth>(i), first = begin - offset, last = end - offset;
@@ -116,7 +113,7 @@ FUSEDOPS_DEVICE void store_tile(
 }
 
 template <class T, int kWidth>
-FUSEDOPS_KERNEL(kClassThreads, kClassBlocks<T>)
+FUSEDOPS_KERNEL(kClassThreads, kGradientBlocks<T>)
 cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, 1>;
@@ -126,18 +123,17 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
   T* output = static_cast<T*>(args.grad_input.data) + args.grad_input.spacing.offset(row);
   const int32_t before = misalignment<kWidth>(output);
   const int64_t first = int64_t{block.segment} * segments.cols - before;
-  const int64_t left = args.cols - first, most = segments.cols + 2 * kWidth;
-  const int32_t begin = block.segment == 0 ? before : -kWidth;
-  const int32_t readable = static_cast<int32_t>(left < most ? left : most);
-  const int32_t end = readable < segments.cols ? readable : segments.cols;
+  const int64_t left = args.cols - first;
+  const int32_t begin = block.segment == 0 ? before : 0;
+  const int32_t end = static_cast<int32_t>(left < segments.cols ? left : segments.cols);
   output += first;
 
   const RowClass target(args.targets, row, args.cols);
   const RowGradients<T> gradients(args, row, target);
   Vec<T, kWidth> tile[kVectors] = {};
   if (gradients.are_zero) {
-    for (int32_t at = 0; at < end; at += tile_columns<kWidth, kVectors>()) {
-      store_tile(output, tile, at, begin, end);
+    for (int32_t at = column_of<kWidth>(0); at < end; at += tile_columns<kWidth, kVectors>()) {
+      store_tile(output + at, tile, begin - at, end - at);
     }
     return;
   }
@@ -157,12 +153,14 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
     const Acc gradient[1] = {static_cast<Acc>(class_gradient<T>(args, row, element))};
     own = {output + column, Vec<T, 1>::rounded(gradient)};
   }
-  const RowVectors<T, kWidth, kVectors> vectors(input, begin, readable);
+  RowVectors<T, kWidth, kVectors> vectors(input, begin, end);
+  output += column_of<kWidth>(0);
 #pragma unroll 1
-  for (int32_t at = 0; at < end; at += tile_columns<kWidth, kVectors>()) {
-    vectors.load(tile, at);
+  for (; vectors.end() > 0; vectors.advance()) {
+    vectors.load(tile);
     gradients.replace(tile, logits);
-    store_tile(output, tile, at, begin, end);
+    store_tile(output, tile, vectors.begin(), vectors.end());
+    output += tile_columns<kWidth, kVectors>();
   }
   if (own.to != nullptr) own.gradient.store(own.to);
 }

@@ -80,11 +80,12 @@ struct ThreadSums {
 };
 
 // The values of a tile of logits. Those outside of the row, and that of the class, become -inf:
-// they are left out of the sum of exponentials, but the class is in the sum of values.
+// they are left out of the sum of exponentials, but the class is in the sum of values. Columns are
+// counted from this thread's first one.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void add_tile(
     ThreadSums<T>& own, const Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits,
-    int32_t start, int32_t cols, int32_t left_out, bool wants_total) {
+    int32_t end, int32_t left_out, bool wants_total) {
   using Acc = AccumulatorOf<T>;
   Acc values[kVectors][kWidth];
 #pragma unroll
@@ -110,16 +111,16 @@ FUSEDOPS_DEVICE void add_tile(
     for (int i = 0; i < kVectors; ++i) totals[i] = tree_sum<kWidth>(values[i]);
     own.total += tree_sum<kVectors>(totals);
   }
-  const int32_t step = tile_columns<kWidth, kVectors>();
-  const bool has_left_out = static_cast<uint32_t>(left_out - start) < static_cast<uint32_t>(step);
-  if (has_left_out || cols - start < step) {
+  const int32_t last = columns_before<kWidth>(kVectors - 1) + kWidth;
+  if (end < last || static_cast<uint32_t>(left_out) < static_cast<uint32_t>(last)) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const int32_t col = start + column_of<kWidth>(i), out = left_out - col, end = cols - col;
-      if (static_cast<uint32_t>(out) >= kWidth && end >= kWidth) continue;
+      const int32_t out = left_out - columns_before<kWidth>(i);
+      const int32_t inside = end - columns_before<kWidth>(i);
+      if (static_cast<uint32_t>(out) >= kWidth && inside >= kWidth) continue;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        if (j == out || j >= end) values[i][j] = -INFINITY;
+        if (j == out || j >= inside) values[i][j] = -INFINITY;
       }
     }
   }
@@ -150,7 +151,7 @@ FUSEDOPS_DEVICE void store_row(
     loss = target.is_ignored ? 0 : NAN;
     if (target.column >= 0) {
       const double own = exact_logit(args.logits, element), above = log_sum + (shift - own);
-      const double rest = ::log1p(device::exp(-std::fabs(above)));
+      const double rest = exact_log1p(device::exp(-std::fabs(above)));
       lse = log_of_both(lse, own, rest);
       loss = (above > 0 ? above : 0.0) + rest;
       if (args.label_smoothing != 0) {
@@ -180,11 +181,10 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
 
   // The first blockDim.y threads store the results of a row each, if it has one segment. The
   // element of its class is loaded ahead of the row.
+  FUSEDOPS_SHARED(Acc, elements, kClassThreads);
   const uint32_t thread = thread_of_block();
   const int64_t own_row = block.first_row + thread;
-  const bool stores = is_whole && thread < blockDim.y && own_row < args.rows;
-  FUSEDOPS_SHARED(Acc, elements, kClassThreads);
-  if (stores) {
+  if (is_whole && thread < blockDim.y && own_row < args.rows) {
     const int64_t column = RowClass(args.targets, own_row, args.cols).column;
     elements[thread] = column < 0
         ? Acc(0)
@@ -195,20 +195,22 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
   if (const int64_t row = block.row(); row < args.rows) {
     const RowClass target(args.targets, row, args.cols);
     const int64_t start = int64_t{block.segment} * segments.cols, left = args.cols - start;
-    const int32_t cols = static_cast<int32_t>(left < segments.cols ? left : segments.cols);
+    const bool is_read = args.reads_ignored || !target.is_ignored;
+    // The words of the last vector may lie on the border to the next segment.
+    const int64_t most = is_read ? segments.cols + kWidth : 0;
+    const int32_t end = static_cast<int32_t>(left < most ? left : most);
+    RowVectors<T, kWidth, kVectors> vectors(
+        logits_row<T>(args.logits.input, row) + start, start == 0 ? 0 : -kWidth, end);
+    const int32_t beyond = end > segments.cols ? end - segments.cols : 0;
     const int64_t out = target.column - start;
-    const int32_t left_out = out >= 0 && out < cols ? static_cast<int32_t>(out) : -1;
-    // Words may lie on the border to a neighbouring segment.
-    const int64_t readable = left < segments.cols + kWidth ? left : segments.cols + kWidth;
-    const RowVectors<T, kWidth, kVectors> vectors(
-        logits_row<T>(args.logits.input, row) + start, start == 0 ? 0 : -kWidth,
-        static_cast<int32_t>(readable));
-    const int32_t read = args.reads_ignored || !target.is_ignored ? cols : 0;
+    int32_t left_out =
+        out >= 0 && out < end ? static_cast<int32_t>(out) - column_of<kWidth>(0) : -1;
 #pragma unroll 1
-    for (int32_t at = 0; at < read; at += tile_columns<kWidth, kVectors>()) {
+    for (; vectors.end() > beyond; vectors.advance()) {
       Vec<T, kWidth> tile[kVectors];
-      vectors.load(tile, at);
-      add_tile(own, tile, logits, at, cols, left_out, wants_total);
+      vectors.load(tile);
+      add_tile(own, tile, logits, vectors.end(), left_out, wants_total);
+      left_out -= tile_columns<kWidth, kVectors>();
     }
   }
 
@@ -220,9 +222,11 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
   const int32_t warps = blockDim.x / lanes;
   ClassSums<Acc> sums = shared_sums[thread * warps];
   for (int32_t i = 1; i < warps; ++i) sums.add(shared_sums[thread * warps + i]);
-  if (stores) store_row(args, own_row, RowClass(args.targets, own_row, args.cols), sums, elements[thread]);
   if (!is_whole) {
     partials_of<ClassSums<Acc>>(args.workspace, segments, block.first_row)[block.segment] = sums;
+  } else if (thread < args.rows - block.first_row) {
+    const RowClass target(args.targets, own_row, args.cols);
+    store_row(args, own_row, target, sums, elements[thread]);
   }
 }
 

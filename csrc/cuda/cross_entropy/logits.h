@@ -9,10 +9,12 @@ namespace fusedops::cuda {
 // A block has 128 threads, as those of other segments: 2^k of them share a row, or all a segment.
 inline constexpr int32_t kClassThreads = kSegmentThreads;
 
-// The blocks that share a multiprocessor's registers: 80 a thread, in which no architecture spills.
-// With 64 bytes in flight a thread they are 48 KB.
+// The blocks that share a multiprocessor's registers: with 64 a thread they have 64 KB in flight, or
+// 32 KB of rows that are not aligned. Gradients of floats would spill on one architecture.
 template <class T>
-inline constexpr int32_t kClassBlocks = sizeof(T) == 8 ? 4 : 6;
+inline constexpr int32_t kClassBlocks = sizeof(T) == 8 ? 4 : 8;
+template <class T>
+inline constexpr int32_t kGradientBlocks = sizeof(T) == 4 ? 7 : kClassBlocks<T>;
 
 // The segments of a row. Two tiles of 16 bits a thread halve what a block costs once, its start and
 // its reductions; a row of 128K columns has 16 of them.
@@ -69,10 +71,17 @@ FUSEDOPS_DEVICE double exact_reciprocal(double x) {
   return y;
 }
 
+// log(1 + x) for an x in [0, 1]: the logarithm of the rounded sum, and what rounding took.
+FUSEDOPS_DEVICE double exact_log1p(double x) {
+  const double sum = 1 + x;
+  return device::log(sum) + (x - (sum - 1)) * exact_reciprocal(sum);
+}
+
 FUSEDOPS_DEVICE double exact_logit(const Logits& logits, double x) {
   x *= logits.scale;
   if (logits.softcap == 0) return x;
-  return device::tanh(x * exact_reciprocal(logits.softcap)) * logits.softcap;
+  const double e = device::exp(-2 * std::fabs(x) * exact_reciprocal(logits.softcap));
+  return std::copysign(logits.softcap * (1 - e) * exact_reciprocal(1 + e), x);
 }
 
 // The logits of elements, as factor * value: of a positive scale alone, `value` is the element, so

@@ -48,55 +48,83 @@ FUSEDOPS_DEVICE int32_t tile_columns() {
   return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;
 }
 
-// A part of a row, in tiles of kVectors vectors a thread, laid out as in tile.h.
+// A part of a row, in tiles of kVectors vectors a thread, laid out as in tile.h. Columns are counted
+// from this thread's first one in the tile, because registers are short.
 template <class T, int kWidth, int kVectors>
 class RowVectors {
  public:
   using Vector = Vec<T, kWidth>;
 
-  // Column 0 is at `origin`. The columns from `begin` to before `end` can be read.
+  // The part begins at `origin`, from which `begin` and `end` are counted: the columns from `begin`
+  // to before `end` can be read.
   FUSEDOPS_DEVICE RowVectors(const T* origin, int32_t begin, int32_t end)
-      : origin_(origin), begin_(begin), end_(end), shift_(misalignment<kWidth>(origin)) {
-    const int32_t before = shift_ == 0 ? 0 : kWidth - 1;
-    first_ = begin + before;
-    last_ = end - kWidth - before;
+      : own_(origin + column_of<kWidth>(0)),
+        begin_(begin - column_of<kWidth>(0)),
+        end_(end - column_of<kWidth>(0)),
+        shift_(misalignment<kWidth>(origin)) {}
+
+  FUSEDOPS_DEVICE int32_t begin() const { return begin_; }
+  FUSEDOPS_DEVICE int32_t end() const { return end_; }
+
+  // Goes on to the next tile.
+  FUSEDOPS_DEVICE void advance() {
+    constexpr auto kColumns = tile_columns<kWidth, kVectors>;
+    own_ += kColumns();
+    begin_ -= kColumns();
+    end_ -= kColumns();
   }
 
-  // Loads the tile that begins at column `start`. Elements that cannot be read are 0.
-  FUSEDOPS_DEVICE void load(Vector (&vectors)[kVectors], int32_t start) const {
-    const T* const own = device::whole(origin_ + start + column_of<kWidth>(0));
-    const int32_t col = start + column_of<kWidth>(0);
+  // Loads the tile. Elements that cannot be read are 0.
+  FUSEDOPS_DEVICE void load(Vector (&vectors)[kVectors]) const {
     if constexpr (kWidth > 1) {
       if (shift_ == 0) {
-        load_aligned(vectors, own, col);
+        load_aligned(vectors);
       } else {
-        load_shifted(vectors, own, col);
+        load_shifted(vectors);
       }
-      const bool is_whole = start >= first_ && start + tile_columns<kWidth, kVectors>() - kWidth <= last_;
-      if (!is_whole) load_ends(vectors, own, col);
+      if (!(has_words(0) && has_words(columns_before<kWidth>(kVectors - 1)))) load_ends(vectors);
     } else {
-      load_aligned(vectors, own, col);
+      load_aligned(vectors);
     }
   }
 
  private:
   // Whether all words of the vector at this column can be read.
-  FUSEDOPS_DEVICE bool has_words(int32_t col) const { return col >= first_ && col <= last_; }
+  FUSEDOPS_DEVICE bool has_words(int32_t col) const {
+    const int32_t before = shift_ == 0 ? 0 : kWidth - 1;
+    return begin_ + before <= col && col + kWidth + before <= end_;
+  }
 
-  FUSEDOPS_DEVICE void load_aligned(
-      Vector (&vectors)[kVectors], const T* own, int32_t col) const {
+  FUSEDOPS_DEVICE void load_aligned(Vector (&vectors)[kVectors]) const {
+    const T* const own = device::whole(own_);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t offset = columns_before<kWidth>(i);
-      vectors[i] = has_words(col + offset) ? Vector::load(own + offset) : Vector{};
+      vectors[i] = has_words(offset) ? Vector::load(own + offset) : Vector{};
     }
   }
 
-  // Two vectors at a time: the words of all would take 16 registers more.
-  FUSEDOPS_DEVICE void load_shifted(
-      Vector (&vectors)[kVectors], const T* own, int32_t col) const {
+  // All threads of a row take the same branch, so that registers need no selection.
+  FUSEDOPS_DEVICE void load_shifted(Vector (&vectors)[kVectors]) const {
+    constexpr int32_t kPerRegister = 4 / sizeof(T);
+    switch (shift_ / kPerRegister) {
+      case 0:
+        return load_shifted_by<0>(vectors);
+      case 1:
+        return load_shifted_by<1>(vectors);
+      case 2:
+        return load_shifted_by<2>(vectors);
+      default:
+        return load_shifted_by<3>(vectors);
+    }
+  }
+
+  // A vector begins this many registers after an aligned address, or half of one more. Two vectors
+  // are loaded at a time: the words of all would take 16 registers more.
+  template <int kRegisters>
+  FUSEDOPS_DEVICE void load_shifted_by(Vector (&vectors)[kVectors]) const {
     constexpr int kEach = 2;
-    const T* const words = own - shift_;
+    const T* const words = own_ - shift_;
 #pragma unroll
     for (int first = 0; first < kVectors; first += kEach) {
       Vector low[kEach], high[kEach];
@@ -104,59 +132,38 @@ class RowVectors {
       for (int i = 0; i < kEach; ++i) {
         const int32_t offset = columns_before<kWidth>(first + i);
         const T* const from = device::whole(words + offset);
-        const bool has_all = has_words(col + offset);
+        const bool has_all = has_words(offset);
         low[i] = has_all ? Vector::load_cached(from) : Vector{};
         high[i] = has_all ? Vector::load_cached(from + kWidth) : Vector{};
       }
-      shift(vectors + first, low, high);
-    }
-  }
-
-  // All threads of a row take the same branch, so that registers need no selection.
-  template <int kCount>
-  FUSEDOPS_DEVICE void shift(
-      Vector* vectors, const Vector (&low)[kCount], const Vector (&high)[kCount]) const {
-    constexpr int32_t kPerRegister = 4 / sizeof(T);
-    switch (shift_ / kPerRegister) {
-      case 0:
-        return shift_registers<0>(vectors, low, high);
-      case 1:
-        return shift_registers<1>(vectors, low, high);
-      case 2:
-        return shift_registers<2>(vectors, low, high);
-      default:
-        return shift_registers<3>(vectors, low, high);
-    }
-  }
-
-  template <int kRegisters, int kCount>
-  FUSEDOPS_DEVICE void shift_registers(
-      Vector* vectors, const Vector (&low)[kCount], const Vector (&high)[kCount]) const {
-    constexpr int kEach = Vector::kRegisters;
-    const int32_t bits = sizeof(T) == 2 ? shift_ % 2 * 16 : 0;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-      for (int r = 0; r < kEach; ++r) {
-        const int from = r + kRegisters, after = from + 1;
-        const uint32_t first =
-            from < kEach ? low[i].registers[from] : high[i].registers[from % kEach];
-        const uint32_t second =
-            after < kEach ? low[i].registers[after] : high[i].registers[after % kEach];
-        vectors[i].registers[r] = sizeof(T) == 2
-            ? static_cast<uint32_t>((uint64_t{second} << 32 | first) >> bits)
-            : first;
+      for (int i = 0; i < kEach; ++i) {
+        vectors[first + i] = shifted<kRegisters>(low[i], high[i]);
       }
     }
   }
 
-  FUSEDOPS_DEVICE void load_ends(Vector (&vectors)[kVectors], const T* own, int32_t col) const {
+  template <int kRegisters>
+  FUSEDOPS_DEVICE Vector shifted(const Vector& low, const Vector& high) const {
+    constexpr int kEach = Vector::kRegisters;
+    const int32_t bits = shift_ % 2 * 16;  // of two bytes an element
+    const auto at = [&](int r) { return r < kEach ? low.registers[r] : high.registers[r % kEach]; };
+    Vector result;
+#pragma unroll
+    for (int r = 0; r < kEach; ++r) {
+      const uint64_t pair = uint64_t{at(r + kRegisters + 1)} << 32 | at(r + kRegisters);
+      result.registers[r] = static_cast<uint32_t>(sizeof(T) == 2 ? pair >> bits : pair);
+    }
+    return result;
+  }
+
+  FUSEDOPS_DEVICE void load_ends(Vector (&vectors)[kVectors]) const {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t offset = columns_before<kWidth>(i);
-      if (has_words(col + offset)) continue;
-      const int32_t begin = begin_ - col - offset, end = end_ - col - offset;
-      const T* const from = device::whole(own + offset);
+      if (has_words(offset)) continue;
+      const int32_t begin = begin_ - offset, end = end_ - offset;
+      const T* const from = device::whole(own_ + offset);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         if (j < begin || j >= end) continue;
@@ -165,10 +172,9 @@ class RowVectors {
     }
   }
 
-  const T* origin_;
+  const T* own_;
   int32_t begin_, end_;
-  int32_t shift_;         // elements from an aligned address to each vector
-  int32_t first_, last_;  // vectors that begin in this range are loaded in words
+  int32_t shift_;  // elements from an aligned address to each vector
 };
 
 }  // namespace fusedops::cuda
