@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from c_interface import CLOSE, LayerNorm, masked_scores, normal, padding, softmax
 from simt import families
+from simt.cases.cross_entropy import CrossEntropyCase
 from simt.cases.masked import MaskedCase
 from simt.cases.norm import NormCase
 from simt.cases.rows import Case
@@ -177,6 +178,9 @@ _CASES: dict[str, AnyCase] = {
     ),
     "softmax in two steps: statistics": StatisticsCase("softmax_statistics", LONG_ROWS),
     "softmax in two steps: apply": StatisticsCase("softmax_apply", LONG_ROWS),
+    "cross_entropy": CrossEntropyCase("cross_entropy_forward", "bfloat16", 3, SHORT),
+    "cross_entropy of long rows": CrossEntropyCase("cross_entropy_forward", "float32", 2, LONG),
+    "cross_entropy backward": CrossEntropyCase("cross_entropy_backward", "float16", 3, SHORT),
     "softmax of a stack": StackCase(Case("softmax_forward", "float32", "float32", 3, 64, 4), 2),
 }
 OPERATIONS: dict[str, Callable[[Cuda], Operation]] = {

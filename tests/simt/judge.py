@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import bounds
 import numpy as np
@@ -11,6 +12,8 @@ from bounds import Bounded
 from oracle import DTYPES
 
 from . import families, philox
+from .cases import cross_entropy as cross_entropy_cases
+from .cases.cross_entropy import CrossEntropyCase
 from .cases.masked import SEED, MaskedCase
 from .cases.norm import NormCase
 from .cases.rows import Arrays, Case, encode
@@ -47,6 +50,8 @@ class Judge:
             return None
         if "sum" in outputs:  # the other outputs are judged by the sum as it was rounded
             given = given | {"sum": outputs["sum"]}
+        if "lse" in outputs:  # its error is that of the number that was returned
+            given = given | {"lse": outputs["lse"]}
         wanted = _WANTED[case.op](case, given)
         dtypes = families.output_dtypes(case)
         for name, stored in outputs.items():
@@ -219,6 +224,63 @@ def _norm_backward(case: NormCase, given: Arrays) -> Wanted:
     }
 
 
+def _logits(case: CrossEntropyCase, given: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """The logits, and their errors beside the largest of the row."""
+    dtype = DTYPES[case.dtype]
+    x = bounds.exactly(tensor(given["input"], case.dtype)) * case.scale
+    if case.softcap:
+        return bounds.soft_capped(x, case.softcap, dtype)
+    if case.scale <= 0:
+        return x, bounds.rounded(2, np.abs(x), dtype)
+    times = 0 if case.scale == 1 else 1
+    return x, bounds.rounded(times, np.abs(x - x.max(-1, keepdims=True)), dtype)
+
+
+def _cross_entropy_forward(case: CrossEntropyCase, given: Arrays) -> Wanted:
+    """An error of the other classes' sum counts by their share of all; what follows from the sum,
+    and the class's own logit, is computed in double. A mean is summed too."""
+    exact, (x, error) = cross_entropy_cases.exact(case, given), _logits(case, given)
+    dtype, wide = DTYPES[case.dtype], DTYPES[case.wide]
+    classes = np.arange(case.cols) == given["target"]
+    others = bounds.Softmax.of(np.where(classes, -np.inf, x), dtype, np.where(classes, 0, error))
+    share = (np.exp(x - exact["lse"]) * ~classes).sum(-1, keepdims=True)
+    finite = np.where(np.isfinite(x), np.abs(x), 0).max(-1, keepdims=True)
+    off = share * others.sum_error + bounds.rounded(6, 1 + finite, torch.float64)
+    off = np.where(cross_entropy_cases.is_unread(case, given["target"]), 0, off)
+    of_mean = (bounds.summed(x, bounds.of_row, dtype) + error.sum(-1, keepdims=True)) / case.cols
+    of_loss = off + case.label_smoothing * of_mean
+    of_loss = np.where(cross_entropy_cases.is_ignored(case, given["target"]), 0, of_loss)
+    left = exact["lse"] - given["lse"] if wide.itemsize == 4 else np.zeros_like(exact["lse"])
+    return {
+        "losses": Bounded(exact["losses"], of_loss).rounded_to(wide),
+        "lse": Bounded(exact["lse"], off).rounded_to(wide),
+        "lse_error": Bounded(left, off).rounded_to(wide),
+    }
+
+
+def _cross_entropy_backward(case: CrossEntropyCase, given: Arrays) -> Wanted:
+    exact, (x, error) = cross_entropy_cases.exact_gradient(case, given), _logits(case, given)
+    dtype = DTYPES[case.dtype]
+    lse = cross_entropy_cases.exact(replace(case, reads_ignored=True), given)["lse"]
+    p, classes = np.exp(x - lse), np.arange(case.cols) == given["target"]
+    ignored = cross_entropy_cases.is_ignored(case, given["target"])
+    grad = np.where(ignored, 0, bounds.exactly(tensor(given["grad_losses"], case.wide)))
+    of_lse = bounds.exactly(tensor(given["grad_lse"], case.wide))
+    of_p = bounds._exponential(x - lse, dtype) + error
+    size = np.abs(grad + of_lse) * p
+    spread = np.abs(grad) * case.label_smoothing / case.cols
+    off = size * of_p + bounds.rounded(5, size + spread, dtype)
+    of_class = np.abs(grad) * (1 - p + case.label_smoothing) + np.abs(of_lse) * p
+    off = np.where(classes & ~ignored, bounds.rounded(4, of_class, dtype), off)
+    slope, argument = case.scale, 0.0
+    if case.softcap:
+        argument = np.arctanh(x / case.softcap)
+        slope = case.scale / np.cosh(argument) ** 2
+        off = off + np.abs(exact / slope) * bounds._exponential(-2 * np.abs(argument), dtype)
+    off = off * np.abs(slope) + bounds.rounded(8, np.abs(exact), dtype)
+    return {"grad_input": Bounded(exact, off + 4 * bounds.smallest(dtype)).rounded_to(dtype)}
+
+
 _WANTED: dict[str, Callable[[Case, Arrays], Wanted]] = {
     "softmax_forward": _softmax_forward,
     "softmax_backward": _softmax_backward,
@@ -228,4 +290,6 @@ _WANTED: dict[str, Callable[[Case, Arrays], Wanted]] = {
     "masked_softmax_backward": _masked_softmax_backward,
     "norm_forward": _norm_forward,
     "norm_backward": _norm_backward,
+    "cross_entropy_forward": _cross_entropy_forward,
+    "cross_entropy_backward": _cross_entropy_backward,
 }

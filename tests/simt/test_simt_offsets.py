@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from .cases import cross_entropy as cross_entropy_cases
+from .cases.cross_entropy import CrossEntropyCase
 from .cases.masked import MaskedCase
 from .cases.norm import KINDS, NormCase
 from .cases.rows import Case
@@ -46,6 +48,11 @@ CASES: list[AnyCase] = [
     *(
         StatisticsCase(op, Case("softmax_forward", "bfloat16", "bfloat16", 3, 9000, 8))
         for op in (STATISTICS, APPLY)
+    ),
+    *(
+        CrossEntropyCase(op, "bfloat16", 3, cols)
+        for op in cross_entropy_cases.OPS
+        for cols in (SHORT, SHORT + 1, LONG)
     ),
 ]
 

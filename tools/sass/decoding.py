@@ -42,7 +42,8 @@ class Step:
         return [operand for operand in self.inputs if not is_predicate(operand)]
 
 
-WITHOUT_OUTPUT = {"STG", "STS", "STL", "ST", "BRA", "EXIT", "BAR", "CALL", "RET", "BRX", "RED"}
+_STORES = {"STG", "STS", "STL", "ST", "RED"}
+WITHOUT_OUTPUT = {*_STORES, "BRA", "EXIT", "BAR", "CALL", "RET", "BRX", "BREAK"}
 
 
 LOADS = {"LDG", "LD", "LDS", "LDL"}

@@ -166,6 +166,9 @@ class Warp:
 
     def read_pair(self, operand: str) -> Value:
         """64 bits from a register and the next one, or from a constant bank."""
+        if re.match("-U?R", operand):
+            value = self.read_pair(operand[1:])
+            return None if value is None else (DOUBLE - value + 1) & DOUBLE
         words = pair_of(operand)
         if words is None:
             constant = parsed(operand).constant

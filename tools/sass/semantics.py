@@ -185,6 +185,10 @@ def compare(warp: Warp, step: Step) -> Sequence[Mask | None]:
     return [joined, None][: len(step.outputs)]
 
 
+def is_only_one_known(a: Value, b: Value) -> bool:
+    return (a is None) != (b is None)
+
+
 @handles("FSETP", "DSETP")
 def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
     """Compares a value from memory with a constant. A result of arithmetic equals no constant."""
@@ -199,7 +203,7 @@ def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
     if all_known(*values, *others) and relation in ("EQ", "NEU", "GT", "LT"):
         a, b = (np.asarray(value, dtype=bits).view(floating) for value in values)
         result = {"EQ": a == b, "NEU": a != b, "GT": a > b, "LT": a < b}[relation]
-    elif all_known(*others) and values.count(None) == 1 and relation in ("EQ", "NEU"):
+    elif all_known(*others) and is_only_one_known(*values) and relation in ("EQ", "NEU"):
         result = np.asarray(relation == "NEU")
     else:
         return [None] * len(step.outputs)

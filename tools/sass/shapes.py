@@ -21,6 +21,7 @@ OPS = [
     for op in (
         *("softmax", "layer_norm", "rms_norm", "add_rms_norm"),
         *("masked_softmax", "masked_softmax_causal", "masked_softmax_bool"),
+        "cross_entropy",
     )
     for direction in ("", "_backward")
 ]

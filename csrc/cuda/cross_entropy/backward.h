@@ -27,7 +27,7 @@ struct RowGradients {
     const Acc of_loss = target.is_ignored ? Acc(0) : value_at(args.grad_losses, row);
     const Acc of_lse = value_at(args.grad_lse, row);
     const auto factor = static_cast<Acc>(args.logits.scale);
-    are_zero = of_loss == 0 && of_lse == 0;
+    are_zero = std::fabs(of_loss) + std::fabs(of_lse) == 0;
     of_probability = (of_loss + of_lse) * factor;
     smoothed = of_loss * factor * static_cast<Acc>(args.label_smoothing) *
         device::reciprocal(static_cast<Acc>(args.cols));
@@ -45,7 +45,7 @@ struct RowGradients {
   template <int kWidth, int kVectors>
   FUSEDOPS_DEVICE void replace(
       Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits) const {
-    if (logits.is_capped()) {
+    if (logits.is_capped) {
       replace_by(tile, [&](Acc x) { return at(logits.capped(x) - lse) * logits.slope(x); });
     } else {
       replace_by(tile, [&](Acc x) { return at(device::fma(x, logits.scale, -lse)); });
@@ -95,7 +95,7 @@ struct ClassGradient {
 
 // Stores the elements in [begin, end) of a tile, counted from this thread's first column.
 template <class T, int kWidth, int kVectors>
-FUSEDOPS_DEVICE void store_tile(
+FUSEDOPS_DEVICE void store_ends(
     T* own, const Vec<T, kWidth> (&tile)[kVectors], int32_t begin, int32_t end) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -113,7 +113,7 @@ FUSEDOPS_DEVICE void store_tile(
 }
 
 template <class T, int kWidth>
-FUSEDOPS_KERNEL(kClassThreads, kGradientBlocks<T>)
+FUSEDOPS_KERNEL(kClassThreads, kClassBlocks<T>)
 cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, 1>;
@@ -133,7 +133,7 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
   Vec<T, kWidth> tile[kVectors] = {};
   if (gradients.are_zero) {
     for (int32_t at = column_of<kWidth>(0); at < end; at += tile_columns<kWidth, kVectors>()) {
-      store_tile(output + at, tile, begin - at, end - at);
+      store_ends(output + at, tile, begin - at, end - at);
     }
     return;
   }
@@ -157,9 +157,16 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
   output += column_of<kWidth>(0);
 #pragma unroll 1
   for (; vectors.end() > 0; vectors.advance()) {
-    vectors.load(tile);
+    const bool is_whole = vectors.is_whole();
+    vectors.load(tile, is_whole);
     gradients.replace(tile, logits);
-    store_tile(output, tile, vectors.begin(), vectors.end());
+    if (is_whole) {
+      T* const to = device::whole(output);
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) tile[i].store(to + columns_before<kWidth>(i));
+    } else {
+      store_ends(output, tile, vectors.begin(), vectors.end());
+    }
     output += tile_columns<kWidth, kVectors>();
   }
   if (own.to != nullptr) own.gradient.store(own.to);

@@ -85,20 +85,20 @@ struct ThreadSums {
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void add_tile(
     ThreadSums<T>& own, const Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits,
-    int32_t end, int32_t left_out, bool wants_total) {
+    int32_t end, bool is_whole, int32_t left_out, bool wants_total) {
   using Acc = AccumulatorOf<T>;
   Acc values[kVectors][kWidth];
 #pragma unroll
   for (int k = 0; k < kVectors * kWidth; ++k) {
     values[k / kWidth][k % kWidth] = tile[k / kWidth].at(k % kWidth);
   }
-  if (logits.is_capped()) {
+  if (logits.is_capped) {
 #pragma unroll
     for (auto& vector : values) {
 #pragma unroll
       for (Acc& value : vector) value = logits.capped(value);
     }
-  } else if (logits.factor != logits.scale) {
+  } else if (!logits.is_linear) {
 #pragma unroll
     for (auto& vector : values) {
 #pragma unroll
@@ -112,7 +112,7 @@ FUSEDOPS_DEVICE void add_tile(
     own.total += tree_sum<kVectors>(totals);
   }
   const int32_t last = columns_before<kWidth>(kVectors - 1) + kWidth;
-  if (end < last || static_cast<uint32_t>(left_out) < static_cast<uint32_t>(last)) {
+  if (!is_whole || static_cast<uint32_t>(left_out) < static_cast<uint32_t>(last)) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t out = left_out - columns_before<kWidth>(i);
@@ -140,7 +140,7 @@ FUSEDOPS_DEVICE void store_row(
     const CrossEntropyForward& args, int64_t row, const RowClass& target,
     const ClassSums<Acc>& others, double element) {
   const bool is_read = args.reads_ignored || !target.is_ignored;
-  const bool is_linear = LogitMap<Acc>::is_linear(args.logits);
+  const bool is_linear = LogitMap<Acc>::is_factor(args.logits);
   double lse = 0, loss = 0;
   if (is_read) {
     // The scale was rounded to Acc, which took as much of the logits near the largest as of it.
@@ -173,18 +173,19 @@ template <class T, int kWidth>
 FUSEDOPS_KERNEL(kClassThreads, kClassBlocks<T>)
 cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
-  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  constexpr int kVectors = kLoopVectors<kWidth, 1>, kLanes = device::kWarpLanes;
   FUSEDOPS_SHARED(ClassSums<Acc>, shared_sums, kClassThreads);
   const ClassBlock block(segments, first_row);
   const LogitMap<T> logits(args.logits);
-  const bool wants_total = args.label_smoothing != 0, is_whole = segments.count == 1;
+  const bool wants_total = is_positive(args.label_smoothing);
+  const bool is_one = segments.count == 1;
 
   // The first blockDim.y threads store the results of a row each, if it has one segment. The
   // element of its class is loaded ahead of the row.
   FUSEDOPS_SHARED(Acc, elements, kClassThreads);
   const uint32_t thread = thread_of_block();
   const int64_t own_row = block.first_row + thread;
-  if (is_whole && thread < blockDim.y && own_row < args.rows) {
+  if (is_one && thread < blockDim.y && own_row < args.rows) {
     const int64_t column = RowClass(args.targets, own_row, args.cols).column;
     elements[thread] = column < 0
         ? Acc(0)
@@ -208,21 +209,24 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
 #pragma unroll 1
     for (; vectors.end() > beyond; vectors.advance()) {
       Vec<T, kWidth> tile[kVectors];
-      vectors.load(tile);
-      add_tile(own, tile, logits, vectors.end(), left_out, wants_total);
+      const bool is_whole = vectors.is_whole();
+      vectors.load(tile, is_whole);
+      add_tile(own, tile, logits, vectors.end(), is_whole, left_out, wants_total);
       left_out -= tile_columns<kWidth, kVectors>();
     }
   }
 
-  const int32_t lanes = blockDim.x < device::kWarpLanes ? blockDim.x : device::kWarpLanes;
+  const int32_t lanes = blockDim.x < kLanes ? blockDim.x : kLanes;
+  const uint32_t warps = (blockDim.x + kLanes - 1) / kLanes;
   const ClassSums<Acc> of_lanes = own.of_lanes(lanes, logits.factor, wants_total);
-  if (thread % lanes == 0) shared_sums[thread / lanes] = of_lanes;
+  if (threadIdx.x % kLanes == 0) {
+    shared_sums[threadIdx.y * warps + threadIdx.x / kLanes] = of_lanes;
+  }
   __syncthreads();
   if (thread >= blockDim.y) return;
-  const int32_t warps = blockDim.x / lanes;
   ClassSums<Acc> sums = shared_sums[thread * warps];
-  for (int32_t i = 1; i < warps; ++i) sums.add(shared_sums[thread * warps + i]);
-  if (!is_whole) {
+  for (uint32_t i = 1; i < warps; ++i) sums.add(shared_sums[thread * warps + i]);
+  if (!is_one) {
     partials_of<ClassSums<Acc>>(args.workspace, segments, block.first_row)[block.segment] = sums;
   } else if (thread < args.rows - block.first_row) {
     const RowClass target(args.targets, own_row, args.cols);

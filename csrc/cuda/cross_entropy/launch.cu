@@ -57,12 +57,17 @@ int64_t workspace_bytes(const CrossEntropyForward& args) {
   return args.rows * segments.count * static_cast<int64_t>(each);
 }
 
-// A row of gradients that is not aligned takes a vector more.
+// Whether every row of gradients is aligned. One that is not takes a vector more.
+inline bool are_aligned(const Rows& rows) {
+  const int64_t bytes = (rows.spacing.stride | rows.spacing.run_gap) * size_of(rows.dtype);
+  return (reinterpret_cast<int64_t>(rows.data) | bytes) % kMaxVectorBytes == 0;
+}
+
 Status launch(const CrossEntropyBackward& args, Stream stream) {
   const DType dtype = args.logits.input.dtype;
   if (args.grad_input.dtype != dtype) return device::kInvalidValue;
   const int32_t width = width_of(dtype);
-  const int64_t cols = args.cols + width - 1;
+  const int64_t cols = are_aligned(args.grad_input) ? args.cols : args.cols + width - 1;
   const Segments segments = plan_class_segments(cols);
   const auto kernel = find_kernel<CrossEntropyBackwardRows>(dtype, width);
   if (kernel == nullptr) return device::kInvalidValue;

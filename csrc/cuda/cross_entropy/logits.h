@@ -9,16 +9,14 @@ namespace fusedops::cuda {
 // A block has 128 threads, as those of other segments: 2^k of them share a row, or all a segment.
 inline constexpr int32_t kClassThreads = kSegmentThreads;
 
-// The blocks that share a multiprocessor's registers: with 64 a thread they have 64 KB in flight, or
-// 32 KB of rows that are not aligned. Gradients of floats would spill on one architecture.
+// The blocks that share a multiprocessor's registers. With 72 a thread they have 56 KB in flight, or
+// 28 KB of rows that are not aligned; with 64 one architecture would spill.
 template <class T>
-inline constexpr int32_t kClassBlocks = sizeof(T) == 8 ? 4 : 8;
-template <class T>
-inline constexpr int32_t kGradientBlocks = sizeof(T) == 4 ? 7 : kClassBlocks<T>;
+inline constexpr int32_t kClassBlocks = sizeof(T) == 8 ? 4 : 7;
 
-// The segments of a row. Two tiles of 16 bits a thread halve what a block costs once, its start and
-// its reductions; a row of 128K columns has 16 of them.
-inline constexpr int32_t kClassSegmentCols = 8192;
+// The segments of a row. What a block costs once, its start and its reductions, is as much as one of
+// the four tiles that a thread has of 16 bits. A row of 128K columns has eight segments.
+inline constexpr int32_t kClassSegmentCols = 16384;
 
 constexpr Segments plan_class_segments(int64_t cols) {
   int64_t segment = kClassSegmentCols;
@@ -62,6 +60,10 @@ FUSEDOPS_DEVICE const T* logits_row(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + rows.spacing.offset(row);
 }
 
+// Whether an option that is not negative is on. A comparison of doubles takes 64 clocks of a
+// consumer's GPU, and each tile would make one.
+FUSEDOPS_DEVICE bool is_positive(double option) { return bit_cast<int64_t>(option) > 0; }
+
 // 1 / x to the last bits of a double, for an x whose reciprocal is a normal float. A division would
 // call a function, for which the kernels have no registers.
 FUSEDOPS_DEVICE double exact_reciprocal(double x) {
@@ -90,14 +92,22 @@ template <class T>
 struct LogitMap {
   using Acc = AccumulatorOf<T>;
   Acc scale, cap, factor;
+  bool is_capped, is_linear;
 
   FUSEDOPS_DEVICE explicit LogitMap(const Logits& logits)
       : scale(static_cast<Acc>(logits.scale)),
         cap(static_cast<Acc>(logits.softcap)),
-        factor(is_linear(logits) ? scale : Acc(1)) {}
+        factor(1),
+        is_capped(is_positive(logits.softcap)),
+        is_linear(is_factor(logits)) {
+    if (is_linear) factor = scale;
+  }
 
-  static FUSEDOPS_DEVICE bool is_linear(const Logits& logits) {
-    return logits.softcap == 0 && static_cast<Acc>(logits.scale) > 0;
+  // Whether the logits are a positive multiple of the elements. A scale that is so small that its
+  // product with -inf may be NaN is no factor.
+  static FUSEDOPS_DEVICE bool is_factor(const Logits& logits) {
+    constexpr int64_t kLeast = 0x39b4484bfeebc2a0;  // 1e-30
+    return !is_positive(logits.softcap) && bit_cast<int64_t>(logits.scale) > kLeast;
   }
 
   // What the rounding of the scale took from it, in units of it.
@@ -107,8 +117,6 @@ struct LogitMap {
     if (logits.softcap != 0 || is_exact) return 0;
     return static_cast<Acc>(logits.scale - rounded) * device::reciprocal(rounded);
   }
-
-  FUSEDOPS_DEVICE bool is_capped() const { return cap != 0; }
 
   FUSEDOPS_DEVICE Acc argument(Acc x) const { return scale * x * device::reciprocal(cap); }
   FUSEDOPS_DEVICE Acc capped(Acc x) const { return cap * hyperbolic_tangent<T>(argument(x)); }

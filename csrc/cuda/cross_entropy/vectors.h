@@ -74,17 +74,28 @@ class RowVectors {
     end_ -= kColumns();
   }
 
-  // Loads the tile. Elements that cannot be read are 0.
-  FUSEDOPS_DEVICE void load(Vector (&vectors)[kVectors]) const {
-    if constexpr (kWidth > 1) {
-      if (shift_ == 0) {
-        load_aligned(vectors);
-      } else {
-        load_shifted(vectors);
-      }
-      if (!(has_words(0) && has_words(columns_before<kWidth>(kVectors - 1)))) load_ends(vectors);
-    } else {
+  // Whether all vectors of the tile can be loaded as whole words.
+  FUSEDOPS_DEVICE bool is_whole() const {
+    return has_words(0) && has_words(columns_before<kWidth>(kVectors - 1));
+  }
+
+  // Loads the tile; `whole` says that it is. Elements that cannot be read are 0.
+  FUSEDOPS_DEVICE void load(Vector (&vectors)[kVectors], bool whole) const {
+    if constexpr (kWidth == 1) {
       load_aligned(vectors);
+    } else {
+      if (shift_ != 0) {
+        load_shifted(vectors);
+      } else if (whole) {
+        const T* const own = device::whole(own_);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          vectors[i] = Vector::load(own + columns_before<kWidth>(i));
+        }
+      } else {
+        load_aligned(vectors);
+      }
+      if (!whole) load_ends(vectors);
     }
   }
 

@@ -16,12 +16,12 @@ FORWARD, BACKWARD = "cross_entropy_forward", "cross_entropy_backward"
 OPS = [FORWARD, BACKWARD]
 
 #: Columns of a segment.
-SEGMENT = 8192
+SEGMENT = 16_384
 #: Up to here the number of threads of a row changes, and whether it has segments.
-MAX_LENGTH = 10_000
-#: Rows of one thread and of several, of a warp and of several, of a tile, of two, and of segments;
+MAX_LENGTH = 20_000
+#: Rows of one thread and of several, of a warp and of several, of a tile, of more, and of segments;
 #: of whole vectors and of others.
-LENGTHS = (1, 2, 10, 33, 128, 1000, 4096, 4097, 8200, 16_400)
+LENGTHS = (1, 2, 10, 33, 128, 1000, 4096, 4097, 16_392, 33_000)
 IGNORED = -100
 
 
@@ -59,6 +59,10 @@ def is_ignored(case: CrossEntropyCase, target: np.ndarray) -> np.ndarray:
     return (target == IGNORED) & case.has_ignored
 
 
+def is_unread(case: CrossEntropyCase, target: np.ndarray) -> np.ndarray:
+    return is_ignored(case, target) & (not case.reads_ignored)
+
+
 def exact(case: CrossEntropyCase, given: Arrays) -> Arrays:
     """The losses, and lse, as they would be without rounding, with one column."""
     x, target = logits_of(case, given["input"]), given["target"].astype(np.int64)
@@ -75,8 +79,23 @@ def exact(case: CrossEntropyCase, given: Arrays) -> Arrays:
     is_class = (target >= 0) & (target < case.cols)
     losses = np.where(is_class & np.isfinite(lse), losses, np.nan)
     ignored = is_ignored(case, target)
-    unread = ignored & (not case.reads_ignored)
-    return {"losses": np.where(ignored, 0, losses), "lse": np.where(unread, 0, lse)}
+    lse = np.where(is_unread(case, target), 0, lse)
+    return {"losses": np.where(ignored, 0, losses), "lse": lse}
+
+
+def exact_gradient(case: CrossEntropyCase, given: Arrays) -> np.ndarray:
+    """The gradient of the input, from the exact losses and lse."""
+    x, target = logits_of(case, given["input"]), given["target"].astype(np.int64)
+    results = exact(replace(case, reads_ignored=True), given)
+    ignored, e = is_ignored(case, target), case.label_smoothing
+    grad = np.where(ignored, 0, given["grad_losses"].astype(x.dtype))
+    p = np.exp(x - results["lse"])
+    missing = np.expm1(-results["losses"]) if e == 0 else p - 1
+    classes = (np.arange(case.cols) == target) & ~ignored
+    of_loss = np.where(classes, missing, p) + e * classes - e / case.cols
+    gradient = grad * of_loss + given["grad_lse"].astype(x.dtype) * p
+    slope = 1 - (x / case.softcap) ** 2 if case.softcap else 1.0
+    return gradient * case.scale * slope
 
 
 def inputs(case: CrossEntropyCase) -> Arrays:

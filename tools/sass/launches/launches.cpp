@@ -75,6 +75,9 @@ class Arguments {
   Columns written_columns(const char* name) {
     return {memory_.add(name, "shared", case_.cols * size_of(case_.dtype)), case_.dtype};
   }
+  void* added(const char* name, const char* kind, int64_t bytes) {
+    return memory_.add(name, kind, bytes);
+  }
   void* statistics(const char* name) { return memory_.add(name, "rows", case_.rows * 4); }
   template <class Args>
   void launch(Args args) {
@@ -195,10 +198,45 @@ void masked_softmax_backward(const Case& of, const std::string& form) {
   make.launch_without_workspace(args);
 }
 
+// Classes that are int64, as torch's are, and none of them ignored.
+Targets targets(Arguments& make, const Case& of) {
+  return {make.added("target", "rows", of.rows * 8), true, true, -100};
+}
+
+void cross_entropy(const Case& of) {
+  Arguments make(of);
+  CrossEntropyForward args{};
+  args.logits = {make.read_rows("input"), 1};
+  args.targets = targets(make, of);
+  args.losses = make.statistics("losses");
+  args.lse = make.statistics("lse");
+  args.lse_error = make.statistics("lse_error");
+  args.rows = of.rows;
+  args.cols = of.cols;
+  make.launch(args);
+}
+
+void cross_entropy_backward(const Case& of) {
+  Arguments make(of);
+  CrossEntropyBackward args{};
+  args.logits = {make.read_rows("input"), 1};
+  args.targets = targets(make, of);
+  args.losses = make.statistics("losses");
+  args.lse = make.statistics("lse");
+  args.lse_error = make.statistics("lse_error");
+  args.grad_losses = make.statistics("grad_losses");
+  args.grad_input = make.rows("grad_input");
+  args.rows = of.rows;
+  args.cols = of.cols;
+  make.launch(args);
+}
+
 using Run = void (*)(const Case&);
 const std::map<std::string, Run> kRuns = {
     {"softmax", softmax},
     {"softmax_backward", softmax_backward},
+    {"cross_entropy", cross_entropy},
+    {"cross_entropy_backward", cross_entropy_backward},
     {"layer_norm", norm<NormKind::kLayer, false>},
     {"layer_norm_backward", norm_backward<NormKind::kLayer, false>},
     {"rms_norm", norm<NormKind::kRms, false>},
