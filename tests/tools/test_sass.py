@@ -47,8 +47,9 @@ def test_no_kernel_spills_and_hot_ones_keep_to_128_bits_and_their_budget(arch):
     assert all(kernel.kb_in_flight >= needed for kernel in plain)
     # Dropout reads its seed; of these kernels only norms of a sum have it. Those of floats read a
     # branch of 16 bits too, of either dtype. The kernels of segments read and write partials, a few
-    # floats a row.
-    whole = [kernel for kernel in plain if not re.search("_(partials|apply)<", kernel.name)]
+    # floats a row. cross_entropy reads the ends of rows that are not aligned one by one.
+    others = "_(partials|apply)<|cross_entropy"
+    whole = [kernel for kernel in plain if not re.search(others, kernel.name)]
     narrow = {kernel.narrow_loads for kernel in whole if ", true" not in kernel.name}
     assert narrow == {0}
     of_floats = {kernel for kernel in whole if "<float, 4, 4, true" in kernel.name}

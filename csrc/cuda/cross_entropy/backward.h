@@ -43,8 +43,7 @@ struct RowGradients {
 
   // The gradients of the elements of a tile, in their place.
   template <int kWidth, int kVectors>
-  FUSEDOPS_DEVICE void replace(
-      Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits) const {
+  FUSEDOPS_DEVICE void replace(Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits) const {
     if (logits.is_capped) {
       replace_by(tile, [&](Acc x) { return at(logits.capped(x) - lse) * logits.slope(x); });
     } else {
@@ -54,8 +53,7 @@ struct RowGradients {
 
  private:
   template <int kWidth, int kVectors, class Gradient>
-  static FUSEDOPS_DEVICE void replace_by(
-      Vec<T, kWidth> (&tile)[kVectors], Gradient gradient_of) {
+  static FUSEDOPS_DEVICE void replace_by(Vec<T, kWidth> (&tile)[kVectors], Gradient gradient_of) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       Acc results[kWidth];

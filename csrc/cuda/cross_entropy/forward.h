@@ -155,8 +155,8 @@ FUSEDOPS_DEVICE void store_row(
       lse = log_of_both(lse, own, rest);
       loss = (above > 0 ? above : 0.0) + rest;
       if (args.label_smoothing != 0) {
-        const double mean = others.total * (is_linear ? args.logits.scale : 1.0) *
-            exact_reciprocal(args.cols);
+        const double mean =
+            others.total * (is_linear ? args.logits.scale : 1.0) * exact_reciprocal(args.cols);
         loss = (1 - args.label_smoothing) * loss + args.label_smoothing * (lse - mean);
       }
       if (!(std::fabs(lse) < INFINITY)) loss = NAN;

@@ -40,8 +40,7 @@ Status launch(const CrossEntropyForward& args, Stream stream) {
   const dim3 threads = class_threads(args.cols, width);
   const int64_t most = device::max_grid() / segments.count * threads.y;
   return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
-    const Status status =
-        launch_class_blocks(kernel, segments, threads, first, rows, args, stream);
+    const Status status = launch_class_blocks(kernel, segments, threads, first, rows, args, stream);
     if (status != device::kSuccess || is_whole) return status;
     return device::launch_behind(
         cross_entropy_merge_of(dtype), ceil_div(rows, kMergeRows), dim3(kMergeLanes, kMergeRows),

@@ -9,13 +9,13 @@ namespace fusedops::cuda {
 // A block has 128 threads, as those of other segments: 2^k of them share a row, or all a segment.
 inline constexpr int32_t kClassThreads = kSegmentThreads;
 
-// The blocks that share a multiprocessor's registers. With 72 a thread they have 56 KB in flight, or
-// 28 KB of rows that are not aligned; with 64 one architecture would spill.
+// The blocks that share a multiprocessor's registers. With 72 a thread they have 56 KB in flight,
+// or 28 KB of rows that are not aligned; with 64 one architecture would spill.
 template <class T>
 inline constexpr int32_t kClassBlocks = sizeof(T) == 8 ? 4 : 7;
 
-// The segments of a row. What a block costs once, its start and its reductions, is as much as one of
-// the four tiles that a thread has of 16 bits. A row of 128K columns has eight segments.
+// The segments of a row. What a block costs once, its start and its reductions, is as much as one
+// of the four tiles that a thread has of 16 bits. A row of 128K columns has eight segments.
 inline constexpr int32_t kClassSegmentCols = 16384;
 
 constexpr Segments plan_class_segments(int64_t cols) {

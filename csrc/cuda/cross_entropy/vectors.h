@@ -48,8 +48,8 @@ FUSEDOPS_DEVICE int32_t tile_columns() {
   return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;
 }
 
-// A part of a row, in tiles of kVectors vectors a thread, laid out as in tile.h. Columns are counted
-// from this thread's first one in the tile, because registers are short.
+// A part of a row, in tiles of kVectors vectors a thread, laid out as in tile.h. Columns are
+// counted from this thread's first one in the tile, because registers are short.
 template <class T, int kWidth, int kVectors>
 class RowVectors {
  public:
