@@ -171,8 +171,8 @@ struct CrossEntropyBackward {
   double label_smoothing;
 };
 
-// Adds the rows of a matrix up: sums[c] += input[0, c] + input[1, c] + ..., in the order of the rows.
-// sums is an array, double if input is double and float otherwise.
+// sums[c] += input[0, c] + input[1, c] + ..., in the order of the rows. sums is an array, double if
+// input is double and float otherwise.
 struct ColumnSums {
   ConstRows input;
   void* sums;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Literal, get_args, overload
 
 import torch
@@ -18,8 +19,10 @@ __all__ = ["cross_entropy", "linear_cross_entropy"]
 _cross_entropy: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
     "cross_entropy", returned=slice(2)
 )
-_linear_cross_entropy = through_dispatcher("linear_cross_entropy")
-_linear_cross_entropy_losses = through_dispatcher("linear_cross_entropy_losses")
+_linear_cross_entropy: Callable[..., torch.Tensor] = through_dispatcher("linear_cross_entropy")
+_linear_cross_entropy_losses: Callable[..., tuple[torch.Tensor, ...]] = through_dispatcher(
+    "linear_cross_entropy_losses"
+)
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -134,7 +137,7 @@ def _class_loss(
     _arguments.one_of("reduction", reduction, get_args(Reduction))
     rows = _rows_of_classes(input, dim)
     _check_classes(function, target)
-    if rows.dim() > 0:
+    if weight is not None and rows.dim() > 0:
         _check_class_weight(function, weight, rows.shape[-1:], "input", rows, smoothing)
     run = _cross_entropy.on(rows, target)
     losses, lse = run(rows, target, ignore_index, smoothing, 1.0, softcap, False)
@@ -217,15 +220,13 @@ def _check_classes(function: str, target: torch.Tensor) -> None:
 
 def _check_class_weight(
     function: str,
-    weight: torch.Tensor | None,
+    weight: torch.Tensor,
     classes: torch.Size,
     of: str,
     like: torch.Tensor,
     label_smoothing: float,
 ) -> None:
     """Checks the weights of the classes, which are those of the argument ``of``."""
-    if weight is None:
-        return
     _arguments.tensor(function, "weight", weight)
     if weight.layout != torch.strided:
         raise RuntimeError(
@@ -320,8 +321,9 @@ def _linear_loss(
     smoothing, z_loss, softcap = _numbers(function, label_smoothing, z_loss, softcap)
     _arguments.one_of("reduction", reduction, get_args(Reduction))
     _check_classes(function, target)
+    _check_ignore_index(function, ignore_index)
     rows, classes = _flat_rows(function, input, target)
-    if isinstance(linear_weight, torch.Tensor) and linear_weight.dim() > 0:
+    if weight is not None and _has_classes(linear_weight):
         of_weight = (linear_weight.shape[:1], "linear_weight", rows)
         _check_class_weight(function, weight, *of_weight, smoothing)
     head, dtype = (rows, linear_weight, classes, linear_bias), checks.statistics_dtype(rows.dtype)
@@ -337,13 +339,38 @@ def _linear_loss(
     return _linear_cross_entropy(*head, counts, scale, *settings) * power
 
 
+def _has_classes(linear_weight: torch.Tensor) -> bool:
+    """Whether it is a matrix of at least one row; the op refuses others."""
+    if not isinstance(linear_weight, torch.Tensor) or linear_weight.dim() != 2:
+        return False
+    return linear_weight.shape[0] > 0
+
+
+def _check_ignore_index(function: str, value: int | None) -> None:
+    """Refuses what is no int, with which the target would be compared before the op is called."""
+    if value is None or (type(value) is int and -(2**63) <= value < 2**63):
+        return
+    try:
+        is_index = -(2**63) <= operator.index(value) < 2**63
+    except TypeError:
+        is_index = False
+    if not is_index:
+        raise _arguments.wrong(function, "ignore_index", value, "an int of 64 bits or None")
+
+
 def _flat_rows(
     function: str, input: torch.Tensor, target: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``input`` as [rows, features], and the class of each."""
     _arguments.tensor(function, "input", input)
     _arguments.tensor(function, "target", target)
-    if input.dim() == 2 or input.dim() == 0 or input.layout != torch.strided:
+    if target.layout != torch.strided:
+        raise RuntimeError(
+            f"{function}: target has layout {target.layout}, wanted torch.strided; make it with "
+            ".to_dense()"
+        )
+    checks.check_device(function, "target", target, ("input", input))
+    if input.is_nested or input.layout != torch.strided or input.dim() in (0, 2):
         return input, target  # the op refuses what is not two-dimensional
     rows = list(input.shape[:-1])
     if list(target.shape) != rows:

@@ -248,27 +248,28 @@ class CrossEntropyLoss(_Unscriptable, nn.CrossEntropyLoss):
 
 
 class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
-    r"""``torch.nn.LinearCrossEntropyLoss``, computed by :func:`fusedops.linear_cross_entropy`: a linear
-    layer, ``linear``, and the cross entropy of its results.
+    r"""``torch.nn.LinearCrossEntropyLoss``, computed by :func:`fusedops.linear_cross_entropy`.
+
+    It has a linear layer, ``linear``, and computes the cross entropy of its results.
 
     Args:
-        in_features, num_classes, bias, device, dtype: of the linear layer, as in ``torch.nn.Linear``.
+        in_features, num_classes, bias, device, dtype: those of the linear layer.
         reduction, weight, ignore_index, label_smoothing: as in
             :func:`fusedops.linear_cross_entropy`. ``weight`` is a buffer.
         z_loss: the factor of each row's squared logsumexp, which is added to its loss.
         softcap: bounds the logits to between ``-softcap`` and ``softcap``.
 
     Shape:
-        The input is ``[in_features]`` or ``[..., in_features]`` of the layer's dtype, and the target,
-        int64, int32 or uint8, has its shape without the features. The result is a number or, where
-        ``reduction`` is "none", has the target's shape. It is float32 for a 16-bit input.
+        The input is ``[in_features]`` or ``[..., in_features]`` of the layer's dtype, and the
+        target, int64, int32 or uint8, has its shape without the features. The result is a number
+        or, where ``reduction`` is "none", has the target's shape. It is float32 for a 16-bit input.
 
     Raises:
         TypeError: a ``label_smoothing``, ``z_loss`` or ``softcap`` that is not a number.
         ValueError: an invalid ``reduction``.
         RuntimeError: by ``forward``, as in :func:`fusedops.linear_cross_entropy`.
 
-    Source: ``torch.nn.LinearCrossEntropyLoss``, of torch 2.13, whose parameters have the same names.
+    Source: ``torch.nn.LinearCrossEntropyLoss`` of torch 2.13, whose parameters have these names.
     """
 
     weight: torch.Tensor | None

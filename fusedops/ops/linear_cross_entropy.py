@@ -97,7 +97,12 @@ def _fake_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
     op, call = "linear_cross_entropy", _LOSS.bind(*args, **kwargs)
     _check(op, call)
     _check_terms(op, call)
-    return call.input.new_empty((), dtype=checks.statistics_dtype(call.input.dtype))
+    return _fake_sum(call)
+
+
+def _fake_sum(call: Any) -> torch.Tensor:
+    dtype = checks.statistics_dtype(call.input.dtype)
+    return torch.empty((), dtype=dtype, device=call.input.device)
 
 
 def _fakes_of_gradients(call: Any) -> tuple[torch.Tensor, ...]:
@@ -114,8 +119,7 @@ def _fake_gradients(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
     _check(op, call)
     _check_terms(op, call)
     checks.check_output_mask(op, call.output_mask, 3)
-    loss = call.input.new_empty((), dtype=checks.statistics_dtype(call.input.dtype))
-    return loss, *_fakes_of_gradients(call)
+    return _fake_sum(call), *_fakes_of_gradients(call)
 
 
 def _fake_losses(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""linear_cross_entropy refuses DTensors: its chunks of rows would be gathered one after the other."""
+"""linear_cross_entropy refuses DTensors: it would have to gather chunks of rows, one after another."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ OPS = (
 def refuse(
     cls: type, overload: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
+    """Raises with what to call instead."""
     names = [argument.name for argument in overload._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     name = next(name for name, value in given.items() if isinstance(value, DTensor))
