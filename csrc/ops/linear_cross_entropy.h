@@ -361,9 +361,12 @@ inline void check_loss_terms(const char* op, const LinearHead& head, const LossT
   };
   check_factor("row_weights", terms.row_weights, {head.rows()});
   check_factor("scale", terms.scale, {});
+  const bool is_double = dtype_of(head.input) == ScalarType::Double;
+  const double most = is_double ? std::numeric_limits<double>::max() / 2
+                                : std::numeric_limits<float>::max() / 2;  // the derivative's half
   FUSEDOPS_CHECK(
-      terms.z_loss >= 0 && std::isfinite(terms.z_loss), op, ": z_loss is ", terms.z_loss,
-      ", wanted a finite number >= 0");
+      terms.z_loss >= 0 && terms.z_loss <= most, op, ": z_loss is ", terms.z_loss,
+      ", wanted a number from 0 to ", most);
 }
 
 // The derivatives of the sum by the loss of each counted row, and by the square of its lse, twice.

@@ -11,7 +11,6 @@ is recorded. Those hold the logits of all rows, and have derivatives of every or
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -87,9 +86,10 @@ def _check_terms(op: str, call: Any) -> None:
     for name, shape in (("row_weights", call.input.shape[:1]), ("scale", ())):
         if (factor := getattr(call, name)) is not None:
             checks.check_tensor(op, name, factor, dtype, shape, like, "a factor of the losses")
+    most = torch.finfo(dtype).max / 2  # the derivative has the double
     checks.check(
-        0 <= call.z_loss < math.inf,
-        f"{op}: z_loss is {call.z_loss:g}, wanted a finite number >= 0",
+        0 <= call.z_loss <= most,
+        f"{op}: z_loss is {call.z_loss:g}, wanted a number from 0 to {most:g}",
     )
 
 
@@ -206,7 +206,17 @@ def _composed_gradients(
 
 def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     call = _BACKWARD.bind(*args)
-    return _selected(call, _composed_gradients(call, call.grad_losses, call.grad_lse))
+    grad_lse = _of_counted_rows(call.grad_lse, call.target, call.ignore_index)
+    return _selected(call, _composed_gradients(call, call.grad_losses, grad_lse))
+
+
+def _of_counted_rows(
+    grad_lse: MaybeTensor, target: torch.Tensor, ignore_index: int | None
+) -> MaybeTensor:
+    """The gradient of lse, which is the constant 0 where a row is ignored."""
+    if grad_lse is None or ignore_index is None:
+        return grad_lse
+    return grad_lse.masked_fill(ignored_rows(target, ignore_index), 0)
 
 
 def _selected(call: Any, of: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -286,9 +296,7 @@ def _losses_formula(
         return _LOSSES.gradients()
     input, linear_weight, target, linear_bias, *results = ctx.saved_tensors
     settings = ctx.ignore_index, ctx.label_smoothing, ctx.softcap
-    if grad_lse is not None and ctx.ignore_index is not None:
-        # The lse of these rows is the constant 0.
-        grad_lse = grad_lse.masked_fill(ignored_rows(target, ctx.ignore_index), 0)
+    grad_lse = _of_counted_rows(grad_lse, target, ctx.ignore_index)
     mask = [_LOSSES.needs_gradient(ctx, name) for name in _DIFFERENTIABLE]
     saved = (input, linear_weight, target, linear_bias, *results, grad_losses, grad_lse)
     grads = gradient(_BACKWARD.op, *saved, *settings, mask)
