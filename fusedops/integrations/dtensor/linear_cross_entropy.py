@@ -1,4 +1,4 @@
-"""linear_cross_entropy refuses DTensors: it would have to gather chunks of rows, one after another."""
+"""linear_cross_entropy refuses DTensors, whose chunks of rows it would have to gather in turn."""
 
 from __future__ import annotations
 
