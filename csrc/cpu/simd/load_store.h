@@ -119,6 +119,17 @@ FUSEDOPS_INLINE void store(T* to, Tail part, Tile<Compute<T>> tile) {
   StoreN(to, columns, part.count);
 }
 
+// Stores a tile without regard to NaNs that bfloat16 cannot hold: those whose lower 16 bits are not
+// all 0. An operation makes none unless it has read one.
+template <class T, class Part>
+FUSEDOPS_INLINE void store_numbers(T* to, Part part, Tile<Compute<T>> tile) {
+  store(to, part, tile);
+}
+FUSEDOPS_INLINE void store_numbers(BFloat16* to, Full, Tile<float> tile) {
+  const VecU32 even = RoundNumberToBFloat16(tile.v[0]), odd = RoundNumberToBFloat16(tile.v[1]);
+  Store(to, (even >> 16) | (odd & 0xffff0000u));
+}
+
 // Replaces the columns past the end of the row by `value`.
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Full, Compute<T>) {

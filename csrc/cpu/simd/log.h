@@ -10,6 +10,14 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
+// Returns 2 atanh(t) - 2 t.
+FUSEDOPS_INLINE Vec<double> twice_atanh_rest(Vec<double> t) {
+  const Vec<double> square = t * t;
+  Vec<double> series = Set(2.0 / 17);
+  for (int odd = 15; odd >= 3; odd -= 2) series = series * square + 2.0 / odd;
+  return series * square * t;
+}
+
 FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
   constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
   // This is the distance of x above sqrt(1/2), whose exponent bits are n.
@@ -19,10 +27,8 @@ FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
   // Adding a 51-bit integer to the bits of 1.5 * 2^52 adds it to the number.
   constexpr double kRound = 6755399441055744.0;
   const Vec<double> n = (Vec<double>)(power + (VecI64)Set(kRound)) - kRound;
-  const Vec<double> t = (m - 1.0) / (m + 1.0), square = t * t;
-  Vec<double> series = Set(2.0 / 17);
-  for (int odd = 15; odd >= 3; odd -= 2) series = series * square + 2.0 / odd;
-  const Vec<double> low = series * square * t + n * kLn2Low;
+  const Vec<double> t = (m - 1.0) / (m + 1.0);
+  const Vec<double> low = twice_atanh_rest(t) + n * kLn2Low;
   const Vec<double> result = n * kLn2High + (2.0 * t + low);
   const Vec<double> special = x == 0.0 ? Set(-kInfinity<double>) : x;  // infinity or NaN
   return (x > 0.0) & (x < kInfinity<double>) ? result : special;
@@ -40,6 +46,18 @@ FUSEDOPS_INLINE Vec<double> log_of_sum(Vec<double> sum) {
   if constexpr (sizeof(Out) < sizeof(double)) return log_of(sum);
   for (int i = 0; i < kLanes<double>; ++i) sum[i] = __builtin_log(sum[i]);
   return sum;
+}
+
+// Returns log(1 + x) for x in [0, 1], with a relative error below 2e-10 if Out is not double. x^2
+// is not denormal.
+template <class Out>
+FUSEDOPS_INLINE Vec<double> log1p_of_fraction(Vec<double> x) {
+  if constexpr (sizeof(Out) < sizeof(double)) {
+    const Vec<double> t = x / (x + 2.0);
+    return 2.0 * t + twice_atanh_rest(t);
+  }
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_log1p(x[i]);
+  return x;
 }
 
 }  // namespace

@@ -94,6 +94,12 @@ FUSEDOPS_INLINE VecU32 RoundToBFloat16(Vec<float> value) {
   return value == value ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits;
 }
 
+// Does so too, but for NaNs whose lower 16 bits are not all 0.
+FUSEDOPS_INLINE VecU32 RoundNumberToBFloat16(Vec<float> value) {
+  const VecU32 bits = (VecU32)value;
+  return bits + 0x7fffu + ((bits >> 16) & 1u);
+}
+
 FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
   const VecU32 half = __builtin_convertvector(bits, VecU32);
   const VecU32 magnitude = half & 0x7fffu, sign = (half & 0x8000u) << 16;

@@ -171,29 +171,33 @@ FUSEDOPS_NOINLINE void store_even_rows(GroupRows<T> rows, int64_t cols, const Ti
   });
 }
 
-// If the rows of a group lie in two runs, they are copied first, so that they are evenly spaced.
+// If the rows of a group lie in two runs, or do not fill it, they are copied first, so that they
+// are evenly spaced. Missing rows are zeros.
 template <class T>
 FUSEDOPS_INLINE void load_group(
-    const ConstRows& rows, int64_t first, int64_t cols, Tile<Compute<T>>* group) {
-  if (are_even(rows, first, kGroupRows<T>)) {
+    const ConstRows& rows, int64_t first, int64_t cols, Tile<Compute<T>>* group,
+    int64_t count = kGroupRows<T>) {
+  if (count == kGroupRows<T> && are_even(rows, first, count)) {
     return load_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, group);
   }
   T copy[kGroupRows<T> * kMaxGroupCols];
-  for (int64_t r = 0; r < kGroupRows<T>; ++r) {
+  for (int64_t r = 0; r < count; ++r) {
     std::memcpy(copy + r * cols, start_of<T>(rows, first + r), cols * sizeof(T));
   }
+  std::memset(copy + count * cols, 0, (kGroupRows<T> - count) * cols * sizeof(T));
   load_even_rows<T>({copy, cols}, cols, group);
 }
 
 template <class T>
 FUSEDOPS_INLINE void store_group(
-    const Rows& rows, int64_t first, int64_t cols, const Tile<Compute<T>>* group) {
-  if (are_even(rows, first, kGroupRows<T>)) {
+    const Rows& rows, int64_t first, int64_t cols, const Tile<Compute<T>>* group,
+    int64_t count = kGroupRows<T>) {
+  if (count == kGroupRows<T> && are_even(rows, first, count)) {
     return store_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, group);
   }
   T copy[kGroupRows<T> * kMaxGroupCols];
   store_even_rows<T>({copy, cols}, cols, group);
-  for (int64_t r = 0; r < kGroupRows<T>; ++r) {
+  for (int64_t r = 0; r < count; ++r) {
     std::memcpy(start_of<T>(rows, first + r), copy + r * cols, cols * sizeof(T));
   }
 }

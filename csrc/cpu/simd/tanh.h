@@ -25,24 +25,31 @@ FUSEDOPS_INLINE Vec<C> small_expm1(Vec<C> r) {
   return p * r * r + r;
 }
 
+// Returns 1 - exp(x) for x <= 0. x is no less than exp.h's kLowestNormal, or is NaN.
+template <class C>
+FUSEDOPS_INLINE Vec<C> one_minus_exp(Vec<C> x) {
+  using K = typename ExpFor<C>::type;
+  constexpr bool kIsDouble = sizeof(C) == sizeof(double);
+  constexpr int kDigits = kIsDouble ? 52 : 23, kExponentOf1 = kIsDouble ? 1023 : 127;
+  // The last bits of the sum are those of n, and the shift drops the others.
+  const Vec<C> sum = x * K::kLog2E + K::kRound, n = sum - K::kRound;
+  const auto power = (Vec<C>)(((Lanes<C>)sum + kExponentOf1) << kDigits);
+  Vec<C> r = x;
+  for (const C part : K::kLn2) r -= n * part;
+  return (C(1) - power) - power * small_expm1<C>(r);
+}
+
 template <class C>
 FUSEDOPS_INLINE Vec<C> tanh_of(Vec<C> x) {
-  using K = typename ExpFor<C>::type;
   using Bits = Lanes<C>;
   constexpr bool kIsDouble = sizeof(C) == sizeof(double);
   constexpr auto kSign =
       std::numeric_limits<std::conditional_t<kIsDouble, int64_t, int32_t>>::min();
   constexpr C kLimit = kIsDouble ? 20 : 10;  // tanh has rounded to 1 before it
-  constexpr int kDigits = kIsDouble ? 52 : 23, kExponentOf1 = kIsDouble ? 1023 : 127;
   const Bits sign = (Bits)x & kSign;
   const auto magnitude = (Vec<C>)((Bits)x ^ sign);
   const Vec<C> y = (magnitude > kLimit ? Set(kLimit) : magnitude) * C(-2);  // NaN stays
-  // The last bits of the sum are those of n, and the shift drops the others.
-  const Vec<C> sum = y * K::kLog2E + K::kRound, n = sum - K::kRound;
-  const auto power = (Vec<C>)(((Bits)sum + kExponentOf1) << kDigits);
-  Vec<C> r = y;
-  for (const C part : K::kLn2) r -= n * part;
-  const Vec<C> d = (C(1) - power) - power * small_expm1<C>(r);
+  const Vec<C> d = one_minus_exp<C>(y);
   return (Vec<C>)((Bits)(d / (C(2) - d)) | sign);
 }
 

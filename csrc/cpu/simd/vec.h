@@ -101,6 +101,8 @@ constexpr bool kFusesProducts = false;
 template <class C>
 constexpr C kInfinity = static_cast<C>(__builtin_huge_val());
 
+constexpr double kNaN = __builtin_nan("");
+
 // Passes a constant to a generic lambda.
 template <auto kValue>
 struct Constant {

@@ -81,6 +81,7 @@ using portable::LessThan;
 using portable::MaskedMin;
 using portable::MulByPow2;
 using portable::NotLessEqual;
+using portable::RoundNumberToBFloat16;
 using portable::RoundToBFloat16;
 #endif
 
@@ -144,6 +145,12 @@ FUSEDOPS_INLINE VecU32 RoundToBFloat16(Vec<float> value) {
   const __mmask16 number = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_ORD_Q);
   const __mmask16 odd = _mm512_mask_test_epi32_mask(number, bits, _mm512_set1_epi32(0x10000));
   const __m512i even = _mm512_mask_add_epi32(bits, number, bits, _mm512_set1_epi32(0x7fff));
+  return (VecU32)_mm512_mask_add_epi32(even, odd, bits, _mm512_set1_epi32(0x8000));
+}
+FUSEDOPS_INLINE VecU32 RoundNumberToBFloat16(Vec<float> value) {
+  const __m512i bits = (__m512i)value;
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  const __m512i even = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
   return (VecU32)_mm512_mask_add_epi32(even, odd, bits, _mm512_set1_epi32(0x8000));
 }
 // The halves are extracted in registers. If one is read through memory, GCC keeps the vector in
