@@ -1,90 +1,362 @@
-// The kernels of a cross entropy over rows.
+// The forward of a cross entropy over rows.
+//
+// A row is read once. No maximum is searched first: what is subtracted from the logits before their
+// exponential, the shift, is the maximum of the first columns. Where the sum of a segment overflows
+// nevertheless, the segment is computed again with its own maximum. Logits far below the shift
+// count as 0 beside it, as they do below a maximum.
+//
+// The logit of the class is kept out of the sum, so that log1p(sum of the others / exp(it)), the
+// loss of a confident row, has all digits. In long loops only the pair of tiles with the class
+// differs.
 #pragma once
 
-#include <cmath>
-
-#include "cpu/dispatch/table.h"
-#include "cpu/simd/rows.h"
+#include "cpu/cross_entropy/logits.h"
+#include "cpu/cross_entropy/scratch.h"
+#include "cpu/simd/exp_sum.h"
+#include "cpu/simd/log.h"
+#include "cpu/simd/reduce.h"
+#include "cpu/softmax/rows.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-inline int64_t class_of(const Targets& targets, int64_t row) {
-  return targets.is_int64 ? static_cast<const int64_t*>(targets.data)[row]
-                          : static_cast<const int32_t*>(targets.data)[row];
-}
+// --- segments -----------------------------------------------------------------------------------
 
+// Some columns of a row, with the column of the class counted from the first of them; it may lie
+// outside.
 template <class In>
-double raw_at(const In* input, int64_t col) {
-  return double(load(input + col, Tail{1}).v[0][0]);
+struct Segment {
+  const In* input;
+  int64_t cols, class_col;
+  bool wants_total;  // the sum of the logits
+};
+
+// Returns the maximum of the logits that are numbers, or -inf.
+template <class In, class Of, class C = Compute<In>>
+FUSEDOPS_INLINE C max_of_logits(const In* input, int64_t cols, Of logits) {
+  const auto max = fold_columns<In>(
+      cols, Broadcast(-kInfinity<C>), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        const Tile<C> x = logits.minus(logits.base(load(input + col, part)), C(0));
+        return Max(so_far, filled<In>(x, part, -kInfinity<C>));
+      });
+  return max_of(max.even, max.odd);
 }
 
-inline double logit_of(const Logits& logits, double x) {
-  x *= logits.scale;
-  return logits.softcap == 0 ? x : std::tanh(x / logits.softcap) * logits.softcap;
+// Returns the maximum of the first columns that are not all hidden; 0 if it is infinite, or all
+// columns are hidden.
+template <class In, class Of, class C = Compute<In>>
+FUSEDOPS_NOINLINE C shift_of_row(const In* input, int64_t cols, Of logits) {
+  constexpr int64_t kCols = 64;
+  for (; cols > 0; input += kCols, cols -= kCols) {
+    const C max = max_of_logits(input, cols < kCols ? cols : kCols, logits);
+    if (__builtin_expect(max > -kInfinity<C>, true)) return max < kInfinity<C> ? max : 0;
+  }
+  return 0;
 }
 
-template <class In>
-void cross_entropy_rows(const CrossEntropyForward& args, RowRange range) {
-  using C = Compute<In>;
-  for (int64_t row = range.begin; row < range.end; ++row) {
-    const In* input = start_of<In>(args.logits.input, row);
-    const int64_t target = class_of(args.targets, row);
-    const bool ignored = args.targets.has_ignored && target == args.targets.ignored;
-    double lse = 0, loss = 0;
-    if (!ignored || args.reads_ignored) {
-      double max = -INFINITY, sum = 0, total = 0;
-      for (int64_t c = 0; c < args.cols; ++c)
-        max = std::fmax(max, logit_of(args.logits, raw_at(input, c)));
-      const double shift = std::isinf(max) ? 0 : max;
-      for (int64_t c = 0; c < args.cols; ++c) {
-        const double x = logit_of(args.logits, raw_at(input, c));
-        sum += std::exp(x - shift), total += x;
-      }
-      lse = shift + std::log(sum);
-      const double x = ignored ? 0 : logit_of(args.logits, raw_at(input, target));
-      double others = 0;
-      if (!ignored) {
-        for (int64_t c = 0; c < args.cols; ++c)
-          if (c != target) others += std::exp(logit_of(args.logits, raw_at(input, c)) - x);
-        loss = others < 1 ? std::log1p(others) : lse - x;
-        const double e = args.label_smoothing;
-        loss = (1 - e) * loss + (e == 0 ? 0 : e * (lse - total / args.cols));
-      }
+// The sums over each lane of exp(logit - shift), without the class, and of logit - shift.
+struct LaneSums {
+  Vec<double> exponentials, differences;
+};
+template <class C>
+struct TileSums {
+  Tile<C> exponentials, differences;
+};
+
+// In segments of up to so many columns every tile is compared with the class: a branch that depends
+// on it costs more.
+constexpr int64_t kMaxComparedCols = 256;
+
+// The order of operations depends on the number of columns alone. A total, if it is not wanted, is
+// not computed where that would take time.
+template <class In, class Of, class C = Compute<In>>
+FUSEDOPS_NOINLINE LaneSums sums_of_lanes(Segment<In> segment, Of logits, C shift) {
+  constexpr int64_t kPair = 2 * kTile<In>;
+  const auto difference = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return logits.minus(logits.base(load(segment.input + col, part)), shift);
+  };
+  const auto add = [&](TileSums<C> sums, int64_t col, auto with_total) FUSEDOPS_LAMBDA {
+    const Tile<C> d = difference(col, Full{});
+    sums.exponentials = sums.exponentials + exp_or_infinity<C>(d);
+    if constexpr (with_total.value) sums.differences = sums.differences + d;
+    return sums;
+  };
+  const auto add_compared = [&](TileSums<C> sums, int64_t col, auto part) FUSEDOPS_LAMBDA {
+    const Tile<C> d = difference(col, part);
+    const Tile<C> e = exp_or_infinity<C>(filled<In>(d, part, -kInfinity<C>));
+    const Lanes<C> class_col = Lanes<C>{} + static_cast<int>(segment.class_col - col);
+    for (int half = 0; half < 2; ++half) {
+      Vec<C>& sum = sums.exponentials.v[half];
+      sum = columns_of_lanes<In>(half) == class_col ? sum : sum + e.v[half];
     }
-    static_cast<C*>(args.losses)[row] = C(loss);
-    static_cast<C*>(args.lse)[row] = C(lse);
-    static_cast<C*>(args.lse_error)[row] =
-        std::isinf(lse) ? 0 : C(lse - double(C(lse)));
+    sums.differences = sums.differences + filled<In>(d, part, C(0));
+    return sums;
+  };
+  const int64_t pairs_end = segment.cols / kPair * kPair;
+  const bool compares_all = segment.cols <= kMaxComparedCols;
+  const bool has_class = 0 <= segment.class_col && segment.class_col < pairs_end;
+  int64_t col = 0;
+  int64_t end = compares_all ? 0 : has_class ? segment.class_col / kPair * kPair : pairs_end;
+  TileSums<C> even{Broadcast(C(0)), Broadcast(C(0))}, odd = even;
+  for (;; end = compares_all ? col : pairs_end) {
+    with_bool(segment.wants_total, [&](auto with_total) FUSEDOPS_LAMBDA {
+      for (; col < end; col += kPair) {
+        even = add(even, col, with_total);
+        odd = add(odd, col + kTile<In>, with_total);
+      }
+    });
+    if (col >= pairs_end) break;
+    even = add_compared(even, col, Full{});
+    odd = add_compared(odd, col + kTile<In>, Full{});
+    col += kPair;
+  }
+  if (col + kTile<In> <= segment.cols) {
+    even = add_compared(even, col, Full{});
+    col += kTile<In>;
+  }
+  if (col < segment.cols) {
+    even = add_compared(even, col, Tail{static_cast<int>(segment.cols - col)});
+  }
+  return {
+      lanes_of_sum<In>({even.exponentials, odd.exponentials}, segment.cols),
+      lanes_of_sum<In>({even.differences, odd.differences}, segment.cols)};
+}
+
+FUSEDOPS_INLINE LogitSums sums_of(double shift, double sum, double differences, int64_t cols) {
+  return {shift, sum, differences + shift * double(cols)};
+}
+
+template <class In, class Of, class C = Compute<In>>
+FUSEDOPS_INLINE LogitSums sums_of_segment(Segment<In> segment, Of logits, C shift) {
+  const LaneSums lanes = sums_of_lanes(segment, logits, shift);
+  return sums_of(
+      shift, ReduceLanes<double>(lanes.exponentials, Add{}),
+      ReduceLanes<double>(lanes.differences, Add{}), segment.cols);
+}
+
+FUSEDOPS_INLINE bool is_usable(double sum) { return sum >= 0 && sum < kInfinity<double>; }
+
+// Computes a segment whose sum overflows with the row's shift, or has an infinite logit or NaN.
+template <class In, class Of, class C = Compute<In>>
+FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, Of logits) {
+  const C max = max_of_logits(segment.input, segment.cols, logits);
+  if (max < kInfinity<C>) return sums_of_segment(segment, logits, shift_of(max));
+  const auto sums = fold_columns<In>(
+      segment.cols, Broadcast(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        Tile<C> x = logits.minus(logits.base(load(segment.input + col, part)), C(0));
+        for (auto& vec : x.v) vec = vec < kInfinity<C> ? Vec<C>{} : vec;
+        return so_far + x;
+      });
+  return {kInfinity<double>, sum_of(sums.even, sums.odd), 0};
+}
+
+template <class C>
+FUSEDOPS_INLINE LogitSums combined(LogitSums a, LogitSums b) {
+  const double shift = a.shift < b.shift ? b.shift : a.shift;
+  const double sum =
+      a.sum * exp_difference(C(a.shift), C(shift)) + b.sum * exp_difference(C(b.shift), C(shift));
+  return {shift, sum, a.total + b.total};
+}
+
+// Calls body(index, sums) for the segments of columns [begin, end); begin is a multiple of
+// kRowSegment.
+template <class In, class Of, class Body>
+FUSEDOPS_INLINE void for_row_segments(Segment<In> row, Of logits, RowRange cols, Body body) {
+  const Compute<In> shift = shift_of_row(row.input, row.cols, logits);
+  for (int64_t begin = cols.begin; begin < cols.end; begin += kRowSegment) {
+    const int64_t left = cols.end - begin, count = left < kRowSegment ? left : kRowSegment;
+    const Segment<In> segment{row.input + begin, count, row.class_col - begin, row.wants_total};
+    LogitSums sums = sums_of_segment(segment, logits, shift);
+    if (__builtin_expect(!is_usable(sums.sum), false)) {
+      sums = sums_of_special_segment(segment, logits);
+    }
+    body(begin / kRowSegment, sums);
   }
 }
 
+// --- losses -------------------------------------------------------------------------------------
+
+// Holds what each row of a batch has read.
+struct alignas(kVectorBytes) LossBatch {
+  RowValue shift, sum, total;
+  RowValue logit;  // of the class; -inf without one, so that the other columns are all
+  RowValue kind;   // 1 with a class; without one, the loss
+
+  // Without sums a row's lse is 0.
+  FUSEDOPS_INLINE void set_class(int index, RowClass target) {
+    kind[index] = target.col >= 0 ? 1.0 : target.is_ignored ? 0.0 : kNaN;
+    logit[index] = -kInfinity<double>;
+    set(index, LogitSums{0, 1, 0});
+  }
+  FUSEDOPS_INLINE void set(int index, LogitSums sums) {
+    shift[index] = sums.shift, sum[index] = sums.sum, total[index] = sums.total;
+  }
+};
+
+FUSEDOPS_INLINE bool is_read(const CrossEntropyForward& args, RowClass target) {
+  return args.reads_ignored || !target.is_ignored;
+}
+
+// The lower lanes of the result are the values, rounded to C.
+template <class C>
+FUSEDOPS_INLINE Vec<C> narrowed(Vec<double> x) {
+  Wide<C> wide;
+  for (auto& vec : wide.v) vec = x;
+  return demoted(wide);
+}
+
+// Writes elements `first` and up of an array.
+template <class C>
+FUSEDOPS_INLINE void store_batch(void* array, int64_t first, int count, Vec<C> values) {
+  C* const to = static_cast<C*>(array) + first;
+  if (count == kBatchRows) {
+    std::memcpy(to, &values, kBatchRows * sizeof(C));
+  } else {
+    std::memcpy(to, &values, count * sizeof(C));
+  }
+}
+
+// With L the logarithm of the other columns' sum and x the class's logit, lse = max(L, x) +
+// log1p(z) and the loss is max(L - x, 0) + log1p(z), where z = exp(-|L - x|). A z that C would hold
+// as a denormal number counts as 0.
+template <class C>
+FUSEDOPS_NOINLINE void write_losses(
+    const CrossEntropyForward& args, int64_t first, int count, const LossBatch& batch) {
+  constexpr double kLowest = ExpFor<C>::type::kLowestNormal;
+  constexpr double kLeast = sizeof(C) == sizeof(double) ? kLeastDouble : kLeastFloat;
+  Vec<double> unused = {};
+  const auto x = Load<Vec<double>>(batch.logit), kind = Load<Vec<double>>(batch.kind);
+  const Vec<double> others =
+      log_of_sum<C>(Load<Vec<double>>(batch.sum)) + Load<Vec<double>>(batch.shift);
+  const Vec<double> d = others - x;
+  const Vec<double> z =
+      others == x ? Set(1.0) : exp_above<double, 0>(kLowest, -magnitude(d), unused);
+  const Vec<double> rest = log1p_of_fraction<C>(z), lse = Max(x, others) + rest;
+  Vec<double> loss = Max(d, Vec<double>{}) + rest;
+  if (const double e = args.label_smoothing; e != 0) {
+    loss = (1 - e) * loss + e * (lse - Load<Vec<double>>(batch.total) / double(args.cols));
+  }
+  loss = lse - lse == 0.0 ? loss : Set(kNaN);
+  const Vec<C> rounded = narrowed<C>(lse);
+  const Vec<double> error = lse - promoted(rounded).v[0];
+  // It is left out where C would hold it as a denormal number, and where lse is infinite or NaN.
+  const auto is_kept = (magnitude(error) >= kLeast) & (magnitude(error) < kInfinity<double>);
+  store_batch<C>(args.losses, first, count, narrowed<C>(kind == 1.0 ? loss : kind));
+  store_batch<C>(args.lse, first, count, rounded);
+  store_batch<C>(args.lse_error, first, count, narrowed<C>(is_kept ? error : Vec<double>{}));
+}
+
+// Some rows of a call, with their classes.
 template <class In>
-void cross_entropy_backward_rows(const CrossEntropyBackward& args, RowRange range) {
-  using C = Compute<In>;
-  for (int64_t row = range.begin; row < range.end; ++row) {
-    const In* input = start_of<In>(args.logits.input, row);
-    In* result = start_of<In>(args.grad_input, row);
-    const int64_t target = class_of(args.targets, row);
-    const bool ignored = args.targets.has_ignored && target == args.targets.ignored;
-    const auto at = [&](const void* values) {
-      return values == nullptr ? 0 : double(static_cast<const C*>(values)[row]);
-    };
-    const double g = ignored ? 0 : at(args.grad_losses), g_lse = at(args.grad_lse);
-    const double e = args.label_smoothing, lse = at(args.lse) + at(args.lse_error);
-    for (int64_t c = 0; c < args.cols; ++c) {
-      const double raw = raw_at(input, c), x = logit_of(args.logits, raw), p = std::exp(x - lse);
-      double grad = (g + g_lse) * p - g * e / args.cols;
-      if (c == target) {
-        const double missing = e == 0 ? std::expm1(-at(args.losses)) : p - 1;
-        grad = g * missing + g * e + g_lse * p - g * e / args.cols;
+struct RowBatch {
+  Segment<In> rows[kBatchRows];
+  bool is_read[kBatchRows];
+  int count;
+
+  // Also sets the classes of `batch`.
+  template <class Of>
+  FUSEDOPS_INLINE RowBatch(
+      const CrossEntropyForward& args, RowRange range, Of logits, LossBatch& batch)
+      : count(static_cast<int>(range.end - range.begin)) {
+    for (int i = 0; i < count; ++i) {
+      const int64_t row = range.begin + i;
+      const RowClass target = class_of(args.targets, row, args.cols);
+      rows[i] = {
+          start_of<In>(args.logits.input, row), args.cols, target.col, args.label_smoothing != 0};
+      is_read[i] = FUSEDOPS_CPU_ISA::is_read(args, target);
+      batch.set_class(i, target);
+      if (target.col >= 0) {
+        batch.logit[i] = logits.logit_of(logits.base_of(rows[i].input + target.col));
       }
-      const double cap = args.logits.softcap, ratio = cap == 0 ? 0 : x / cap;
-      grad *= args.logits.scale * (1 - ratio * ratio);
-      if (g == 0 && g_lse == 0) grad = 0;
-      store(result + c, Tail{1}, Broadcast(C(grad)));
     }
   }
+};
+
+// Computes rows of one segment: in each step all rows, so that their latencies overlap.
+template <class In, class Of>
+FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, Of logits, LossBatch& sums) {
+  using C = Compute<In>;
+  C shifts[kBatchRows];
+  for (int i = 0; i < batch.count; ++i) {
+    const Segment<In>& row = batch.rows[i];
+    if (batch.is_read[i]) shifts[i] = shift_of_row(row.input, row.cols, logits);
+  }
+  Vec<double> exponentials[kBatchRows] = {}, differences[kBatchRows] = {};
+  for (int i = 0; i < batch.count; ++i) {
+    if (!batch.is_read[i]) continue;
+    const LaneSums lanes = sums_of_lanes(batch.rows[i], logits, shifts[i]);
+    exponentials[i] = lanes.exponentials, differences[i] = lanes.differences;
+  }
+  RowValue of_exponentials, of_differences;
+  sums_over_lanes<double>(exponentials, of_exponentials);
+  sums_over_lanes<double>(differences, of_differences);
+  for (int i = 0; i < batch.count; ++i) {
+    if (!batch.is_read[i]) continue;
+    const Segment<In>& row = batch.rows[i];
+    if (__builtin_expect(is_usable(of_exponentials[i]), true)) {
+      sums.set(i, sums_of(shifts[i], of_exponentials[i], of_differences[i], row.cols));
+    } else {
+      sums.set(i, sums_of_special_segment(row, logits));
+    }
+  }
+}
+
+template <class In, class Of>
+FUSEDOPS_INLINE void sum_rows(const RowBatch<In>& batch, Of logits, LossBatch& batch_sums) {
+  using C = Compute<In>;
+  for (int i = 0; i < batch.count; ++i) {
+    if (!batch.is_read[i]) continue;
+    LogitSums sums;
+    for_row_segments(
+        batch.rows[i], logits, RowRange{0, batch.rows[i].cols},
+        [&](int64_t index, LogitSums part)
+            FUSEDOPS_LAMBDA { sums = index == 0 ? part : combined<C>(sums, part); });
+    batch_sums.set(i, sums);
+  }
+}
+
+template <class In, class Of>
+FUSEDOPS_INLINE void cross_entropy_rows(
+    const CrossEntropyForward& args, RowRange range, Of logits) {
+  for (int64_t first = range.begin; first < range.end; first += kBatchRows) {
+    const int64_t left = range.end - first,
+                  end = left < kBatchRows ? range.end : first + kBatchRows;
+    LossBatch sums = {};
+    const RowBatch<In> batch(args, RowRange{first, end}, logits, sums);
+    if (args.cols <= kRowSegment) {
+      sum_short_rows(batch, logits, sums);
+    } else {
+      sum_rows(batch, logits, sums);
+    }
+    write_losses<Compute<In>>(args, first, batch.count, sums);
+  }
+}
+
+// --- long rows ----------------------------------------------------------------------------------
+
+template <class In, class Of>
+FUSEDOPS_INLINE void long_cross_entropy_segments(
+    const CrossEntropyForward& args, int64_t row, RowRange cols, LogitSums* partials, Of logits) {
+  LossBatch unused;
+  const RowBatch<In> batch(args, RowRange{row, row + 1}, logits, unused);
+  if (!batch.is_read[0]) return;
+  for_row_segments(batch.rows[0], logits, cols, [&](int64_t index, LogitSums sums) FUSEDOPS_LAMBDA {
+    partials[index] = sums;
+  });
+}
+
+template <class In, class Of>
+FUSEDOPS_INLINE void write_long_losses(
+    const CrossEntropyForward& args, int64_t row, const LogitSums* partials, Of logits) {
+  using C = Compute<In>;
+  LossBatch batch_sums = {};
+  const RowBatch<In> batch(args, RowRange{row, row + 1}, logits, batch_sums);
+  if (batch.is_read[0]) {
+    LogitSums sums = partials[0];
+    for (int64_t i = 1; i < row_segments(args.cols); ++i) sums = combined<C>(sums, partials[i]);
+    batch_sums.set(0, sums);
+  }
+  write_losses<C>(args, row, 1, batch_sums);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "args.h"
+#include "cpu/cross_entropy/scratch.h"
 #include "cpu/norm/scratch.h"
 
 namespace fusedops {

@@ -1,0 +1,198 @@
+// A cross entropy of groups of short rows: each column has a tile, and each row a lane of it
+// (cpu/simd/short_rows.h). All rows of a call are computed in groups, of which the last may have
+// fewer rows, so that a row has the same bits in every batch. Rows that need not be read are
+// computed with the others of their group, and the results are not used.
+#pragma once
+
+#include "cpu/cross_entropy/backward.h"
+#include "cpu/cross_entropy/rows.h"
+#include "cpu/simd/short_rows.h"
+
+namespace fusedops::FUSEDOPS_CPU_ISA {
+namespace {
+
+// The longest rows that gain from groups. Each of a forward's accumulators adds at most 64 values.
+constexpr int64_t kMaxLossGroupCols = 128, kMaxGradientGroupCols = 32;
+
+// Holds a value of each row of a group.
+template <class C>
+struct alignas(kVectorBytes) RowLanes {
+  C of_row[kTile<C>];
+
+  FUSEDOPS_INLINE C& operator[](int64_t row) { return of_row[row]; }
+  FUSEDOPS_INLINE Tile<C> tile() const { return load(of_row); }
+};
+
+// Calls body(first row, number of rows).
+template <class In, class Body>
+FUSEDOPS_INLINE void for_groups(RowRange rows, Body body) {
+  for (int64_t first = rows.begin; first < rows.end; first += kGroupRows<In>) {
+    const int64_t left = rows.end - first;
+    body(first, left < kGroupRows<In> ? left : kGroupRows<In>);
+  }
+}
+
+// Loads the logits' bases.
+template <class In, class Of, class C = Compute<In>>
+FUSEDOPS_INLINE void load_bases(
+    const ConstRows& input, int64_t first, int64_t count, int64_t cols, Of logits, Tile<C>* bases) {
+  load_group<In>(input, first, cols, bases, count);
+  for (int64_t col = 0; Of::kIsCapped && col < cols; ++col) bases[col] = logits.base(bases[col]);
+}
+
+// Returns the base of one row and column.
+template <class C>
+FUSEDOPS_INLINE double base_in_group(const Tile<C>* bases, int64_t row, int64_t col) {
+  return double(reinterpret_cast<const C*>(bases + col)[row]);
+}
+
+// --- forward ------------------------------------------------------------------------------------
+
+template <class C>
+struct alignas(kVectorBytes) GroupSums {
+  RowLanes<C> shift;
+  double exponentials[kTile<C>], differences[kTile<C>];
+};
+
+template <class C>
+FUSEDOPS_INLINE void store_sum(double* to, Tile<C> even, Tile<C> odd) {
+  const WideTile<C> sum = promoted(even) + promoted(odd);
+  for (int64_t i = 0; i < kWideVectors<C>; ++i) Store(to + i * kLanes<double>, vector_of(sum, i));
+}
+
+// The shift is the maximum, or 0 if that is infinite.
+template <class C, class Of>
+FUSEDOPS_NOINLINE void sum_group(
+    const Tile<C>* bases, int64_t cols, Tile<C> class_cols, Of logits, GroupSums<C>& result) {
+  Tile<C> shift = Broadcast(-kInfinity<C>);
+  for (int64_t col = 0; col < cols; ++col) shift = Max(shift, bases[col] * logits.outer);
+  for (auto& vec : shift.v) vec = vec - vec == C(0) ? vec : Vec<C>{};
+  const auto add = [&](TileSums<C> sums, int64_t col) FUSEDOPS_LAMBDA {
+    const Tile<C> d = bases[col] * logits.outer - shift, e = exp_or_zero<SumOf<C>>(d);
+    for (int half = 0; half < 2; ++half) {
+      Vec<C>& sum = sums.exponentials.v[half];
+      sum = class_cols.v[half] == C(col) ? sum : sum + e.v[half];
+    }
+    sums.differences = sums.differences + d;
+    return sums;
+  };
+  TileSums<C> even{Broadcast(C(0)), Broadcast(C(0))}, odd = even;
+  int64_t col = 0;
+  for (; col + 1 < cols; col += 2) {
+    even = add(even, col);
+    odd = add(odd, col + 1);
+  }
+  if (col < cols) even = add(even, col);
+  store(result.shift.of_row, shift);
+  store_sum(result.exponentials, even.exponentials, odd.exponentials);
+  store_sum(result.differences, even.differences, odd.differences);
+}
+
+template <class In, class Of>
+FUSEDOPS_INLINE void cross_entropy_groups(
+    const CrossEntropyForward& args, RowRange range, Of logits) {
+  using C = Compute<In>;
+  Tile<C> bases[kMaxLossGroupCols];
+  for_groups<In>(range, [&](int64_t first, int64_t count) {
+    load_bases<In>(args.logits.input, first, count, args.cols, logits, bases);
+    RowClass targets[kGroupRows<In>];
+    RowLanes<C> class_cols = {};
+    for (int64_t row = 0; row < count; ++row) {
+      targets[row] = class_of(args.targets, first + row, args.cols);
+      class_cols[row] = C(targets[row].col);
+    }
+    GroupSums<C> sums;
+    sum_group(bases, args.cols, class_cols.tile(), logits, sums);
+    for (int64_t begin = 0; begin < count; begin += kBatchRows) {
+      const int rows = static_cast<int>(count - begin < kBatchRows ? count - begin : kBatchRows);
+      LossBatch batch = {};
+      for (int i = 0; i < rows; ++i) {
+        const int64_t row = begin + i;
+        const RowClass target = targets[row];
+        batch.set_class(i, target);
+        if (target.col >= 0) {
+          batch.logit[i] = logits.logit_of(base_in_group(bases, row, target.col));
+        }
+        if (!is_read(args, target)) continue;
+        const double sum = sums.exponentials[row];
+        if (__builtin_expect(is_usable(sum), true)) {
+          batch.set(i, sums_of(sums.shift[row], sum, sums.differences[row], args.cols));
+        } else {
+          const In* input = start_of<In>(args.logits.input, first + row);
+          const Segment<In> segment{input, args.cols, target.col, false};
+          batch.set(i, sums_of_special_segment(segment, logits));
+        }
+      }
+      write_losses<C>(args, first + begin, rows, batch);
+    }
+  });
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+// Holds what the columns of a group are computed from (GradientBatch), in the lanes of its rows.
+template <class C>
+struct GroupFactors {
+  RowLanes<C> lse, factor, lowest, smoothing;
+  RowLanes<C> class_col, of_class;
+  RowLanes<C> has_gradient;  // 1, or 0 for a row of zeros
+
+  void set(int64_t row, const GradientBatch& batch, int index, int64_t col) {
+    lse[row] = C(batch.lse[index]), factor[row] = C(batch.factor[index]);
+    lowest[row] = C(batch.lowest[index]), smoothing[row] = C(batch.smoothing[index]);
+    class_col[row] = C(col), of_class[row] = C(batch.of_class[index]);
+    has_gradient[row] = batch.has_gradient(index) ? C(1) : C(0);
+  }
+};
+
+// Replaces the bases by the gradients.
+template <class In, class Of, class C = Compute<In>>
+FUSEDOPS_NOINLINE void compute_group(
+    Tile<C>* group, int64_t cols, const GroupFactors<C>& factors, Of logits) {
+  const Tile<C> lse = factors.lse.tile(), lowest = factors.lowest.tile();
+  const Tile<C> factor = factors.factor.tile(), smoothing = factors.smoothing.tile();
+  const Tile<C> class_col = factors.class_col.tile(), of_class = factors.of_class.tile();
+  const Tile<C> has_gradient = factors.has_gradient.tile();
+  for (int64_t col = 0; col < cols; ++col) {
+    const Tile<C> base = group[col];
+    Tile<C> d = base * logits.outer - lse;
+    for (int half = 0; half < 2; ++half) {
+      d.v[half] = d.v[half] <= lowest.v[half] ? Set(-kInfinity<C>) : d.v[half];  // NaN stays
+    }
+    Tile<C> grad = logits.times_slope(exp_or_zero<In>(d) * factor - smoothing, base);
+    for (int half = 0; half < 2; ++half) {
+      Vec<C>& vec = grad.v[half];
+      vec = class_col.v[half] == C(col) ? of_class.v[half] : vec;
+      vec = has_gradient.v[half] != C(0) ? vec : Vec<C>{};
+    }
+    group[col] = grad;
+  }
+}
+
+template <class In, class Of>
+FUSEDOPS_INLINE void cross_entropy_backward_groups(
+    const CrossEntropyBackward& args, RowRange range, Of logits) {
+  using C = Compute<In>;
+  Tile<C> group[kMaxGradientGroupCols];
+  for_groups<In>(range, [&](int64_t first, int64_t count) {
+    load_bases<In>(args.logits.input, first, count, args.cols, logits, group);
+    GroupFactors<C> factors = {};
+    for (int64_t begin = 0; begin < count; begin += kBatchRows) {
+      const int rows = static_cast<int>(count - begin < kBatchRows ? count - begin : kBatchRows);
+      GradientBatch batch = {};
+      int64_t class_cols[kBatchRows];
+      for (int i = 0; i < rows; ++i) {
+        const int64_t row = begin + i;
+        const int64_t col = class_cols[i] = batch.template read_row<C>(args, first + row, i);
+        if (col >= 0) batch.base[i] = base_in_group(group, row, col);
+      }
+      compute_factors(args, logits, batch);
+      for (int i = 0; i < rows; ++i) factors.set(begin + i, batch, i, class_cols[i]);
+    }
+    compute_group<In>(group, args.cols, factors, logits);
+    store_group<In>(args.grad_input, first, args.cols, group, count);
+  });
+}
+
+}  // namespace
+}  // namespace fusedops::FUSEDOPS_CPU_ISA
