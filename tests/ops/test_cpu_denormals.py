@@ -191,6 +191,26 @@ def test_results_that_round_to_zero_make_no_denormal(flags, dtype, lowest_score)
         clean(flags, ops.log_softmax, x, -1, None)
 
 
+@pytest.mark.parametrize("options", [(), (0.1,), (0.0, 0.5), (0.0, 1.0, 20.0)], ids=str)
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("kind", HIDDEN)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_cross_entropies_of_hidden_logits_make_no_denormal(flags, dtype, kind, value, options):
+    """Nor do gradients so small that their products with probabilities would be denormal."""
+    for cols in COLS:
+        hidden, logits = hidden_and_scores(kind, dtype, 3, cols)
+        logits[1] -= torch.linspace(0, 200, cols)
+        x = logits.masked_fill(hidden, value_of(value, dtype))
+        x[2, 0] = 95  # the losses of confident rows are small
+        target = torch.zeros(3, dtype=torch.int64)
+        clean(flags, ops._cross_entropy, x, target, -100, *options)
+        saved = ops._cross_entropy(x, target, -100, *options)
+        for scale in (1.0, 2.0**-40):
+            grads = torch.full((2, 3), scale).to(saved[0].dtype)
+            backward = ops._cross_entropy_backward
+            clean(flags, backward, x, target, *saved, *grads, -100, *options)
+
+
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_statistics_of_hidden_scores_make_no_denormal(flags, kind):
     hidden, scores = hidden_and_scores(kind, torch.float32, 3, 5000)
