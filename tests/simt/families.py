@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
+from .cases import column_sums as column_sums_cases
 from .cases import cross_entropy as cross_entropy_cases
 from .cases import masked as masked_cases
 from .cases import norm as norm_cases
@@ -14,6 +15,7 @@ from .cases import spatial as spatial_cases
 from .cases import spatial_norm as spatial_norm_cases
 from .cases import stack as stack_cases
 from .cases import statistics as statistics_cases
+from .cases.column_sums import ColumnSumsCase
 from .cases.cross_entropy import CrossEntropyCase
 from .cases.masked import MaskedCase
 from .cases.norm import NormCase
@@ -33,6 +35,7 @@ AnyCase = (
     | MaskedCase
     | StackCase
     | StatisticsCase
+    | ColumnSumsCase
     | CrossEntropyCase
 )
 _MODULES = {
@@ -43,6 +46,7 @@ _MODULES = {
     MaskedCase: masked_cases,
     StackCase: stack_cases,
     StatisticsCase: statistics_cases,
+    ColumnSumsCase: column_sums_cases,
     CrossEntropyCase: cross_entropy_cases,
 }
 
@@ -104,7 +108,7 @@ def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
     """The softmax and the norm of rows at every boundary. The other families have more elaborate
     kernels over the same tiles: each of them once."""
     others = (spatial_cases, spatial_norm_cases, masked_cases, stack_cases, statistics_cases)
-    others += (cross_entropy_cases,)
+    others += (column_sums_cases, cross_entropy_cases)
     rows = (row_cases, norm_cases)
     boundaries = [case for module in rows for case in module.all_boundary_cases(emulator)]
     return [*boundaries, *_racing_cases(emulator, others), *cluster_cases(emulator)]

@@ -1,23 +1,14 @@
 // Host side of the sums over rows. The emulator compiles this file too, as C++.
 #include "cuda/launch/launch.h"
 
-#include "cuda/column_sums/rows.h"
-#include "cuda/launch/kernels.h"
+#include "cuda/column_sums/kernels.h"
 
 namespace fusedops::cuda {
 
-inline RowKernel<ColumnSums> column_sums_of(DType dtype) {
-#define DTYPE(T) \
-  if (dtype == kDTypeOf<T>) return &column_sums<T>;
-#include "cuda/launch/plans.def"
-  return nullptr;
-}
-
 Status launch(const ColumnSums& args, Stream stream) {
+  const auto kernel = find_kernel<ColumnSumsOfRows>(args.input.dtype, 1);
   const dim3 threads(kColumnThreads);
-  return launch_items(
-      column_sums_of(args.input.dtype), args.cols, kColumnThreads * kColumnsEach, threads, args,
-      stream);
+  return launch_items(kernel, args.cols, kColumnThreads * kColumnsEach, threads, args, stream);
 }
 
 }  // namespace fusedops::cuda

@@ -1,0 +1,11 @@
+// The kernels of the sums over rows, for find_kernel().
+#pragma once
+
+#include "cuda/column_sums/rows.h"
+#include "cuda/launch/kernels.h"
+
+namespace fusedops::cuda {
+
+KERNEL(ColumnSumsOfRows, kTensor, RowKernel<ColumnSums>, kSpatial, kSpatial, column_sums, T)
+
+}  // namespace fusedops::cuda
