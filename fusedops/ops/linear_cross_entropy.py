@@ -263,6 +263,11 @@ def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTens
     *given, of_input, of_weight, of_bias = ctx.saved_tensors
     call = _GRADIENTS.bind(*given, *ctx.settings)
     needed = [name for name in _DIFFERENTIABLE if _GRADIENTS.needs_gradient(ctx, name)]
+    for name, has_gradient in zip(_DIFFERENTIABLE, call.output_mask, strict=True):
+        checks.check(
+            has_gradient or name not in needed,
+            f"{_GRADIENTS.op}: output_mask leaves out the gradient of {name}, which requires grad",
+        )
     if torch.is_grad_enabled() and any(map(_requires_grad, (grad, *given))):
         of = _gradients_of_loss(call, grad)
     else:

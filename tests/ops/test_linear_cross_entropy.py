@@ -399,6 +399,33 @@ def test_traced_by_fx_as_one_call():
     assert same_bits(traced(x, w, target), Loss()(x, w, target))
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_registration(recorded):
+    ops = torch.ops.fusedops
+    x, w, b, target = problem(7, torch.float32)
+    losses = ops.linear_cross_entropy_losses(x, w, target, b, -100, 0.1, 3.0)
+    given = [t.clone().requires_grad_(recorded) for t in (x, w, b, *randn(2, 7).float())]
+    head, grads = (given[0], given[1], target, given[2]), given[3:]
+    terms = (torch.rand(7), torch.tensor(0.5), -100, 0.1, 0.2, 3.0)
+    mask = [True] * 3
+    for op, *args in (
+        (ops.linear_cross_entropy, *head, *terms),
+        (ops.linear_cross_entropy, *head[:3]),
+        (ops.linear_cross_entropy_gradients, *head, *terms, mask),
+        (ops.linear_cross_entropy_losses, *head, -100, 0.1, 3.0),
+        (ops.linear_cross_entropy_losses_backward, *head, *losses, *grads, -100, 0.1, 3.0, mask),
+    ):
+        torch.library.opcheck(op.default, args)
+
+
+def test_a_mask_without_a_gradient_that_is_needed():
+    x, w, _, target = problem(7)
+    args = (x, w.requires_grad_(), target, None, None, None, -100, 0.0, 0.0, None)
+    loss, *_ = torch.ops.fusedops.linear_cross_entropy_gradients(*args, [True, False, True])
+    with pytest.raises(RuntimeError, match="output_mask leaves out the gradient of linear_weight"):
+        loss.backward()
+
+
 # --- the module ---------------------------------------------------------------------------------
 
 
