@@ -10,7 +10,7 @@ from ..emulator.library import DTYPES, DeviceArray, Emulator
 from ..emulator.structs import ColumnSums
 from .rows import Arrays, encode
 
-#: Of a block's columns and of one more.
+#: A block has 2048 columns.
 LENGTHS = (1, 300, 2048, 2049, 5000)
 #: Beyond a block the launches differ in the number of blocks alone.
 MAX_LENGTH = 5000
