@@ -11,6 +11,7 @@ is recorded. Those hold the logits of all rows, and have derivatives of every or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -167,14 +168,29 @@ def _composed_loss(*args: Any) -> torch.Tensor:
     return total if call.scale is None else total * call.scale
 
 
+def _composed_gradients(
+    call: Any, logits: torch.Tensor, results: Sequence[torch.Tensor], *grads: MaybeTensor
+) -> dict[str, torch.Tensor]:
+    """The gradients by name, from those of the losses and of lse."""
+    given = (logits, call.target, *results, *grads)
+    dz = ops.cross_entropy_backward(*given, *_settings(call))
+    return {
+        "input": dz @ call.linear_weight,
+        "linear_weight": dz.t() @ call.input,
+        "linear_bias": dz.sum(0),
+    }
+
+
 def _gradients_of_loss(call: Any, factor: torch.Tensor) -> dict[str, torch.Tensor]:
     """The gradients by name of the composed loss, times a factor."""
     factor = factor if call.scale is None else factor * call.scale
     weights = call.row_weights
     if weights is None:
         weights = torch.ones_like(call.target, dtype=factor.dtype)
-    z_slope = None if call.z_loss == 0 else factor * (2 * call.z_loss)
-    return _composed_gradients(call, weights * factor, None, z_slope)
+    logits = _logits(call)
+    results = ops.cross_entropy(logits, call.target, *_settings(call))
+    grad_lse = None if call.z_loss == 0 else results[1] * (factor * (2 * call.z_loss))
+    return _composed_gradients(call, logits, results, weights * factor, grad_lse)
 
 
 def _composed_loss_and_gradients(*args: Any) -> tuple[torch.Tensor, ...]:
@@ -187,27 +203,12 @@ def _composed_losses(*args: Any) -> tuple[torch.Tensor, ...]:
     return _row_losses(_LOSSES.bind(*args))
 
 
-def _composed_gradients(
-    call: Any, grad_losses: MaybeTensor, grad_lse: MaybeTensor, z_slope: MaybeTensor = None
-) -> dict[str, torch.Tensor]:
-    """The gradients by name. ``z_slope`` times lse is added to the gradient of lse."""
-    logits = _logits(call)
-    results = ops.cross_entropy(logits, call.target, *_settings(call))
-    if z_slope is not None:
-        grad_lse = results[1] * z_slope
-    given = (logits, call.target, *results, grad_losses, grad_lse)
-    dz = ops.cross_entropy_backward(*given, *_settings(call))
-    return {
-        "input": dz @ call.linear_weight,
-        "linear_weight": dz.t() @ call.input,
-        "linear_bias": dz.sum(0),
-    }
-
-
 def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     call = _BACKWARD.bind(*args)
     grad_lse = _of_counted_rows(call.grad_lse, call.target, call.ignore_index)
-    return _selected(call, _composed_gradients(call, call.grad_losses, grad_lse))
+    results = (call.losses, call.lse, call.lse_error)
+    of = _composed_gradients(call, _logits(call), results, call.grad_losses, grad_lse)
+    return _selected(call, of)
 
 
 def _of_counted_rows(
