@@ -91,6 +91,8 @@ def valid_arguments(op: str) -> Arguments:
         values |= {"max": max, "sum": (x - max).exp().sum(-1, True)}
     if base.startswith("cross_entropy"):
         values |= cross_entropy_arguments(x)
+    if base.startswith("linear_cross_entropy"):
+        values |= linear_cross_entropy_arguments(x)
     if base == "stack_layer_norm_backward":
         values["mean"], values["rstd"] = (
             torch.stack([statistics_of(base, t, 1e-5)[i] for t in values["inputs"]]).float()
@@ -111,6 +113,22 @@ def cross_entropy_arguments(x: torch.Tensor) -> Arguments:
         "lse_error": (lse - lse.float()).float(),
         "grad_losses": randn(3, seed=11),
         "grad_lse": randn(3, seed=12),
+    }
+
+
+def linear_cross_entropy_arguments(x: torch.Tensor) -> Arguments:
+    """Those that other ops do not have, or have as other types."""
+    head = {"input": x, "linear_weight": randn(5, 5, seed=13), "linear_bias": randn(5, seed=14)}
+    values = cross_entropy_arguments(x) | head | {"softcap": 1.5}
+    losses, lse, lse_error = linear_cross_entropy_losses_of(values)
+    return values | {
+        "output_mask": [True] * 3,
+        "row_weights": randn(3, seed=15),
+        "scale": torch.tensor(0.5),
+        "z_loss": 0.25,
+        "losses": losses.float(),
+        "lse": lse.float(),
+        "lse_error": lse_error.float(),
     }
 
 
@@ -346,6 +364,44 @@ def cross_entropy_backward_of(a: Arguments) -> torch.Tensor:
     return torch.where((g == 0) & (h == 0), 0.0, slope * dz)
 
 
+def of_linear(a: Arguments) -> Arguments:
+    """The arguments of cross_entropy's ops for the results of the linear layer."""
+    z = a["input"].double() @ a["linear_weight"].double().T
+    z = z if a["linear_bias"] is None else z + a["linear_bias"].double()
+    return a | {"input": z, "scale": 1.0, "reads_ignored": False}
+
+
+def linear_cross_entropy_losses_of(a: Arguments) -> tuple:
+    return cross_entropy_of(of_linear(a))
+
+
+def linear_cross_entropy_losses_backward_of(a: Arguments) -> tuple:
+    given = (
+        a
+        if a["grad_lse"] is None
+        else a | {"grad_lse": a["grad_lse"] * classes_of(of_linear(a))[1]}
+    )
+    dz = cross_entropy_backward_of(of_linear(given))
+    return dz @ a["linear_weight"].double(), dz.T @ a["input"].double(), dz.sum(0)
+
+
+def linear_cross_entropy_of(a: Arguments) -> torch.Tensor:
+    losses, lse, _ = linear_cross_entropy_losses_of(a)
+    weights = 1 if a["row_weights"] is None else a["row_weights"].double()
+    scale = 1 if a["scale"] is None else a["scale"].double()
+    return scale * (weights * losses + float(a["z_loss"]) * lse.square()).sum()
+
+
+def linear_cross_entropy_gradients_of(a: Arguments) -> tuple:
+    losses, lse, lse_error = linear_cross_entropy_losses_of(a)
+    weights = torch.ones_like(lse) if a["row_weights"] is None else a["row_weights"].double()
+    scale = 1 if a["scale"] is None else a["scale"].double()
+    grads = {"grad_losses": scale * weights, "grad_lse": 2 * scale * float(a["z_loss"]) * lse}
+    results = {"losses": losses, "lse": lse, "lse_error": lse_error}
+    of_rows = linear_cross_entropy_losses_backward_of(a | results | grads)
+    return linear_cross_entropy_of(a), *of_rows
+
+
 def visible_of(a: Arguments, like: torch.Tensor) -> torch.Tensor:
     """The columns that neither the interval nor a bool mask hides."""
     visible = torch.ones(like.shape, dtype=torch.bool)
@@ -517,6 +573,10 @@ REFERENCES: dict[str, Callable] = {
     "softmax_apply": softmax_apply_of,
     "cross_entropy": cross_entropy_of,
     "cross_entropy_backward": cross_entropy_backward_of,
+    "linear_cross_entropy": linear_cross_entropy_of,
+    "linear_cross_entropy_gradients": linear_cross_entropy_gradients_of,
+    "linear_cross_entropy_losses": linear_cross_entropy_losses_of,
+    "linear_cross_entropy_losses_backward": linear_cross_entropy_losses_backward_of,
     "stack_softmax": lambda a: stacked(softmax_of, a),
     "stack_log_softmax": lambda a: stacked(log_softmax_of, a),
     "stack_layer_norm": stack_layer_norm_of,
@@ -587,7 +647,7 @@ def complaint_about(op: str, error: Exception) -> str:
     text = str(error)
     if not isinstance(error, (RuntimeError, TypeError, ValueError)):
         return f"{type(error).__name__}: {text}"
-    if base_of(op) not in text:
+    if base_of(op).removesuffix("_gradients") not in text:
         return f"names no op: {text}"
     names = "|".join(argument.name for argument in schema(op).arguments)
     if not re.search(rf"\b({names})\b", text):

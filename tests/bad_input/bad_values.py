@@ -213,7 +213,7 @@ _CLASSES = {
     **{value: got for value, got in INTEGERS.items() if value != "{}.byte()"},
     **BOOL,
     **NO_REAL_NUMBERS,
-    "{}.float()": "float32.*class probabilities.*torch.nn.functional.cross_entropy",
+    "{}.float()": "float32.*class probabilities.*torch.nn.functional.(linear_)?cross_entropy",
     "{}.half()": "float16",
     "{}.to_sparse()": "[Ss]parse",
     **META,
@@ -223,6 +223,19 @@ _CLASSES = {
     "{} - 1": "row 0 is -1",
     "{} + 3": "row 2 is 5",
     "{}.int() * 2**30": "row 1 is 1073741824",
+}
+_LINEAR_WEIGHTS = {
+    "{}[:, :4]": r"\[5, 4\]",
+    "{}[0]": r"\[5\]",
+    "{}[:0]": r"\[0, 5\]",
+    "{}.unsqueeze(1)": r"\[5, 1, 5\]",
+    "{}.double()": "float64.*wanted torch.float32",
+}
+_LINEAR_BIASES = {
+    "{}[:2]": r"\[2\]",
+    "{}[0]": r"\[\]",
+    "{}.unsqueeze(0)": r"\[1, 5\]",
+    "{}.double()": "float64.*wanted torch.float32",
 }
 _ROUNDED = {"{}.half()": "float16", "{}.bfloat16()": "bfloat16", "{}.double()": "float64"}
 _PROBABILITY = number("0.5", "nan", "inf", "-inf", "-0.1", "1.1", "1.0000001", "-1e-300", "2e70")
@@ -239,6 +252,8 @@ ARGUMENTS = {
     "sum": tensor("s", *_STATISTIC, _ROUNDED),
     "stats": ("[(m, s)]", SCALARS | STATISTICS),
     "target": tensor("classes", NONE, _CLASSES),
+    "linear_weight": tensor("(x.t() @ x)", NONE, NO_FLOATS, LAYOUTS, META, _LINEAR_WEIGHTS),
+    "linear_bias": tensor("b", NO_FLOATS, LAYOUTS, META, _LINEAR_BIASES),
     "ignore_index": ("1", {v: NO_INTEGERS[v] for v in NO_INTEGERS.keys() - {"2**31", "-2**63"}}),
     "reduction": ("'sum'", WORDS),
     "label_smoothing": number("0.1", "nan", "inf", "-0.1", "1.5"),

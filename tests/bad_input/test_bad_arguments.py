@@ -38,6 +38,10 @@ WAYS = {
     "masked_softmax": ({"out": "out"}, {"causal": "'bottom_right'"}),
     "masked_softmax_dropout": ({"training": "False"}, {"input": "leaf", "mask": "mask"}),
     "cross_entropy": ({"dim": "1"}, {"input": "leaf", "weight": "w", "return_lse": "True"}),
+    "linear_cross_entropy": (
+        {"reduction": "'none'"},
+        {"input": "leaf", "weight": "w", "linear_bias": "b"},
+    ),
     "rms_norm": ({"variant": "'t5'"}, {"variant": "'llama'", "weight": "w"}),
     "add_layer_norm": ({"p": "0.0"}, {"input": "leaf"}),
     "add_rms_norm": ({"p": "0.0"}, {"input": "leaf", "variant": "'llama'"}),
@@ -47,7 +51,12 @@ WAYS = {
 TAKEN_BY = {
     ("dim", "None"): ("softmax", "log_softmax", "cross_entropy"),
     ("eps", "None"): ("rms_norm", "add_rms_norm", "spatial_rms_norm"),
-    ("softcap", "None"): ("masked_softmax", "masked_softmax_dropout", "cross_entropy"),
+    ("softcap", "None"): (
+        "masked_softmax",
+        "masked_softmax_dropout",
+        "cross_entropy",
+        "linear_cross_entropy",
+    ),
     **dict.fromkeys(
         [("input", "nested(x)"), ("input", "jagged(x)")],
         ("softmax", "log_softmax", "layer_norm", "std_norm", "rms_norm", "l2_norm"),

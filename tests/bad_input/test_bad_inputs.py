@@ -10,6 +10,9 @@ CALLS = {
     "softmax_stats": "softmax_stats({0}, -1)",
     "softmax_apply": "softmax_apply({0}, m, s, -1)",
     "cross_entropy": "cross_entropy({0}, {0}.new_ones({0}.shape[:-1]).long(), dim=-1)",
+    "linear_cross_entropy": (
+        "linear_cross_entropy({0}, {0}.flatten(0, -2), {0}.new_zeros({0}.shape[:-1]).long())"
+    ),
     "masked_softmax": "masked_softmax({0}, mask[1])",
     "masked_softmax_dropout": "masked_softmax_dropout({0}, mask[1], p=0.0, seed=seed)",
     "layer_norm": "layer_norm({0}, [5], w, b)",

@@ -29,6 +29,7 @@ ARGUMENTS_OF = {
     "nn.MaskedSoftmax(masked_rows={})": WORDS,
     "nn.RMSNorm(5, variant={})": WORDS,
     "nn.CrossEntropyLoss(reduction={})": WORDS,
+    "nn.LinearCrossEntropyLoss(5, 5, reduction={})": WORDS,
     "nn.LayerNorm(5, eps={})": EPS | NONE,
     "nn.StdNorm(5, eps={})": EPS | NONE,
     "nn.RMSNorm(5, eps={})": EPS,
@@ -74,6 +75,11 @@ REFUSED = (
             "nn.CrossEntropyLoss(label_smoothing=2)(x, classes)", clear("label_smoothing", "2")
         ),
         refused("nn.CrossEntropyLoss(softcap=0)(x, classes)", clear("softcap", "0")),
+        refused("nn.LinearCrossEntropyLoss(4, 5)(x, classes)", clear("linear_weight", r"\[5, 4\]")),
+        refused(
+            "nn.LinearCrossEntropyLoss(5, 5, weight=w[:4])(x, classes)", clear("weight", r"\[4\]")
+        ),
+        refused("nn.LinearCrossEntropyLoss(5, 5, z_loss='1')", clear("z_loss", "'1'")),
         refused("nn.CrossEntropyLoss(ignore_index='a')(x, classes)", clear("ignore_index", "'a'")),
     ]
 )

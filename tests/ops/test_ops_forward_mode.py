@@ -132,10 +132,14 @@ def test_the_tangent_of_a_tensor_is_the_slope_of_the_op_along_it(op, name):
         torch.testing.assert_close(found, right, rtol=1e-7, atol=1e-7)
 
 
+#: The arguments that have the input's dtype.
+CONVERTED = ("input", "residual", "linear_weight", "linear_bias")
+
+
 @pytest.mark.parametrize("op", sorted({op for op, _ in CASES}))
 def test_results_have_the_dtypes_and_strides_that_they_have_without_a_tangent(op):
     given = {
-        name: value.bfloat16() if name in ("input", "residual") else value
+        name: value.bfloat16() if name in CONVERTED else value
         for name, value in valid_arguments(op).items()
         if not (op.endswith("_backward") and name == "input")
     }
