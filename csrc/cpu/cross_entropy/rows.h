@@ -33,7 +33,7 @@ struct Segment {
 
 // Returns the maximum of the logits that are numbers, or -inf.
 template <class In, class Of, class C = Compute<In>>
-FUSEDOPS_INLINE C max_of_logits(const In* input, int64_t cols, Of logits) {
+FUSEDOPS_NOINLINE C max_of_logits(const In* input, int64_t cols, Of logits) {
   const auto max = fold_columns<In>(
       cols, Broadcast(-kInfinity<C>), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         const Tile<C> x = logits.minus(logits.base(load(input + col, part)), C(0));
@@ -45,7 +45,7 @@ FUSEDOPS_INLINE C max_of_logits(const In* input, int64_t cols, Of logits) {
 // Returns the maximum of the first columns that are not all hidden; 0 if it is infinite, or all
 // columns are hidden.
 template <class In, class Of, class C = Compute<In>>
-FUSEDOPS_NOINLINE C shift_of_row(const In* input, int64_t cols, Of logits) {
+FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, Of logits) {
   constexpr int64_t kCols = 64;
   for (; cols > 0; input += kCols, cols -= kCols) {
     const C max = max_of_logits(input, cols < kCols ? cols : kCols, logits);
@@ -127,7 +127,7 @@ FUSEDOPS_INLINE LogitSums sums_of(double shift, double sum, double differences, 
 }
 
 template <class In, class Of, class C = Compute<In>>
-FUSEDOPS_INLINE LogitSums sums_of_segment(Segment<In> segment, Of logits, C shift) {
+FUSEDOPS_NOINLINE LogitSums sums_of_segment(Segment<In> segment, Of logits, C shift) {
   const LaneSums lanes = sums_of_lanes(segment, logits, shift);
   return sums_of(
       shift, ReduceLanes<double>(lanes.exponentials, Add{}),
@@ -151,7 +151,7 @@ FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, Of logi
 }
 
 template <class C>
-FUSEDOPS_INLINE LogitSums combined(LogitSums a, LogitSums b) {
+FUSEDOPS_NOINLINE LogitSums combined(LogitSums a, LogitSums b) {
   const double shift = a.shift < b.shift ? b.shift : a.shift;
   const double sum =
       a.sum * exp_difference(C(a.shift), C(shift)) + b.sum * exp_difference(C(b.shift), C(shift));
@@ -272,6 +272,10 @@ struct RowBatch {
   }
 };
 
+FUSEDOPS_NOINLINE void add_lanes(const Vec<double> (&lanes)[kBatchRows], RowValue& sums) {
+  sums_over_lanes<double>(lanes, sums);
+}
+
 // Computes rows of one segment: in each step all rows, so that their latencies overlap.
 template <class In, class Of>
 FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, Of logits, LossBatch& sums) {
@@ -288,8 +292,8 @@ FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, Of logits, LossBa
     exponentials[i] = lanes.exponentials, differences[i] = lanes.differences;
   }
   RowValue of_exponentials, of_differences;
-  sums_over_lanes<double>(exponentials, of_exponentials);
-  sums_over_lanes<double>(differences, of_differences);
+  add_lanes(exponentials, of_exponentials);
+  add_lanes(differences, of_differences);
   for (int i = 0; i < batch.count; ++i) {
     if (!batch.is_read[i]) continue;
     const Segment<In>& row = batch.rows[i];

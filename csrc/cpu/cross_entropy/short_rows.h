@@ -34,7 +34,7 @@ FUSEDOPS_INLINE void for_groups(RowRange rows, Body body) {
 
 // Loads the logits' bases.
 template <class In, class Of, class C = Compute<In>>
-FUSEDOPS_INLINE void load_bases(
+FUSEDOPS_NOINLINE void load_bases(
     const ConstRows& input, int64_t first, int64_t count, int64_t cols, Of logits, Tile<C>* bases) {
   load_group<In>(input, first, cols, bases, count);
   for (int64_t col = 0; Of::kIsCapped && col < cols; ++col) bases[col] = logits.base(bases[col]);
