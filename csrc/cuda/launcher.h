@@ -21,9 +21,9 @@ class CudaLauncher {
 
   // Whether launches are recorded to a graph, while which nothing may wait for the device.
   bool is_captured() const {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    STD_CUDA_CHECK(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &status));
-    return status != cudaStreamCaptureStatusNone;
+    bool result = false;
+    STD_CUDA_CHECK(static_cast<cudaError_t>(cuda::query_capture(stream_, result)));
+    return result;
   }
 
   template <class Args>

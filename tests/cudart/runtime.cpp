@@ -582,6 +582,15 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
   });
 }
 
+cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
+  return call(__func__, [&] {
+    const CUstream_st* const stream = find_stream(handle);
+    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    *status = stream->capture;
+    return cudaSuccess;
+  });
+}
+
 // --- for tests -----------------------------------------------------------------------------------
 
 // Sets the devices, and how the emulator runs a kernel.

@@ -54,9 +54,10 @@ def test_a_library_is_hardened(library):
 #: The newest symbols of manylinux_2_34: glibc 2.34, GCC 11.
 NEWEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (12, 0, 0)}
 #: The stable C functions of torch, and what the toolchain leaves to whoever loads a library.
-STABLE = r"(aoti_torch|torch)_[a-z0-9_]+|_ITM_\w+TMCloneTable|__gmon_start__"
+STABLE = r"(aoti_torch|torch)_[a-z0-9_]+(_Tensor)?|_ITM_\w+TMCloneTable|__gmon_start__"
 #: What the libraries of kernels export, mangled.
-KERNELS = r"_ZN8fusedops(11cpu_kernelsEv|4cuda(6launch|15workspace_bytes)E\w+|5c_api3gpu\w+)"
+_CUDA = r"4cuda(6launch|13query_capture|15workspace_bytes)E\w+"
+KERNELS = rf"_ZN8fusedops(11cpu_kernelsEv|{_CUDA}|5c_api3gpu\w+)"
 HEADER = (ROOT / "csrc/include/fusedops/c_api.h").read_text()
 C_INTERFACE = set(re.findall(r"^FUSEDOPS_API [\w* ]+?(\w+)\(", HEADER, re.MULTILINE))
 #: The functions of c_memory_cuda.h.
@@ -77,6 +78,7 @@ EXPORTS = {
     "libfusedops_kernels_cuda.so": {
         *(f"fusedops::c_api::gpu::{name}" for name in GPU_FUNCTIONS),
         "fusedops::cuda::launch",
+        "fusedops::cuda::query_capture",
         "fusedops::cuda::workspace_bytes",
         "fusedops_version",
     },

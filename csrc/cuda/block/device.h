@@ -13,7 +13,7 @@
 //
 // Emulator: the include path has fusedops_simt.h, which defines the CUDA names of the contract,
 // FUSEDOPS_SHARED, __shfl_xor_sync, and the vector and 16-bit types. Of fusedops::device it defines
-// max_grid and the functions for launches, dynamic shared memory, clusters and mbarriers.
+// max_grid and the functions for launches, captures, dynamic shared memory, clusters and mbarriers.
 //
 // Numerics: fast_exp2 is within 2 ulp and flushes denormal results; reciprocal is within 1 ulp, and
 // NaN for 0, denormals and infinities; the rest is as in <cmath>.
@@ -282,6 +282,14 @@ inline int64_t max_shared_bytes() {
 
 // The multiprocessors of the current device.
 inline int64_t multiprocessors() { return device_attribute<cudaDevAttrMultiProcessorCount>(); }
+
+// Says whether launches on the stream are recorded to a graph.
+inline Status query_capture(void* stream, bool& is_captured) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const auto error = cleared(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status));
+  is_captured = status != cudaStreamCaptureStatusNone;
+  return error;
+}
 
 // What a kernel's code for one device allows.
 struct KernelLimits {

@@ -13,6 +13,10 @@ namespace fusedops::cuda {
 #include "launches.def"
 #undef LAUNCH
 
+// Says whether launches on the stream are recorded to a graph, while which nothing may wait for the
+// device.
+int query_capture(void* stream, bool& is_captured);
+
 // The bytes that args.workspace must have. It may still be null here.
 int64_t workspace_bytes(const SoftmaxForward& args);
 int64_t workspace_bytes(const SoftmaxBackward& args);

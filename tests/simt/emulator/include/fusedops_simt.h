@@ -170,6 +170,10 @@ int launch_with_shared(
 
 inline int64_t max_shared_bytes() { return simt::config.max_shared_bytes; }
 inline int64_t multiprocessors() { return simt::config.multiprocessors; }
+inline int query_capture(void*, bool& is_captured) {
+  is_captured = false;
+  return 0;
+}
 template <class T>
 T* dynamic_shared() {
   return static_cast<T*>(simt::dynamic_shared());
