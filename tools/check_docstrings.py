@@ -33,6 +33,7 @@ API = (
     "functional.py",
     "graph/explain.py",
     "graph/fx.py",
+    "losses.py",
     "nn.py",
     "parallel/api.py",
     "replacement/api.py",

@@ -280,9 +280,13 @@ def _masked_softmax(call: Any) -> dict[str, Any]:
 
 def _scaled_and_capped(scores: Value, call: Any) -> Value:
     scores = scores if call.scale == 1 else op.Mul(scores, _like(call.scale, scores))
-    if call.softcap is None:
+    return _capped(scores, call.softcap)
+
+
+def _capped(scores: Value, softcap: float | None) -> Value:
+    if softcap is None:
         return scores
-    cap = _like(call.softcap, scores)
+    cap = _like(softcap, scores)
     return op.Mul(op.Tanh(op.Div(scores, cap)), cap)
 
 
@@ -356,9 +360,12 @@ def _refuse_dropout(p: float) -> None:
 
 
 def _cross_entropy(call: Any) -> dict[str, Any]:
-    """The results by their names. ``lse`` is not rounded further, so that its error is 0."""
     x = _convert(call.input, call.input.dtype, _arithmetic(call.input.dtype))
-    z = _scaled_and_capped(x, call)
+    return _row_losses(_scaled_and_capped(x, call), call, call.reads_ignored)
+
+
+def _row_losses(z: Value, call: Any, reads_ignored: bool = False) -> dict[str, Any]:
+    """The results by their names. ``lse`` is not rounded further, so that its error is 0."""
     lse = op.ReduceLogSumExp(z, [-1], keepdims=0)
     zeros = op.Expand(_like(0.0, lse), op.Shape(lse))
     classes = op.Cast(call.target, to=ir.DataType.INT64)
@@ -369,11 +376,34 @@ def _cross_entropy(call: Any) -> dict[str, Any]:
     e = call.label_smoothing
     if e != 0:
         of_others = op.Sub(lse, op.ReduceMean(z, [-1], keepdims=0))
-        losses = op.Add(op.Mul(losses, _like(1 - e, x)), op.Mul(of_others, _like(e, x)))
+        losses = op.Add(op.Mul(losses, _like(1 - e, z)), op.Mul(of_others, _like(e, z)))
     if ignored is not None:
         losses = op.Where(ignored, zeros, losses)
-        lse = lse if call.reads_ignored else op.Where(ignored, zeros, lse)
+        lse = lse if reads_ignored else op.Where(ignored, zeros, lse)
     return {"losses": losses, "lse": lse, "lse_error": zeros}
+
+
+def _linear_cross_entropy_losses(call: Any) -> dict[str, Any]:
+    dtype = call.input.dtype
+    tensors = (call.input, call.linear_weight, call.linear_bias)
+    input, weight, bias = (
+        None if tensor is None else _convert(tensor, dtype, _arithmetic(dtype))
+        for tensor in tensors
+    )
+    logits = op.MatMul(input, op.Transpose(weight, perm=[1, 0]))
+    logits = logits if bias is None else op.Add(logits, bias)
+    return _row_losses(_capped(logits, call.softcap), call)
+
+
+def _linear_cross_entropy(call: Any) -> dict[str, Any]:
+    results = _linear_cross_entropy_losses(call)
+    losses, lse = results["losses"], results["lse"]
+    if call.row_weights is not None:
+        losses = op.Mul(losses, call.row_weights)
+    if call.z_loss != 0:
+        losses = op.Add(losses, op.Mul(op.Mul(lse, lse), _like(call.z_loss, lse)))
+    total = op.ReduceSum(losses, keepdims=0)
+    return {"output": total if call.scale is None else op.Mul(total, call.scale)}
 
 
 # --- norms --------------------------------------------------------------------------------------
@@ -553,5 +583,9 @@ _PUBLIC: dict[str, Callable[..., Any]] = {
     "stack_log_softmax": _stack_log_softmax,
     "stack_layer_norm": _stack_layer_norm,
     "cross_entropy": _translation("cross_entropy", _cross_entropy),
+    "linear_cross_entropy": _translation("linear_cross_entropy", _linear_cross_entropy),
+    "linear_cross_entropy_losses": _translation(
+        "linear_cross_entropy_losses", _linear_cross_entropy_losses
+    ),
     **{op: _translation(op, _masked_softmax) for op in _MASKED_SOFTMAXES},
 }

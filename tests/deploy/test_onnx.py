@@ -45,6 +45,13 @@ def outputs(model, inputs, **options):
 
 
 CLASSES = torch.arange(30).view(2, 3, 5) % 8
+OF_ROWS = torch.arange(30) / 30
+
+
+def _linear(x, r):
+    """Rows, the weight of 11 classes, and the class of each row."""
+    return x.flatten(0, 2), r.flatten(0, 2)[:11], CLASSES.flatten()
+
 
 #: Functions of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8],
 #: which hide one row whole, and a bias s [1, 8].
@@ -112,6 +119,13 @@ OPS = {
         x, CLASSES, 3, 0.0, 0.5, 2.0, reads_ignored=True
     ),
     "cross_entropy, no class ignored": lambda x, *_: ops.cross_entropy(x, CLASSES, None),
+    "linear_cross_entropy": lambda x, r, *_: ops.linear_cross_entropy(*_linear(x, r)),
+    "linear_cross_entropy, all terms": lambda x, r, w, *_: ops.linear_cross_entropy(
+        *_linear(x, r), r.flatten()[:11], w.abs().sum() * OF_ROWS, w[0].abs(), 4, 0.1, 0.01, 2.0
+    ),
+    "linear_cross_entropy_losses": lambda x, r, *_: ops.linear_cross_entropy_losses(
+        *_linear(x, r), None, 4, 0.1
+    ),
     "cross_entropy, weighted": lambda x, r, w, *_: fusedops.cross_entropy(
         x.transpose(1, 3), CLASSES.transpose(1, 2), w.abs(), ignore_index=2, z_loss=0.1
     ),
@@ -153,6 +167,10 @@ VARIANTS = {
         x, m, 0.5, True, None, 0.0, torch.tensor(3)
     ),
     "_cross_entropy": lambda x, *_: ops._cross_entropy(x, CLASSES, 3),
+    "_linear_cross_entropy": lambda x, r, *_: ops._linear_cross_entropy(*_linear(x, r)),
+    "_linear_cross_entropy_losses": lambda x, r, *_: ops._linear_cross_entropy_losses(
+        *_linear(x, r)
+    ),
     "_stack_softmax": lambda x, r, *_: ops._stack_softmax([x, r], -1, 0),
     "_stack_log_softmax": lambda x, r, *_: ops._stack_log_softmax([x, r], -1, 0),
     "_stack_layer_norm": lambda x, r, w, b, *_: ops._stack_layer_norm(
@@ -182,7 +200,7 @@ def is_of_inference(op):
     """Whether a rewritten or exported program for inference can call an op: it returns new tensors,
     and is no derivative."""
     schema = getattr(ops, op).default._schema
-    return not schema.is_mutable and "_backward" not in op
+    return not schema.is_mutable and "_backward" not in op and "_gradients" not in op
 
 
 INFERENCE_OPS = sorted(filter(is_of_inference, libraries.OPS))

@@ -91,8 +91,9 @@ def claim_every_op_with_any_placements_is_that_of_one_process():
                 _check(op, args, mesh, draw)
 
 
-def claim_samples_cover_every_op():
+def claim_samples_cover_every_op_that_takes_dtensors():
+    from fusedops.integrations.dtensor.linear_cross_entropy import OPS as REFUSED
     from fusedops.ops.registration.libraries import OPS
 
-    covered = {sample.op for sample in samples()}
-    assert {op.removeprefix("_") for op in OPS} == {op.removeprefix("_") for op in covered}
+    covered = {sample.op.removeprefix("_") for sample in samples()}
+    assert {op.removeprefix("_") for op in OPS} - {*REFUSED} == covered

@@ -67,3 +67,9 @@ def claim_cross_entropy_says_what_it_wants():
     other = partial(target, init_device_mesh("cpu", (dist.get_world_size(), 1)), [Replicate()] * 2)
     with pytest.raises(RuntimeError, match="target is on DeviceMesh"):
         cross_entropy(_x(Shard(1)), other)
+
+
+def claim_linear_cross_entropy_names_what_takes_dtensors():
+    head, target = torch.randn(5, 6), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(NotImplementedError, match="input is a DTensor, wanted plain tensors"):
+        fusedops.linear_cross_entropy(_x(Shard(0)), head, target)
