@@ -190,6 +190,13 @@ def _size_of_logits(match: Match) -> Size | None:
     return Size(math.prod(shape) // max(cols, 1), cols, logits.dtype)
 
 
+def _rows_of_classes(match: Match) -> torch.Tensor:
+    """The logits of a cross entropy as its op gets them."""
+    input, logits = match.call.arguments["input"], value(_logits(match))
+    rows: torch.Tensor = logits.permute(input.args[1]) if isinstance(input, OpCall) else logits
+    return rows
+
+
 def _logits(match: Match) -> Node:
     """The logits of a cross entropy, before a permutation of their dimensions."""
     input = match.call.arguments["input"]
@@ -284,6 +291,8 @@ def _keeps_logits(match: Match) -> str | None:
         return "the logits are an input of the graph: compile the model with its loss"
     if storages.is_returned(logits):
         return "the logits are returned: compile the step with its loss"
+    if not _rows_of_classes(match).is_contiguous():
+        return "the loss reads a part of the logits: shift the labels instead, as transformers does"
     ours = {*holders, *match.fused_nodes, match.call.node}
     others = (user for holder in holders for user in users(holder) if user not in ours)
     if any(_is_differentiated(user) for user in others):
