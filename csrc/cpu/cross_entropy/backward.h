@@ -54,7 +54,9 @@ FUSEDOPS_NOINLINE void compute_factors(
   const auto base = Load<Vec<double>>(batch.base);
   const Vec<double> to_row = exp_above<double, 0>(ExpDouble::kLowestNormal, -error, unused);
   const Vec<double> factor = (grad + grad_lse) * scale * to_row;
-  const Vec<double> lowest = kLowest - log_of(magnitude(factor)) + kAboveLowest<C, kCapped>;
+  // The logarithm takes normal numbers alone; a row without a gradient has a factor of 0.
+  const Vec<double> normal = Max(magnitude(factor), Set(0x1p-1022));
+  const Vec<double> lowest = kLowest - log_of(normal) + kAboveLowest<C, kCapped>;
   const Vec<double> nll = (lse - base * double(logits.outer)) + error;
   const Vec<double> p = exp_above<double, 0>(ExpDouble::kLowestNormal, -nll, unused);
   // Below this value exp rounds to 0 beside 1.
