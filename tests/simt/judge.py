@@ -13,6 +13,7 @@ from oracle import DTYPES
 
 from . import families, philox
 from .cases import cross_entropy as cross_entropy_cases
+from .cases.column_sums import ColumnSumsCase
 from .cases.cross_entropy import CrossEntropyCase
 from .cases.masked import SEED, MaskedCase
 from .cases.norm import NormCase
@@ -281,6 +282,15 @@ def _cross_entropy_backward(case: CrossEntropyCase, given: Arrays) -> Wanted:
     return {"grad_input": Bounded(exact, off + 4 * bounds.smallest(dtype)).rounded_to(dtype)}
 
 
+def _column_sums(case: ColumnSumsCase, given: Arrays) -> Wanted:
+    """Each addition rounds."""
+    x = bounds.exactly(tensor(given["input"], case.dtype))
+    before = bounds.exactly(tensor(given["sums"], case.wide))
+    size = np.abs(before) + np.abs(x).sum(0, keepdims=True)
+    off = bounds.rounded(case.rows, size, DTYPES[case.wide])
+    return {"sums": Bounded(before + x.sum(0, keepdims=True), off)}
+
+
 _WANTED: dict[str, Callable[[Case, Arrays], Wanted]] = {
     "softmax_forward": _softmax_forward,
     "softmax_backward": _softmax_backward,
@@ -292,4 +302,5 @@ _WANTED: dict[str, Callable[[Case, Arrays], Wanted]] = {
     "norm_backward": _norm_backward,
     "cross_entropy_forward": _cross_entropy_forward,
     "cross_entropy_backward": _cross_entropy_backward,
+    "column_sums": _column_sums,
 }

@@ -23,6 +23,8 @@ class ColumnSumsCase:
     cols: int
     padded: bool = False
 
+    op = "column_sums"
+
     @property
     def wide(self) -> str:
         """The dtype of the sums."""
