@@ -108,35 +108,52 @@ inline RowView rows_of_classes(const char* op, const Tensor& input) {
   return as_rows<RunReader>(op, input, input.dim() - 1);
 }
 
+// The losses of rows, and what their derivatives are computed from.
+struct CrossEntropyStatistics {
+  Tensor losses, lse, lse_error;
+};
+
+inline CrossEntropyStatistics empty_statistics(
+    const char* op, const Tensor& input, SizesView sizes) {
+  const ScalarType dtype = statistics_dtype(dtype_of(input));
+  const auto empty = [&] { return empty_contiguous(op, input, sizes, dtype); };
+  return {empty(), empty(), empty()};
+}
+
+template <class Launcher>
+void cross_entropy_into(
+    const char* op, const Tensor& input, const ClassTargets& targets,
+    const CrossEntropySettings& settings, bool reads_ignored,
+    const CrossEntropyStatistics& results) {
+  if (input.numel() == 0) return;
+  const RowView rows = rows_of_classes(op, input);
+  CrossEntropyForward args{};
+  args.logits = {rows.read(), settings.scale, settings.softcap.value_or(0)};
+  args.targets = targets.read();
+  args.losses = results.losses.mutable_data_ptr();
+  args.lse = results.lse.mutable_data_ptr();
+  args.lse_error = results.lse_error.mutable_data_ptr();
+  args.cols = input.sizes().back();
+  args.rows = input.numel() / args.cols;
+  args.label_smoothing = settings.label_smoothing;
+  args.reads_ignored = reads_ignored;
+  launch_with_workspace(op, Launcher(input), input, args);
+}
+
 // losses, lse and lse_error of every row.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> cross_entropy(
     const Tensor& input, const Tensor& target, std::optional<int64_t> ignore_index,
     double label_smoothing, double scale, std::optional<double> softcap, bool reads_ignored) {
   const char* op = "cross_entropy";
-  check_cross_entropy(op, input, target, {ignore_index, label_smoothing, scale, softcap});
+  const CrossEntropySettings settings{ignore_index, label_smoothing, scale, softcap};
+  check_cross_entropy(op, input, target, settings);
   const ClassTargets targets(op, target, ignore_index);
-  const int64_t cols = input.sizes().back();
-  if (!input.is_cuda()) targets.check_in_range(op, cols);
+  if (!input.is_cuda()) targets.check_in_range(op, input.sizes().back());
   const Sizes sizes = sizes_of_rows(input);
-  const ScalarType dtype = statistics_dtype(dtype_of(input));
-  const Tensor losses = empty_contiguous(op, input, sizes, dtype);
-  const Tensor lse = empty_contiguous(op, input, sizes, dtype);
-  const Tensor lse_error = empty_contiguous(op, input, sizes, dtype);
-  if (input.numel() == 0) return {losses, lse, lse_error};
-  const RowView rows = rows_of_classes(op, input);
-  CrossEntropyForward args{};
-  args.logits = {rows.read(), scale, softcap.value_or(0)};
-  args.targets = targets.read();
-  args.losses = losses.mutable_data_ptr();
-  args.lse = lse.mutable_data_ptr();
-  args.lse_error = lse_error.mutable_data_ptr();
-  args.rows = input.numel() / cols;
-  args.cols = cols;
-  args.label_smoothing = label_smoothing;
-  args.reads_ignored = reads_ignored;
-  launch_with_workspace(op, Launcher(input), input, args);
-  return {losses, lse, lse_error};
+  const CrossEntropyStatistics results = empty_statistics(op, input, sizes);
+  cross_entropy_into<Launcher>(op, input, targets, settings, reads_ignored, results);
+  return {results.losses, results.lse, results.lse_error};
 }
 
 // The tensors of a backward pass but for the logits.

@@ -167,21 +167,12 @@ struct Chunks {
   }
 };
 
-// The losses of rows, and what their derivatives are computed from.
-struct LinearStatistics {
-  Tensor losses, lse, lse_error;
-
-  LinearStatistics from(int64_t first, int64_t count) const {
-    return {
-        rows_from(losses, first, count), rows_from(lse, first, count),
-        rows_from(lse_error, first, count)};
-  }
-};
-
-inline LinearStatistics empty_statistics(const char* op, const LinearHead& head, int64_t rows) {
-  const ScalarType dtype = statistics_dtype(dtype_of(head.input));
-  const auto empty = [&] { return empty_contiguous(op, head.input, Sizes{rows}, dtype); };
-  return {empty(), empty(), empty()};
+// The statistics of `count` rows from `first` on.
+inline CrossEntropyStatistics statistics_from(
+    const CrossEntropyStatistics& all, int64_t first, int64_t count) {
+  return {
+      rows_from(all.losses, first, count), rows_from(all.lse, first, count),
+      rows_from(all.lse_error, first, count)};
 }
 
 // Some rows, and their logits in the buffer.
@@ -217,24 +208,14 @@ class ChunkedHead {
     }
   }
 
-  void compute_losses(const LinearChunk& chunk, const LinearStatistics& results) const {
+  void compute_losses(const LinearChunk& chunk, const CrossEntropyStatistics& results) const {
     const ClassTargets targets(op_, chunk.target, head_.settings.ignore_index);
-    CrossEntropyForward args{};
-    args.logits = {
-        rows_of_classes(op_, chunk.logits).read(), 1, head_.settings.softcap.value_or(0)};
-    args.targets = targets.read();
-    args.losses = results.losses.mutable_data_ptr();
-    args.lse = results.lse.mutable_data_ptr();
-    args.lse_error = results.lse_error.mutable_data_ptr();
-    args.rows = chunk.rows;
-    args.cols = head_.classes();
-    args.label_smoothing = head_.settings.label_smoothing;
-    launch_with_workspace(op_, Launcher(head_.input), head_.input, args);
+    cross_entropy_into<Launcher>(op_, chunk.logits, targets, head_.settings, false, results);
   }
 
   // Writes the gradient of the logits over them. One of the given gradients may be undefined.
   void differentiate(
-      const LinearChunk& chunk, const LinearStatistics& results, const Tensor& grad_losses,
+      const LinearChunk& chunk, const CrossEntropyStatistics& results, const Tensor& grad_losses,
       const Tensor& grad_lse) const {
     const auto given = [](const Tensor& tensor) {
       return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
@@ -389,7 +370,7 @@ struct LossSlopes {
 
 // The scale multiplies the sum, so that an infinite one, of a mean over no rows, makes it NaN.
 inline Tensor sum_of_losses(
-    const LinearStatistics& results, const Tensor& row_weights, const LossTerms& terms) {
+    const CrossEntropyStatistics& results, const Tensor& row_weights, const LossTerms& terms) {
   Tensor sum = torch::stable::sum(
       row_weights.defined() ? multiply(results.losses, row_weights) : results.losses);
   if (terms.z_loss != 0) {
@@ -411,12 +392,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> linear_loss(
   check_classes(op, head);
   const NoGradGuard no_grad;
   const ChunkedHead<Launcher> chunked(op, head);
-  const LinearStatistics results = empty_statistics(op, head, chunked.counted().count);
+  const CrossEntropyStatistics results =
+      empty_statistics(op, head.input, Sizes{chunked.counted().count});
   const LossSlopes slopes(head, chunked.counted(), terms);
   LinearGradients<Launcher> gradients(op, head, chunked, wanted);
   const bool are_wanted = wanted[0] || wanted[1] || wanted[2];
   chunked.for_chunks([&](const LinearChunk& chunk) {
-    const LinearStatistics own = results.from(chunk.first, chunk.rows);
+    const CrossEntropyStatistics own = statistics_from(results, chunk.first, chunk.rows);
     chunked.compute_losses(chunk, own);
     if (!are_wanted) return;
     const Tensor of_losses = rows_from(slopes.of_losses, chunk.first, chunk.rows);
@@ -467,9 +449,9 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses(
   const NoGradGuard no_grad;
   const ChunkedHead<Launcher> chunked(op, head);
   const CountedRows& counted = chunked.counted();
-  const LinearStatistics results = empty_statistics(op, head, counted.count);
+  const CrossEntropyStatistics results = empty_statistics(op, head.input, Sizes{counted.count});
   chunked.for_chunks([&](const LinearChunk& chunk) {
-    chunked.compute_losses(chunk, results.from(chunk.first, chunk.rows));
+    chunked.compute_losses(chunk, statistics_from(results, chunk.first, chunk.rows));
   });
   const auto spread = [&](const Tensor& values) { return counted.spread(values, head.rows()); };
   return {spread(results.losses), spread(results.lse), spread(results.lse_error)};
@@ -498,7 +480,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses_backward(
     const auto own = [&](const Tensor& tensor) {
       return counted.of(tensor, chunk.first, chunk.rows);
     };
-    const LinearStatistics results{own(losses), own(lse), own(lse_error)};
+    const CrossEntropyStatistics results{own(losses), own(lse), own(lse_error)};
     chunked.differentiate(
         chunk, results, grad_losses ? own(*grad_losses) : Tensor(),
         grad_lse ? own(*grad_lse) : Tensor());

@@ -23,6 +23,13 @@ class OpCall:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
+def viewed(operand: Node | OpCall) -> Node:
+    """The node that an operand is, or is a view of."""
+    while isinstance(operand, OpCall):
+        operand = operand.args[0]
+    return operand
+
+
 #: Which output of an op replaces a node, or what is computed from its outputs.
 Output = int | None | Callable[[OpCall], OpCall]
 

@@ -93,9 +93,7 @@ template <class In, class Of>
 FUSEDOPS_INLINE void cross_entropy_backward_rows(
     const CrossEntropyBackward& args, RowRange rows, RowRange cols, Of logits) {
   using C = Compute<In>;
-  for (int64_t first = rows.begin; first < rows.end; first += kBatchRows) {
-    const int64_t left = rows.end - first;
-    const int count = left < kBatchRows ? static_cast<int>(left) : kBatchRows;
+  for_parts<kBatchRows>(rows, [&](int64_t first, int count) FUSEDOPS_LAMBDA {
     GradientBatch batch = {};
     int64_t class_cols[kBatchRows];
     for (int i = 0; i < count; ++i) {
@@ -119,7 +117,7 @@ FUSEDOPS_INLINE void cross_entropy_backward_rows(
       if (class_cols[i] < 0) continue;
       store(result + class_cols[i], Tail{1}, Broadcast(C(batch.of_class[i])));
     }
-  }
+  });
 }
 
 }  // namespace

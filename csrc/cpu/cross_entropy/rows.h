@@ -322,18 +322,16 @@ FUSEDOPS_INLINE void sum_rows(const RowBatch<In>& batch, Of logits, LossBatch& b
 template <class In, class Of>
 FUSEDOPS_INLINE void cross_entropy_rows(
     const CrossEntropyForward& args, RowRange range, Of logits) {
-  for (int64_t first = range.begin; first < range.end; first += kBatchRows) {
-    const int64_t left = range.end - first,
-                  end = left < kBatchRows ? range.end : first + kBatchRows;
+  for_parts<kBatchRows>(range, [&](int64_t first, int count) FUSEDOPS_LAMBDA {
     LossBatch sums = {};
-    const RowBatch<In> batch(args, RowRange{first, end}, logits, sums);
+    const RowBatch<In> batch(args, RowRange{first, first + count}, logits, sums);
     if (args.cols <= kRowSegment) {
       sum_short_rows(batch, logits, sums);
     } else {
       sum_rows(batch, logits, sums);
     }
-    write_losses<Compute<In>>(args, first, batch.count, sums);
-  }
+    write_losses<Compute<In>>(args, first, count, sums);
+  });
 }
 
 // --- long rows ----------------------------------------------------------------------------------

@@ -23,15 +23,6 @@ struct alignas(kVectorBytes) RowLanes {
   FUSEDOPS_INLINE Tile<C> tile() const { return load(of_row); }
 };
 
-// Calls body(first row, number of rows).
-template <class In, class Body>
-FUSEDOPS_INLINE void for_groups(RowRange rows, Body body) {
-  for (int64_t first = rows.begin; first < rows.end; first += kGroupRows<In>) {
-    const int64_t left = rows.end - first;
-    body(first, left < kGroupRows<In> ? left : kGroupRows<In>);
-  }
-}
-
 // Loads the logits' bases.
 template <class In, class Of, class C = Compute<In>>
 FUSEDOPS_NOINLINE void load_bases(
@@ -93,7 +84,7 @@ FUSEDOPS_INLINE void cross_entropy_groups(
     const CrossEntropyForward& args, RowRange range, Of logits) {
   using C = Compute<In>;
   Tile<C> bases[kMaxLossGroupCols];
-  for_groups<In>(range, [&](int64_t first, int64_t count) {
+  for_parts<kGroupRows<In>>(range, [&](int64_t first, int count) {
     load_bases<In>(args.logits.input, first, count, args.cols, logits, bases);
     RowClass targets[kGroupRows<In>];
     RowLanes<C> class_cols = {};
@@ -103,8 +94,7 @@ FUSEDOPS_INLINE void cross_entropy_groups(
     }
     GroupSums<C> sums;
     sum_group(bases, args.cols, class_cols.tile(), logits, sums);
-    for (int64_t begin = 0; begin < count; begin += kBatchRows) {
-      const int rows = static_cast<int>(count - begin < kBatchRows ? count - begin : kBatchRows);
+    for_parts<kBatchRows>(RowRange{0, count}, [&](int64_t begin, int rows) FUSEDOPS_LAMBDA {
       LossBatch batch = {};
       for (int i = 0; i < rows; ++i) {
         const int64_t row = begin + i;
@@ -124,7 +114,7 @@ FUSEDOPS_INLINE void cross_entropy_groups(
         }
       }
       write_losses<C>(args, first + begin, rows, batch);
-    }
+    });
   });
 }
 
@@ -174,11 +164,10 @@ FUSEDOPS_INLINE void cross_entropy_backward_groups(
     const CrossEntropyBackward& args, RowRange range, Of logits) {
   using C = Compute<In>;
   Tile<C> group[kMaxGradientGroupCols];
-  for_groups<In>(range, [&](int64_t first, int64_t count) {
+  for_parts<kGroupRows<In>>(range, [&](int64_t first, int count) {
     load_bases<In>(args.logits.input, first, count, args.cols, logits, group);
     GroupFactors<C> factors = {};
-    for (int64_t begin = 0; begin < count; begin += kBatchRows) {
-      const int rows = static_cast<int>(count - begin < kBatchRows ? count - begin : kBatchRows);
+    for_parts<kBatchRows>(RowRange{0, count}, [&](int64_t begin, int rows) FUSEDOPS_LAMBDA {
       GradientBatch batch = {};
       int64_t class_cols[kBatchRows];
       for (int i = 0; i < rows; ++i) {
@@ -188,7 +177,7 @@ FUSEDOPS_INLINE void cross_entropy_backward_groups(
       }
       compute_factors(args, logits, batch);
       for (int i = 0; i < rows; ++i) factors.set(begin + i, batch, i, class_cols[i]);
-    }
+    });
     compute_group<In>(group, args.cols, factors, logits);
     store_group<In>(args.grad_input, first, args.cols, group, count);
   });

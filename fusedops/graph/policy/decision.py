@@ -24,7 +24,7 @@ from fusedops.graph.policy import costs
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Size, Table
 from fusedops.graph.policy.machine import Machine
 from fusedops.graph.policy.neighbours import ends_in_reduction, is_pointwise, readers
-from fusedops.graph.rule import Match, OpCall
+from fusedops.graph.rule import Match, OpCall, viewed
 
 _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
 _DROPOUT = "softmax_dropout[causal]"
@@ -182,7 +182,7 @@ def _size(match: Match) -> Size | None:
 
 def _size_of_logits(match: Match) -> Size | None:
     """The rows and classes of a cross entropy, whose result is smaller."""
-    input, logits = match.call.arguments["input"], value(_logits(match))
+    input, logits = match.call.arguments["input"], value(viewed(match.call.arguments["input"]))
     shape = hints(logits)
     if shape is None:
         return None
@@ -192,16 +192,9 @@ def _size_of_logits(match: Match) -> Size | None:
 
 def _rows_of_classes(match: Match) -> torch.Tensor:
     """The logits of a cross entropy as its op gets them."""
-    input, logits = match.call.arguments["input"], value(_logits(match))
+    input, logits = match.call.arguments["input"], value(viewed(match.call.arguments["input"]))
     rows: torch.Tensor = logits.permute(input.args[1]) if isinstance(input, OpCall) else logits
     return rows
-
-
-def _logits(match: Match) -> Node:
-    """The logits of a cross entropy, before a permutation of their dimensions."""
-    input = match.call.arguments["input"]
-    logits: Node = input.args[0] if isinstance(input, OpCall) else input
-    return logits
 
 
 def _estimate(
@@ -285,7 +278,7 @@ def _keeps_logits(match: Match) -> str | None:
     """Why the backward pass of a cross entropy has to allocate a gradient as large as the logits,
     which costs more than its kernel; None if it can write over them, because the graph computes
     them and nothing needs them later."""
-    logits = _logits(match)
+    logits = viewed(match.call.arguments["input"])
     holders = storages.holders_of(logits)
     if not all(holder.op.startswith("call") for holder in holders):
         return "the logits are an input of the graph: compile the model with its loss"

@@ -24,7 +24,7 @@ from fusedops.graph.analysis.steps import (
 from fusedops.graph.analysis.values import constant, value
 from fusedops.graph.readers.softmax_chain import SoftmaxChain, read_softmax
 from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
-from fusedops.graph.rule import OpCall
+from fusedops.graph.rule import OpCall, viewed
 
 aten = torch.ops.aten
 
@@ -52,6 +52,11 @@ class Loss:
     label_smoothing: float = 0.0
     is_log_probability: bool = False
     refusal: str | None = None
+
+    @property
+    def are_classes_last(self) -> bool:
+        rank: int = value(self.logits).dim()
+        return self.dim % max(rank, 1) == rank - 1
 
     @property
     def last(self) -> Node:
@@ -154,8 +159,7 @@ def _private(
     call: Call, logits: Node, target: OpCall | Node, is_log_probability: bool
 ) -> Loss | None:
     """The loss that `call` and the calls before it compute, if nothing else uses these."""
-    operand = target.args[0] if isinstance(target, OpCall) else target
-    nodes = tuple(sorted(upstream(call.node, until={logits, operand})))
+    nodes = tuple(sorted(upstream(call.node, until={logits, viewed(target)})))
     is_private = all(set(nodes).issuperset(users(node)) for node in nodes if node is not call.node)
     loss = Loss(logits, -1, target, nodes, is_log_probability=is_log_probability)
     return loss if is_private else None

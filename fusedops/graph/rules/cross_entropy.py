@@ -32,7 +32,7 @@ from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.logits import read_logits
 from fusedops.graph.readers.losses import Loss, log_sums, read_loss
 from fusedops.graph.readers.scores import Scores
-from fusedops.graph.rule import Match, OpCall, Output, Rule
+from fusedops.graph.rule import Match, OpCall, Output, Rule, viewed
 
 aten = torch.ops.aten
 
@@ -47,8 +47,7 @@ class CrossEntropy(Rule):
         return None if loss is None else _match(loss)
 
     def refusal(self, match: Match) -> str | None:
-        input, site = match.call.arguments["input"], match.call.node
-        logits = input.args[0] if isinstance(input, OpCall) else input
+        logits, site = viewed(match.call.arguments["input"]), match.call.node
         if value(logits).dtype not in KERNEL_DTYPES:
             return f"unsupported dtype {value(logits).dtype}"
         if storages.is_written_after(logits, site, {site, *match.fused_nodes}):
@@ -59,7 +58,7 @@ class CrossEntropy(Rule):
 
 def _match(loss: Loss) -> Match:
     beside = [] if loss.refusal else _before_target(loss, log_sums(loss))
-    is_last = loss.dim % max(value(loss.logits).dim(), 1) == value(loss.logits).dim() - 1
+    is_last = loss.are_classes_last
     logits = read_logits(loss.logits, {*loss.nodes, *beside}) if is_last else Scores(loss.logits)
     refusal = loss.refusal or (None if is_last else _not_adjacent(loss))
     arguments = {
@@ -93,7 +92,7 @@ def _same_rows(logits: Node, loss: Loss) -> bool:
 
 def _before_target(loss: Loss, beside: Sequence[Node]) -> list[Node]:
     """The calls beside the loss that come after its target, so that one op can compute both."""
-    operands = [node for node in (_operand(loss.target), loss.weight) if isinstance(node, Node)]
+    operands = [node for node in (viewed(loss.target), loss.weight) if isinstance(node, Node)]
     return [node for node in beside if all(operand < node for operand in operands)]
 
 
@@ -154,7 +153,7 @@ def _as_result(computed: OpCall, loss: Loss, old: Node, op: OpCall) -> OpCall:
     shape, logits = value(old).shape, op.args[0]
     has_rows = isinstance(logits, Node) and has_shape(old, value(logits).shape[:-1])
     if not has_rows:
-        computed = _shaped(computed, shape, (loss.logits, _operand(loss.target)))
+        computed = _shaped(computed, shape, (loss.logits, viewed(loss.target)))
     return as_dtype(computed, loss, old)
 
 
@@ -182,9 +181,3 @@ def _shaped(tensor: Any, shape: Sequence[Any], sources: Sequence[Node]) -> OpCal
         return size if isinstance(size, int) else next(found)
 
     return OpCall(aten.reshape.default, (tensor, [size_of(size) for size in shape]))
-
-
-def _operand(target: Node | OpCall) -> Node:
-    """The node that a target is a view of."""
-    operand: Node = target.args[0] if isinstance(target, OpCall) else target
-    return operand

@@ -25,7 +25,7 @@ from fusedops.graph.analysis.values import value
 from fusedops.graph.readers.logits import read_logits
 from fusedops.graph.readers.losses import Loss, log_sums, read_loss
 from fusedops.graph.readers.scores import Scores
-from fusedops.graph.rule import Match, OpCall, Rule
+from fusedops.graph.rule import Match, OpCall, Rule, viewed
 from fusedops.graph.rules.cross_entropy import as_dtype, counted_rows, row_weights, wide_dtype
 
 aten = torch.ops.aten
@@ -44,15 +44,17 @@ class LinearCrossEntropy(Rule):
         linear = call_of(logits.input, "linear")
         nodes = (logits.input, *logits.nodes, *loss.nodes)
         is_private = all(set(nodes).issuperset(users(node)) for node in nodes if node != loss.last)
-        is_rows = loss.dim % value(loss.logits).dim() == value(loss.logits).dim() - 1
-        if linear is None or not is_private or not is_rows or logits.scale != 1:
+        is_rows = loss.are_classes_last and logits.scale == 1
+        if linear is None or not is_private or not is_rows:
             return None
         return _match(loss, logits, linear, tuple(sorted(nodes)))
 
     def refusal(self, match: Match) -> str | None:
         ours, saved = set(match.fused_nodes), ("linear_weight", "linear_bias")
-        input = match.call.arguments["input"].args[0]
-        operands = (input, *(match.call.arguments[name] for name in saved))
+        operands = (
+            viewed(match.call.arguments["input"]),
+            *(match.call.arguments[name] for name in saved),
+        )
         for node in operands:
             if isinstance(node, Node) and storages.is_written_after(node, match.call.node, ours):
                 return "an operand is written in place after the loss, whose backward pass reads it"
