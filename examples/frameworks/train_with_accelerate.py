@@ -1,8 +1,7 @@
-"""A training loop with Accelerate in bfloat16, with softmaxes and norms by fusedops.
+"""A training loop with Accelerate in bfloat16, with softmaxes, norms and the loss by fusedops.
 
 Accelerate compiles by Inductor if `dynamo_backend="inductor"`, and `fusedops.patch()` makes
-Inductor replace the softmaxes and norms. `python examples/frameworks/train_with_accelerate.py`
-takes some 15 seconds.
+Inductor replace them. `python examples/frameworks/train_with_accelerate.py` takes some 15 seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lightning with precision="bf16-mixed", with softmaxes and norms by fusedops.
+"""Lightning with precision="bf16-mixed", with softmaxes, norms and the loss by fusedops.
 
 The model in the LightningModule is compiled in place, by `model.compile(backend="fusedops")`.
 `python examples/frameworks/train_with_lightning.py` takes some 20 seconds.

@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer in bfloat16, with softmaxes and norms by fusedops.
+"""Hugging Face's Trainer in bfloat16, with softmaxes, norms and the loss by fusedops.
 
 Trainer compiles by Inductor if `torch_compile=True`, and `fusedops.patch()` makes Inductor replace
-the softmaxes and norms. `python examples/frameworks/train_with_trainer.py` takes some 15 seconds.
+them. `python examples/frameworks/train_with_trainer.py` takes some 15 seconds.
 """
 
 from __future__ import annotations

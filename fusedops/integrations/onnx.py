@@ -385,13 +385,14 @@ def _row_losses(z: Value, call: Any, reads_ignored: bool = False) -> dict[str, A
 
 def _linear_cross_entropy_losses(call: Any) -> dict[str, Any]:
     dtype = call.input.dtype
+    computed = _arithmetic(dtype)
     tensors = (call.input, call.linear_weight, call.linear_bias)
     input, weight, bias = (
-        None if tensor is None else _convert(tensor, dtype, _arithmetic(dtype))
-        for tensor in tensors
+        None if tensor is None else _convert(tensor, dtype, computed) for tensor in tensors
     )
     logits = op.MatMul(input, op.Transpose(weight, perm=[1, 0]))
     logits = logits if bias is None else op.Add(logits, bias)
+    logits = _convert(logits, computed, dtype, computed)  # as the op's product rounds them
     return _row_losses(_capped(logits, call.softcap), call)
 
 

@@ -45,12 +45,16 @@ def outputs(model, inputs, **options):
 
 
 CLASSES = torch.arange(30).view(2, 3, 5) % 8
-OF_ROWS = torch.arange(30) / 30
 
 
 def _linear(x, r):
     """Rows, the weight of 11 classes, and the class of each row."""
     return x.flatten(0, 2), r.flatten(0, 2)[:11], CLASSES.flatten()
+
+
+def _statistics(numbers, x):
+    """In the dtype that the losses of x have."""
+    return numbers.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
 #: Functions of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8],
@@ -121,14 +125,21 @@ OPS = {
     "cross_entropy, no class ignored": lambda x, *_: ops.cross_entropy(x, CLASSES, None),
     "linear_cross_entropy": lambda x, r, *_: ops.linear_cross_entropy(*_linear(x, r)),
     "linear_cross_entropy, all terms": lambda x, r, w, *_: ops.linear_cross_entropy(
-        *_linear(x, r), r.flatten()[:11], w.abs().sum() * OF_ROWS, w[0].abs(), 4, 0.1, 0.01, 2.0
+        *_linear(x, r),
+        r.flatten()[:11],
+        _statistics(w.abs().sum() * torch.arange(30) / 30, x),
+        _statistics(w[0].abs(), x),
+        4,
+        0.1,
+        0.01,
+        2.0,
     ),
     "linear_cross_entropy_losses": lambda x, r, *_: ops.linear_cross_entropy_losses(
         *_linear(x, r), None, 4, 0.1
     ),
     "cross_entropy, weighted": lambda x, r, w, *_: fusedops.cross_entropy(
-        x.transpose(1, 3), CLASSES.transpose(1, 2), w.abs(), ignore_index=2, z_loss=0.1
-    ),
+        x.transpose(1, 3), CLASSES.transpose(1, 2), w.abs(), ignore_index=2, z_loss=0.125
+    ),  # torch.onnx writes the factor of torch's product as float32
     "stack_softmax": lambda x, r, *_: ops.stack_softmax([x, r, x], -1, 1),
     "stack_softmax at the end": lambda x, r, *_: ops.stack_softmax([x, r], 0, -1),
     "stack_log_softmax": lambda x, r, *_: ops.stack_log_softmax([x, r], 1, 0),
