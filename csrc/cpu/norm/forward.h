@@ -372,6 +372,8 @@ FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
   const OneRow<T> row{{memory}};
   const Moments<Wider<T>> moments = moments_of_one<T>(mean, Unscaled<T>{}, row, cols);
   if (range.holds(moments.squares)) return moments;
+  // Values above 1 that differ at all have larger squares, and equal ones may overflow when scaled.
+  if (moments.squares < range.lowest && (mean > 1 || mean < -1)) return moments;
   const Scaled<T> by{range.template factor<C>(moments.squares)};
   const C shift = shift_near_mean<T>(by, row, 0, cols);
   const C scaled_mean = C(moments_of_one<T>(shift, by, row, cols).mean());
