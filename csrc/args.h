@@ -171,12 +171,17 @@ struct CrossEntropyBackward {
   double label_smoothing;
 };
 
-// sums[c] += input[0, c] + input[1, c] + ..., in the order of the rows. sums is an array, double if
-// input is double and float otherwise.
+// sums[c] += input[0, c] + input[1, c] + ..., in the order of the rows, as doubles if input is
+// double and as floats otherwise. The first call starts at 0. Until the last call, the floats of a
+// 16-bit input are in halves: the upper ones in `sums`, the lower ones in `lower`. The last call
+// rounds them to input's dtype, so that results need half as much memory beside them as floats
+// would take.
 struct ColumnSums {
   ConstRows input;
-  void* sums;
+  void* sums;  // of input's dtype
+  uint16_t* lower;
   int64_t rows, cols;
+  bool is_first, is_last;
 };
 
 // A tensor seen as [outer, dim_size, inner]: element (o, d, i) is at data + o * outer_stride + d *

@@ -259,7 +259,7 @@ def linear_cross_entropy(
     r"""Cross entropy of a linear layer's results, without the logits of all rows in memory.
 
     The result is that of ``cross_entropy(linear(input, linear_weight, linear_bias), target, ...)``.
-    Chunks of rows are multiplied, one after the other, into one buffer: 256 rows on the CPU and
+    Chunks of rows are multiplied, one after the other, into one buffer: 192 rows on the CPU and
     4096 on CUDA, fewer if their logits would exceed 256 MiB. With the reductions "mean" and "sum"
     the forward pass computes the gradients that autograd will need, while a chunk's logits are in
     the buffer; the backward pass multiplies them by the gradient of the loss. With "none", or a

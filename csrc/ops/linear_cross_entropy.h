@@ -148,12 +148,12 @@ CountedRows counted_rows(const LinearHead& head) {
   return {count, index};
 }
 
-// Rows in chunks of one size, but for the last, which may have fewer: 2049 rows are 9 chunks of 228
-// and not 8 of 256 and one row. A chunk's products move the gradient of the weight through memory
-// once; below so many rows, by a machine's arithmetic and bandwidth, that would take longer than
-// the products, whatever the sizes of the weight are.
+// Rows in chunks of one size, but for the last, which may have fewer: 1921 rows are 11 chunks of
+// 175 and not 10 of 192 and one row. A chunk's products move the gradient of the weight through
+// memory once; below so many rows, by a machine's arithmetic and bandwidth, that would take longer
+// than the products, whatever the sizes of the weight are.
 struct Chunks {
-  static constexpr int64_t kRowsOnCpu = 256, kRowsOnCuda = 4096;
+  static constexpr int64_t kRowsOnCpu = 192, kRowsOnCuda = 4096;
   static constexpr int64_t kLogitsBytes = int64_t(256) << 20;
 
   int64_t rows, count, rows_each;
@@ -237,6 +237,44 @@ class ChunkedHead {
 
 // --- gradients ----------------------------------------------------------------------------------
 
+// Sums to which the rows of chunks are added. Those of 16-bit rows are floats, as rounded after
+// each chunk their error would grow with the root of the number of chunks; half of each float is
+// kept where the result will be.
+template <class Launcher>
+class ChunkSums {
+ public:
+  ChunkSums() = default;
+  // `result` is an array.
+  ChunkSums(const char* op, const Tensor& result, const Chunks& chunks)
+      : op_(op), chunks_(&chunks), result_(result) {
+    const bool has_halves = is_16_bit(dtype_of(result)) && chunks.count > 1;
+    const Sizes sizes{has_halves ? result.numel() : 0};
+    lower_ = empty_contiguous(op, result, sizes, ScalarType::Short);
+  }
+
+  // Adds rows of a chunk to the sums from `start` on.
+  void add(const Tensor& rows, const LinearChunk& chunk, int64_t start = 0) const {
+    ColumnSums args{};
+    args.input = rows_of_classes(op_, rows).read();
+    args.rows = rows.sizes()[0];
+    args.cols = rows.sizes()[1];
+    if (args.rows == 0 || args.cols == 0) return;
+    args.sums = rows_from(result_, start, args.cols).mutable_data_ptr();
+    if (lower_.numel() > 0) {
+      const Tensor lower = rows_from(lower_, start, args.cols);
+      args.lower = static_cast<uint16_t*>(lower.mutable_data_ptr());
+    }
+    args.is_first = chunk.first == 0;
+    args.is_last = chunk.first + chunk.rows == chunks_->rows;
+    Launcher(rows).launch(args);
+  }
+
+ private:
+  const char* op_ = nullptr;
+  const Chunks* chunks_ = nullptr;
+  Tensor result_, lower_;
+};
+
 // The gradients of input, weight and bias, to which chunks are added. One that is not wanted is
 // empty.
 template <class Launcher>
@@ -248,40 +286,51 @@ class LinearGradients {
       : op_(op),
         head_(head),
         counted_(chunked.counted()),
-        is_rounded_once_(is_16_bit(dtype_of(head.weight)) && chunked.chunks().count > 1),
+        multiplies_into_weight_(!is_16_bit(dtype_of(head.weight)) || chunked.chunks().count <= 1),
         wants_input_(wanted[0]),
         wants_weight_(wanted[1]),
         wants_bias_(wanted[2] && head.bias) {
-    const ScalarType dtype = dtype_of(head.input), wide = statistics_dtype(dtype);
     const bool has_rows = counted_.count > 0;
     const auto make = [&](bool is_wanted, SizesView sizes, bool is_zero) {
+      const ScalarType dtype = dtype_of(head.input);
       if (!is_wanted) return empty_contiguous(op, head.input, Sizes{0}, dtype);
       return is_zero ? zeros(head.input, sizes, dtype)
                      : empty_contiguous(op, head.input, sizes, dtype);
     };
     input_ = make(wants_input_, head.input.sizes(), counted_.index.has_value());
     weight_ = make(wants_weight_, head.weight.sizes(), !has_rows);
-    bias_ = make(wants_bias_, Sizes{head.classes()}, false);
-    if (wants_weight_ && is_rounded_once_)
-      weight_sums_ = empty_contiguous(op, head.input, head.weight.sizes(), wide);
-    if (wants_bias_) bias_sums_ = zeros(head.input, {head.classes()}, wide);
+    bias_ = make(wants_bias_, Sizes{head.classes()}, !has_rows);
+    if (wants_bias_) bias_sums_ = ChunkSums<Launcher>(op, bias_, chunked.chunks());
+    if (!wants_weight_ || multiplies_into_weight_) return;
+    weight_sums_ = ChunkSums<Launcher>(op, array_of(weight_), chunked.chunks());
+    const int64_t of_device = head.input.is_cuda() ? kProductBytesOnCuda : kProductBytesOnCpu;
+    const auto class_bytes = static_cast<int64_t>(head.features() * head.weight.element_size());
+    const int64_t most = of_device / std::max<int64_t>(class_bytes, 1);
+    product_ = empty_contiguous(
+        op, weight_, Sizes{std::clamp<int64_t>(most, 1, head.classes()), head.features()},
+        dtype_of(weight_));
   }
 
   // Adds those of a chunk, from the gradient of its logits.
-  void add(const LinearChunk& chunk) {
+  void add(const LinearChunk& chunk) const {
     if (wants_input_) add_to_input(chunk);
     if (wants_weight_) add_to_weight(chunk);
-    if (wants_bias_) add_rows(chunk.logits, bias_sums_);
+    if (wants_bias_) bias_sums_.add(chunk.logits, chunk);
   }
 
-  std::tuple<Tensor, Tensor, Tensor> finished() {
-    if (weight_sums_.defined() && counted_.count > 0) torch::stable::copy_(weight_, weight_sums_);
-    if (wants_bias_) torch::stable::copy_(bias_, bias_sums_);
-    return {input_, weight_, bias_};
-  }
+  std::tuple<Tensor, Tensor, Tensor> finished() const { return {input_, weight_, bias_}; }
 
  private:
-  void add_to_input(const LinearChunk& chunk) {
+  // A product of some classes is added while it is in the cache, or has the size at which a GPU's
+  // matrix units are busy.
+  static constexpr int64_t kProductBytesOnCpu = int64_t(1) << 20;
+  static constexpr int64_t kProductBytesOnCuda = int64_t(64) << 20;
+
+  static Tensor array_of(const Tensor& contiguous) {
+    return torch::stable::view(contiguous, {contiguous.numel()});
+  }
+
+  void add_to_input(const LinearChunk& chunk) const {
     if (!counted_.index) {
       const Tensor rows = rows_from(input_, chunk.first, chunk.rows);
       return multiply_matrices(chunk.logits, head_.weight, rows);
@@ -292,35 +341,30 @@ class LinearGradients {
     copy_rows(input_, rows_from(*counted_.index, chunk.first, chunk.rows), rows);
   }
 
-  // A sum of 16-bit numbers is accumulated in float32: rounded after each chunk, its error would
-  // grow with the root of their number. The gradient itself holds the product of each chunk.
-  void add_to_weight(const LinearChunk& chunk) {
+  void add_to_weight(const LinearChunk& chunk) const {
     const Tensor by_class = transposed(chunk.logits);
-    const bool is_first = chunk.first == 0;
-    if (!is_rounded_once_ && !is_first) return add_product(by_class, chunk.input, weight_);
-    multiply_matrices(by_class, chunk.input, weight_);
-    if (!is_rounded_once_) return;
-    if (is_first) {
-      torch::stable::copy_(weight_sums_, weight_);
-    } else {
-      add_rows(torch::stable::view(weight_, {1, weight_.numel()}), weight_sums_);
-    }
+    if (!multiplies_into_weight_) return add_products(chunk, by_class);
+    if (chunk.first == 0) return multiply_matrices(by_class, chunk.input, weight_);
+    add_product(by_class, chunk.input, weight_);
   }
 
-  void add_rows(const Tensor& rows, const Tensor& sums) const {
-    ColumnSums args{};
-    args.input = rows_of_classes(op_, rows).read();
-    args.sums = sums.mutable_data_ptr();
-    args.rows = rows.sizes()[0];
-    args.cols = rows.sizes()[1];
-    if (args.rows > 0 && args.cols > 0) Launcher(head_.input).launch(args);
+  void add_products(const LinearChunk& chunk, const Tensor& by_class) const {
+    const int64_t classes = head_.classes(), most = product_.sizes()[0];
+    for (int64_t first = 0; first < classes; first += most) {
+      const int64_t count = std::min(most, classes - first);
+      const Tensor product = rows_from(product_, 0, count);
+      multiply_matrices(rows_from(by_class, first, count), chunk.input, product);
+      const Tensor row = torch::stable::view(product, {1, product.numel()});
+      weight_sums_.add(row, chunk, first * head_.features());
+    }
   }
 
   const char* op_;
   const LinearHead& head_;
   const CountedRows& counted_;
-  bool is_rounded_once_, wants_input_, wants_weight_, wants_bias_;
-  Tensor input_, weight_, bias_, weight_sums_, bias_sums_;
+  bool multiplies_into_weight_, wants_input_, wants_weight_, wants_bias_;
+  Tensor input_, weight_, bias_, product_;
+  ChunkSums<Launcher> weight_sums_, bias_sums_;
 };
 
 // --- operators ----------------------------------------------------------------------------------
@@ -395,7 +439,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> linear_loss(
   const CrossEntropyStatistics results =
       empty_statistics(op, head.input, Sizes{chunked.counted().count});
   const LossSlopes slopes(head, chunked.counted(), terms);
-  LinearGradients<Launcher> gradients(op, head, chunked, wanted);
+  const LinearGradients<Launcher> gradients(op, head, chunked, wanted);
   const bool are_wanted = wanted[0] || wanted[1] || wanted[2];
   chunked.for_chunks([&](const LinearChunk& chunk) {
     const CrossEntropyStatistics own = statistics_from(results, chunk.first, chunk.rows);
@@ -475,7 +519,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses_backward(
   const NoGradGuard no_grad;
   const ChunkedHead<Launcher> chunked(op, head);
   const CountedRows& counted = chunked.counted();
-  LinearGradients<Launcher> gradients(op, head, chunked, output_mask);
+  const LinearGradients<Launcher> gradients(op, head, chunked, output_mask);
   chunked.for_chunks([&](const LinearChunk& chunk) {
     const auto own = [&](const Tensor& tensor) {
       return counted.of(tensor, chunk.first, chunk.rows);

@@ -13,7 +13,7 @@ import fusedops
 
 FEATURES, CLASSES = 24, 70
 #: The most rows of a chunk on the CPU.
-CHUNK = 256
+CHUNK = 192
 #: The L2 error of a gradient that is rounded a few times, relative to its norm.
 TOLERANCES = {
     torch.float32: 1e-6,
@@ -205,17 +205,26 @@ def test_ignored_rows_are_not_read():
         assert not results[1][target == -100].any()
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_logits_of_all_rows_are_never_in_memory(reduction):
-    rows, classes = 8 * CHUNK, 1000
-    x, w = randn(rows, 8, dtype=torch.float32), randn(classes, 8, dtype=torch.float32)
+def largest_allocation(features, classes, dtype, reduction):
+    """The bytes of the largest tensor of a step of eight chunks."""
+    rows = 8 * CHUNK
+    x, w = randn(rows, features, dtype=dtype), randn(classes, features, dtype=dtype)
     x.requires_grad_(), w.requires_grad_()
     target = torch.arange(rows) % classes
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         fusedops.linear_cross_entropy(x, w, target, reduction=reduction).sum().backward()
     events = profiler.profiler.kineto_results.events()
-    most = max(event.nbytes() for event in events if event.name() == "[memory]")
-    assert most == CHUNK * classes * 4
+    return max(event.nbytes() for event in events if event.name() == "[memory]")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_logits_of_all_rows_are_never_in_memory(reduction):
+    assert largest_allocation(8, 1000, torch.float32, reduction) == CHUNK * 1000 * 4
+
+
+def test_sums_of_a_16_bit_gradient_are_never_in_memory_as_floats():
+    """The upper halves of floats are where the gradient will be."""
+    assert largest_allocation(600, 2000, torch.bfloat16, "mean") == 600 * 2000 * 2
 
 
 # --- autograd -----------------------------------------------------------------------------------
@@ -316,8 +325,9 @@ def test_transforms(reduction):
 
 
 def test_the_error_of_a_16_bit_gradient_does_not_grow_with_the_chunks():
-    """It is that of one product of all rows and of one more rounding, of the chunks' products."""
-    rows, classes = 16 * CHUNK, 300
+    """It is that of one product of all rows and of one more rounding, of the chunks' products. For
+    six seeds the ratio was 1.02 to 1.07; sums that are rounded after each chunk have 2.7."""
+    rows, classes = 64 * CHUNK, 300
     x, w = randn(rows, FEATURES, dtype=torch.bfloat16), randn(classes, FEATURES).bfloat16()
     target = torch.arange(rows) % classes
     ours = gradients(lambda x, w: fusedops.linear_cross_entropy(x, w, target), x, w)[2]
@@ -328,7 +338,7 @@ def test_the_error_of_a_16_bit_gradient_does_not_grow_with_the_chunks():
     exact = gradients(whole, x.double(), w.double())[2]
     of_whole = relative_error(gradients(whole, x, w)[2], exact)
     rounding = relative_error(exact.bfloat16(), exact)
-    assert relative_error(ours, exact) < 1.05 * (of_whole**2 + rounding**2) ** 0.5
+    assert relative_error(ours, exact) < 1.1 * (of_whole**2 + rounding**2) ** 0.5
 
 
 def test_a_float16_gradient_keeps_digits_that_a_mean_would_push_below_its_range():

@@ -13,7 +13,7 @@ from oracle import DTYPES
 
 from . import families, philox
 from .cases import cross_entropy as cross_entropy_cases
-from .cases.column_sums import ColumnSumsCase
+from .cases.column_sums import ColumnSumsCase, joined
 from .cases.cross_entropy import CrossEntropyCase
 from .cases.masked import SEED, MaskedCase
 from .cases.norm import NormCase
@@ -285,10 +285,11 @@ def _cross_entropy_backward(case: CrossEntropyCase, given: Arrays) -> Wanted:
 def _column_sums(case: ColumnSumsCase, given: Arrays) -> Wanted:
     """Each addition rounds."""
     x = bounds.exactly(tensor(given["input"], case.dtype))
-    before = bounds.exactly(tensor(given["sums"], case.wide))
+    before = bounds.exactly(tensor(joined(case, given), case.wide))
     size = np.abs(before) + np.abs(x).sum(0, keepdims=True)
     off = bounds.rounded(case.rows, size, DTYPES[case.wide])
-    return {"sums": Bounded(before + x.sum(0, keepdims=True), off)}
+    sums = Bounded(before + x.sum(0, keepdims=True), off)
+    return {"sums": sums.rounded_to(DTYPES[case.dtype])}
 
 
 _WANTED: dict[str, Callable[[Case, Arrays], Wanted]] = {

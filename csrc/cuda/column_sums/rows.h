@@ -8,18 +8,41 @@ namespace fusedops::cuda {
 // A thread has kColumnsEach columns, a block's width apart, and all their loads of a row in flight.
 inline constexpr int kColumnThreads = 256, kColumnsEach = 8;
 
+// A sum between calls, and its place.
+template <class T>
+FUSEDOPS_DEVICE AccumulatorOf<T> sum_at(const ColumnSums& args, int64_t col) {
+  if (args.is_first) return 0;
+  if constexpr (sizeof(T) == 2) {
+    const uint32_t upper = static_cast<const uint16_t*>(args.sums)[col];
+    return bit_cast<float>(upper << 16 | args.lower[col]);
+  } else {
+    return static_cast<const T*>(args.sums)[col];
+  }
+}
+template <class T>
+FUSEDOPS_DEVICE void keep_sum(const ColumnSums& args, int64_t col, AccumulatorOf<T> sum) {
+  if constexpr (sizeof(T) == 2) {
+    if (!args.is_last) {
+      const auto bits = bit_cast<uint32_t>(sum);
+      static_cast<uint16_t*>(args.sums)[col] = static_cast<uint16_t>(bits >> 16);
+      args.lower[col] = static_cast<uint16_t>(bits);
+      return;
+    }
+  }
+  round_to(sum, static_cast<T*>(args.sums)[col]);
+}
+
 // Adds the rows to the sums from column `first` on.
 template <class T>
 FUSEDOPS_KERNEL(kColumnThreads)
 column_sums(ColumnSums args, int64_t first) {
-  using Acc = AccumulatorOf<T>;
-  auto* const sums = static_cast<Acc*>(args.sums);
   const int64_t begin = first + int64_t{blockIdx.x} * kColumnThreads * kColumnsEach + threadIdx.x;
-  Acc own[kColumnsEach];
+  AccumulatorOf<T> own[kColumnsEach];
 #pragma unroll
   for (int i = 0; i < kColumnsEach; ++i) {
     const int64_t col = begin + i * kColumnThreads;
-    own[i] = col < args.cols ? sums[col] : Acc(0);
+    own[i] = 0;
+    if (col < args.cols) own[i] = sum_at<T>(args, col);
   }
   for (int64_t row = 0; row < args.rows; ++row) {
     const T* const input = static_cast<const T*>(args.input.data) + args.input.spacing.offset(row);
@@ -32,7 +55,7 @@ column_sums(ColumnSums args, int64_t first) {
 #pragma unroll
   for (int i = 0; i < kColumnsEach; ++i) {
     const int64_t col = begin + i * kColumnThreads;
-    if (col < args.cols) sums[col] = own[i];
+    if (col < args.cols) keep_sum<T>(args, col, own[i]);
   }
 }
 

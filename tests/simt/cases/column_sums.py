@@ -22,42 +22,70 @@ class ColumnSumsCase:
     rows: int
     cols: int
     padded: bool = False
+    is_first: bool = False
+    is_last: bool = True
 
     op = "column_sums"
 
     @property
     def wide(self) -> str:
-        """The dtype of the sums."""
+        """The dtype of the sums between calls."""
         return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether sums between calls are in halves."""
+        return DTYPES[self.dtype].itemsize == 2
+
+
+def kept(case: ColumnSumsCase, sums: np.ndarray) -> Arrays:
+    """Sums as they are between calls."""
+    if not case.has_halves:
+        return {"sums": sums}
+    bits = sums.view(np.uint32)
+    upper, lower = (bits >> 16).astype(np.uint16), bits.astype(np.uint16)
+    return {"sums": upper.view(DTYPES[case.dtype]), "lower": lower}
+
+
+def joined(case: ColumnSumsCase, given: Arrays) -> np.ndarray:
+    """The sums that are kept."""
+    if not case.has_halves:
+        return given["sums"]
+    upper = given["sums"].view(np.uint16).astype(np.uint32)
+    return (upper << 16 | given["lower"]).view(np.float32)
 
 
 def inputs(case: ColumnSumsCase) -> Arrays:
     random = np.random.default_rng(case.cols)
     x = random.standard_normal((case.rows, case.cols))
     sums = random.standard_normal((1, case.cols)).astype(DTYPES[case.wide])
-    return {"input": encode(x, case.dtype), "sums": sums}
+    return {"input": encode(x, case.dtype), **kept(case, sums)}
 
 
 def output_dtypes(case: ColumnSumsCase) -> dict[str, str]:
-    return {"sums": case.wide}
+    return {"sums": case.dtype}
 
 
 class Prepared:
     """A case in device memory."""
 
     def __init__(self, emulator: Emulator, case: ColumnSumsCase, given: Arrays) -> None:
-        alignment = DTYPES[case.dtype].itemsize
-        shape = (case.rows, case.cols)
+        size, shape = DTYPES[case.dtype].itemsize, (case.rows, case.cols)
         self.arrays: dict[str, DeviceArray] = {
-            "input": emulator.array(shape, case.dtype, alignment, case.padded),
-            "sums": emulator.array((1, case.cols), case.wide, 8),
+            "input": emulator.array(shape, case.dtype, size, case.padded),
+            "sums": emulator.array((1, case.cols), case.dtype, size),
+            # Any array of 16 bits will do.
+            "lower": emulator.array((1, case.cols if case.has_halves else 0), "bfloat16", size),
         }
-        for name, array in self.arrays.items():
-            array.values[:] = given[name]
-        self.args = ColumnSums(self.arrays["input"].rows, self.arrays["sums"].address, *shape)
+        for name, values in given.items():
+            self.arrays[name].values[:] = values
+        sums, lower = (self.arrays[name].address for name in ("sums", "lower"))
+        flags = case.is_first, case.is_last
+        self.args = ColumnSums(self.arrays["input"].rows, sums, lower, *shape, *flags)
 
     def outputs(self) -> Arrays:
-        return {"sums": self.arrays["sums"].read()}
+        names = ["sums"] if self.args.is_last else ["sums", "lower"]
+        return {name: self.arrays[name].read() for name in names}
 
 
 def bases() -> list[ColumnSumsCase]:
