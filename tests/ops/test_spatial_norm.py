@@ -99,6 +99,12 @@ def test_squares_may_leave_the_range_of_the_dtype(kind, dtype, exponent, sign):
     torch.testing.assert_close(y[..., others], exact[..., others], rtol=1e-6, atol=1e-7)
 
 
+def test_a_column_whose_rstd_is_no_float_becomes_infinite():
+    x = torch.full((1, 40, 33), 1e-40)
+    x[:, ::2] *= -1
+    assert torch.equal(norm("rms_norm", x, 1, eps=0.0), x.sign() * torch.inf)
+
+
 @every_kind
 def test_gradients_of_tiny_columns_beside_others_do_not_underflow(kind):
     x, grad = torch.randn(2, 1, 40, 33)
