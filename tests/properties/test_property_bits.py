@@ -32,6 +32,8 @@ BY_ROWS = {
     "llama_norm": lambda x, w: [fusedops.rms_norm(x, w.shape, w, variant="llama")],
     "add_layer_norm": lambda x, w: fusedops.add_layer_norm(x, x, w.shape, w, w),
     "add_rms_norm": lambda x, w: fusedops.add_rms_norm(x, x, w.shape, w),
+    "cross_entropy": lambda x, w: [_losses(x, label_smoothing=0.1)[..., None]],
+    "gradient of cross_entropy": lambda x, w: _gradients(_losses(x), x),
     "gradient of softmax": lambda x, w: _gradients(fusedops.softmax(x, -1), x),
     "gradient of log_softmax": lambda x, w: _gradients(fusedops.log_softmax(x, -1), x),
     "gradient of layer_norm": lambda x, w: _gradients(fusedops.layer_norm(x, w.shape, w), x),
@@ -39,6 +41,11 @@ BY_ROWS = {
 }
 OF_LEAVES = tuple(name for name in BY_ROWS if name.startswith("gradient"))
 SOFTMAXES = ("softmax", "log_softmax")
+
+
+def _losses(x, **options):
+    target = torch.tensor(x.shape[-1] // 2).expand(x.shape[:-1])
+    return fusedops.cross_entropy(x, target, dim=-1, reduction="none", **options)
 
 
 def _gradients(result, *leaves):

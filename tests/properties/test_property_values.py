@@ -127,3 +127,27 @@ def _parameters(dtype, shape, seed):
     if dtype is None:
         return None, None
     return [drawn.Drawn(dtype, shape, seed=seed ^ number).tensor() for number in (2, 3)]
+
+
+@given(drawn.tensors(), st.integers(0, 2**16))
+def test_a_cross_entropy_is_within_its_bound(given, first):
+    """The largest logit is subtracted from all, and the difference is rounded. An error of the sum
+    over the other classes counts by their share of all; the rest is computed in double."""
+    x = given.tensor()
+    target = (torch.arange(first, first + x[..., 0].numel()) % x.shape[-1]).view(x.shape[:-1])
+    losses = fusedops.cross_entropy(x, target, dim=-1, reduction="none")
+    exact, columns = bounds.exactly(x), np.arange(x.shape[-1])
+    is_class = columns == target.numpy()[..., None]
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        behind = np.nan_to_num(exact.max(-1, keepdims=True) - exact, nan=0, posinf=0)
+        rounding = np.where(is_class, 0, bounds.rounded(1, behind, x.dtype))
+        others = bounds.Softmax.of(np.where(is_class, -np.inf, exact), x.dtype, rounding)
+        largest = np.where(is_class, -np.inf, exact).max(-1)
+        above = np.log(others.sum[..., 0]) + largest - exact[is_class].reshape(largest.shape)
+        loss = np.logaddexp(0, above)
+        error = np.where(above > -np.inf, np.exp(above - loss) * others.sum_error[..., 0], 0)
+    loss = np.where((np.isnan(exact) | (exact == np.inf)).any(-1), np.nan, loss)
+    size = 1 + np.where(np.isfinite(exact), np.abs(exact), 0).max(-1)
+    error = error + bounds.rounded(6, size, torch.float64)
+    bound = bounds.Bounded(loss, error).rounded_to(bounds.compute_dtype(x.dtype))
+    bounds.assert_within(losses, bound)
