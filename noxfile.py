@@ -88,6 +88,8 @@ RESULT_TESTS = (
     "tests/ops/test_norm.py",
     "tests/ops/test_add_norm.py",
     "tests/ops/test_cross_entropy.py",
+    "tests/ops/test_cross_entropy_kernels.py",
+    "tests/ops/test_linear_cross_entropy.py",
     "tests/ops/test_norm_range.py",
     "tests/ops/test_norm_wanted_gradients.py",
     "tests/ops/test_short_rows.py",

@@ -98,6 +98,14 @@ def statistics(x: Tensor) -> Results:
         yield result, []
 
 
+def losses(x: Tensor) -> Results:
+    target = torch.arange(x.shape[0]) % x.shape[-1]
+    for options in ({}, {"label_smoothing": 0.1}, {"softcap": 5.0, "return_lse": True}):
+        results = fusedops.cross_entropy(x, target, reduction="none", **options)
+        for result in results if isinstance(results, tuple) else (results,):
+            yield result, [x]
+
+
 CASES: dict[str, Callable[[Tensor], Results]] = {
     "softmax": partial(last, fusedops.softmax),
     "log_softmax": partial(last, fusedops.log_softmax),
@@ -115,6 +123,7 @@ CASES: dict[str, Callable[[Tensor], Results]] = {
     "spatial_layer_norm": partial(spatial_norm, fusedops.spatial_layer_norm),
     "spatial_rms_norm": partial(spatial_norm, fusedops.spatial_rms_norm),
     "stack_softmax": partial(stack, fusedops.stack_softmax),
+    "cross_entropy": losses,
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import BertConfig, BertModel
 
@@ -100,7 +101,30 @@ def bert_inputs(batch: int) -> tuple[torch.Tensor, ...]:
     return torch.randint(0, 64, (batch, 8)), mask
 
 
-MODELS = {"layer": (Layer, layer_inputs), "bert": (bert, bert_inputs)}
+class Losses(nn.Module):
+    """Each token's loss, and the loss of all without their logits."""
+
+    def __init__(self, classes: int = 50, width: int = 16):
+        super().__init__()
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        each = F.cross_entropy(self.head(x).mT, labels, reduction="none")
+        head = self.head.weight
+        return each, fusedops.linear_cross_entropy(x, head, labels, linear_bias=self.head.bias)
+
+
+def loss_inputs(batch: int) -> tuple[torch.Tensor, ...]:
+    labels = torch.randint(0, 50, (batch, 8))
+    labels[-1, 5:] = -100
+    return torch.randn(batch, 8, 16), labels
+
+
+MODELS = {
+    "layer": (Layer, layer_inputs),
+    "bert": (bert, bert_inputs),
+    "losses": (Losses, loss_inputs),
+}
 
 
 class Packaged:
