@@ -273,6 +273,24 @@ def test_a_dtype_without_kernels_is_refused(dtype):
     assert left.reason == f"unsupported dtype {dtype}"
 
 
+#: Sites that read a cast, and the ops that they become.
+OF_A_CAST = {
+    "softmax": lambda x, target: x.float().softmax(-1),
+    "masked_softmax": lambda x, target: x.float().masked_fill(target > 4, -1e9).softmax(-1),
+    "layer_norm": lambda x, target: F.layer_norm(x.float(), (8,)),
+    "add_rms_norm": lambda x, target: F.rms_norm(x.float() + x.float().exp(), (8,)),
+    "l2_norm": lambda x, target: F.normalize(x.float(), dim=-1),
+    "cross_entropy": lambda x, target: F.cross_entropy(x.float(), target),
+}
+
+
+@pytest.mark.parametrize("op", OF_A_CAST)
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn, torch.int8])
+def test_an_op_reads_the_cast_of_a_dtype_without_kernels(rewrite, op, dtype):
+    inputs = [torch.randn(8, 8).mul(3).to(dtype), torch.arange(8)]
+    assert_same_values(rewrite, OF_A_CAST[op], inputs, {op: 1})
+
+
 def test_a_device_without_kernels_is_refused(rewrite_dynamo, monkeypatch):
     monkeypatch.setattr(availability, "has_kernels", lambda device_type: device_type != "cpu")
     rewritten = rewrite_dynamo(lambda x: x.softmax(-1), torch.randn(4, 8))

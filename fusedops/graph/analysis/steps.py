@@ -204,14 +204,20 @@ def same_value(a: Any, b: Any, depth: int = 4) -> bool:
     return all(same_value(m, n, depth - 1) if isinstance(m, Node) else m == n for m, n in pairs)
 
 
+#: For each dtype that ops read, those to which a cast loses nothing. The 16-bit dtypes and float32
+#: are not cast to float64 here, because the op would compute in float32.
+_LOSSLESS_CASTS = {
+    torch.float16: (torch.float16, torch.float32),
+    torch.bfloat16: (torch.bfloat16, torch.float32),
+    torch.float32: (torch.float32,),
+    torch.float64: (torch.float64,),
+}
+
+
 def is_widening(cast: Call) -> bool:
-    """Whether an op may read a cast's input instead of its result. Not for casts to float64, since
-    the op would compute in float32."""
-    input_dtype: torch.dtype = value(cast.arguments["input"]).dtype
-    dtype: torch.dtype = cast.arguments["dtype"]
-    if dtype == torch.float64:
-        return input_dtype == dtype
-    return input_dtype.is_floating_point and torch.promote_types(input_dtype, dtype) == dtype
+    """Whether an op may read a cast's input instead of its result."""
+    lossless = _LOSSLESS_CASTS.get(value(cast.arguments["input"]).dtype, ())
+    return cast.arguments["dtype"] in lossless
 
 
 def same_shape(node: Any, other: Any) -> bool:

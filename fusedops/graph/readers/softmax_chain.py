@@ -12,7 +12,6 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import cast_chain, only_user, upstream
 from fusedops.graph.analysis.values import value
-from fusedops.graph.availability import KERNEL_DTYPES
 
 SHARED = "something else uses an intermediate result"
 ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
@@ -113,7 +112,7 @@ def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
     """The chain with the casts that widen its input, and the cast back to the input's dtype."""
     casts, input = cast_chain(chain.input)
     result = value(chain.last).dtype
-    if casts and value(input).dtype in KERNEL_DTYPES:
+    if casts:
         chain = replace(chain, input=input, dtype=result, nodes=(*reversed(casts), *chain.nodes))
     cast = only_user(chain.last, "cast")
     narrows = result == torch.float64 and value(chain.input).dtype != result

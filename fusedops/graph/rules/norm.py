@@ -79,9 +79,7 @@ def _with_casts(call: Call) -> Match | None:
     without both casts."""
     cast = None if call.refusal else only_user(call.node, "cast")
     casts, input = cast_chain(call.arguments["input"])
-    if cast is None or not casts or value(input).dtype not in KERNEL_DTYPES:
-        return None
-    if cast.arguments["dtype"] != value(input).dtype:
+    if cast is None or not casts or cast.arguments["dtype"] != value(input).dtype:
         return None
     site = replace(call, node=cast.node, arguments=call.arguments | {"input": input})
     nodes = (*reversed(casts), call.node, cast.node)
