@@ -184,6 +184,9 @@ REFUSED = {
     "the logits are written in place after the loss, which the backward pass reads": (
         lambda x, t: (lambda y: (F.cross_entropy(y, t), y.mul_(2)))(x * 3)
     ),
+    "unsupported dtype torch.int64": lambda x, t: (
+        (y := x.long()).logsumexp(-1) - y.gather(-1, t[:, None]).squeeze(-1)
+    ),
 }
 
 
