@@ -47,6 +47,14 @@ MASKS = {
         lambda q, k, n, keep: (k <= q) & keep,
         "mask=keep, causal=True, diagonal=3",
     ),
+    "magnitudes of lengths": (
+        lambda q, k, n, keep: k < (n - 9).abs()[:, None, None, None],
+        "end=squeeze(abs(sub(n, 9))[:, None, None, None], -1)",
+    ),
+    "magnitudes of numbers that are no positions": (
+        lambda q, k, n, keep: (k <= q) & ((keep.long() - 1).abs() == 0),
+        "mask=eq(abs(sub(long(keep), 1)), 0), causal=True, diagonal=3",
+    ),
     "tril and triu": (
         lambda q, k, n, keep: torch.ones(QUERIES, KEYS, dtype=torch.bool).tril(4).triu(-1),
         "causal=True, diagonal=4, lower_diagonal=-1",

@@ -341,6 +341,8 @@ LOOK_ALIKES = {
     "another limit": lambda x: x / torch.where((norm := _l2(x)) > EPS, norm, 1.0),
     "eps of the data": lambda x: x / torch.maximum(_l2(x), x.abs().amax()),
     "einsum over another": lambda x: x / torch.einsum("nd,nd->d", x, x).sqrt()[:, None],
+    "of several dimensions": lambda x: F.normalize(x[None], dim=(0, 1)),
+    "of a scalar": lambda x: F.normalize(x.sum(), dim=0),
 }
 
 
