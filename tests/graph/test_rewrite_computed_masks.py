@@ -55,6 +55,10 @@ MASKS = {
         lambda q, k, n, keep: (k <= q) & ((keep.long() - 1).abs() == 0),
         "mask=eq(abs(sub(long(keep), 1)), 0), causal=True, diagonal=3",
     ),
+    "a view of a bool tensor and causality": (
+        lambda q, k, n, keep: ((k <= q) & keep).view(-1, 1, len(q), k.shape[1]),
+        "mask=keep, causal=True, diagonal=3",
+    ),
     "tril and triu": (
         lambda q, k, n, keep: torch.ones(QUERIES, KEYS, dtype=torch.bool).tril(4).triu(-1),
         "causal=True, diagonal=4, lower_diagonal=-1",
