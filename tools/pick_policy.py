@@ -269,7 +269,8 @@ def chosen_line(choice: Choice, cols: int, lines: Sequence[Line]) -> Line | None
 
 
 def updated_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
-    """The lines of a group as the cases, which all belong to it, decide them."""
+    """A group's lines after measurements: each length that the cases decide gets the plan that was
+    fastest, and the others keep theirs. All cases belong to the group."""
     by_cols = defaultdict(list)
     for case in usual_cases(cases):
         by_cols[case.cols].append(case)

@@ -51,6 +51,8 @@ struct NormPartials {
   }
 };
 
+// Writes a segment of input + residual to `sum`, from which its statistics and results are
+// computed.
 template <class T>
 FUSEDOPS_INLINE void compute_sum(
     const NormForward& args, int64_t row, RowRange segment, T* sum, void* scratch) {

@@ -62,7 +62,7 @@ FUSEDOPS_INLINE Vec<double> lanes_of_sum(Accumulators<Tile<C>> sums, int64_t col
   if (kEvenOdd<T> || cols > kLanes<C>) {
     first += promoted_sum(sums.even.v[1]);
   } else {
-    first += second;
+    first += second;  // zeros, which make -0 the +0 that it is in longer rows
   }
   if (cols >= 2 * kTile<T>) second = promoted_sum(sums.odd.v[0]) + promoted_sum(sums.odd.v[1]);
   return first + second;

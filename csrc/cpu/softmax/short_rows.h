@@ -72,8 +72,8 @@ FUSEDOPS_NOINLINE void softmax_backward_group(Tile<C>* grad, const Tile<C>* outp
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// Whether groups are faster than softmax_rows(), which wins on rows of many whole tiles, except on
-// 16-bit inputs.
+// Whether rows of this length are faster in groups, with a row in each lane, than one by one in
+// softmax_rows(). That wins on rows of many whole tiles, except on 16-bit inputs.
 template <class In>
 constexpr bool forward_gains_from_groups(int64_t cols) {
   return cols <= kMaxGroupCols && (sizeof(In) == 2 || cols <= 96 || cols % kTile<In> != 0);
@@ -129,8 +129,8 @@ FUSEDOPS_NOINLINE RowRange softmax_backward_vectors(const SoftmaxBackward& args,
   return rows;
 }
 
-// Whether groups are faster than softmax_backward_rows(): if rows do not fill a vector (a tile, for
-// 16 bits), or end within a tile.
+// Whether rows of this length are faster in groups than in softmax_backward_rows(): those that do
+// not fill a vector (a tile, for 16 bits), and those that end within a tile.
 template <class Out>
 constexpr bool backward_gains_from_groups(int64_t cols) {
   if (cols > kShortRowCols) return false;

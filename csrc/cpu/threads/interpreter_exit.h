@@ -8,7 +8,8 @@
 
 namespace fusedops {
 
-// Returns at once unless the interpreter is ending, and never once it has ended.
+// Kernels call this when they start and end. It returns at once unless the interpreter is ending,
+// and never once it has ended.
 void wait_while_interpreter_exits();
 
 }  // namespace fusedops

@@ -204,7 +204,8 @@ FUSEDOPS_DEVICE void store_rest(
   }
 }
 
-// The softmax of this thread's row, which stays in registers.
+// Computes the softmax of a row that the threads of a scope share. Each of them reads its part of
+// the row once, keeps the scores in registers, and writes the same columns.
 template <class RowScope, class In, int kWidth, int kVectors, int kTerms, int kThreads = 0>
 FUSEDOPS_DEVICE void masked_softmax_row(const ForwardArgs& args, int64_t index) {
   using Acc = AccumulatorOf<In>;

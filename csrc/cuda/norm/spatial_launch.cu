@@ -48,7 +48,8 @@ inline bool wants_channels(const SpatialNormBackward& args) {
   return args.grad_weight.data || args.grad_bias.data;
 }
 
-inline Status launch_input(const SpatialNormBackward& args, int32_t width, Stream stream) {
+// Launches the gradient of the input alone; launch_channels() sums those of weight and bias.
+inline Status launch_grad_input(const SpatialNormBackward& args, int32_t width, Stream stream) {
   const DType dtype = args.input.dtype;
   const SpatialPlan plan =
       plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 2, device::max_shared_bytes());
@@ -86,7 +87,7 @@ Status launch(const SpatialNormBackward& args, Stream stream) {
   if (wants_channels(args) && !args.workspace) return device::kInvalidValue;
   const int32_t width = width_of(args);
   Status status = device::kSuccess;
-  if (args.grad_input.data) status = launch_input(args, width, stream);
+  if (args.grad_input.data) status = launch_grad_input(args, width, stream);
   if (!wants_channels(args) || status != device::kSuccess) return status;
   return launch_channels(args, plan_channels(args, width), stream);
 }
