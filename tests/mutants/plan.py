@@ -39,6 +39,20 @@ LEFT_OUT = {
 EQUIVALENT = {
     "csrc/cpu/norm/forward.h": {
         "if (begin != 1) rows.compute(begin, count);": "the first chunk is computed twice",
+        "if (interleaved_rows(args) > kInterleavedRows) row = steps<kInterleavedRows>(row, "
+        "range.end);": "rows have the same bits in twos",
+    },
+    "csrc/cpu/norm/backward.h": {
+        "const Vec<C> from_zero = (mean <= 0 ? -mean : mean) * rstd;": "the sign of 0 is not read",
+    },
+    "csrc/cpu/norm/common.h": {
+        "constexpr int64_t kLongestRowBytes = int64_t(1) << 17, kShortStepBytes = "
+        "int64_t(1) >> 14;": "it decides what is prefetched",
+    },
+    "csrc/cpu/softmax/short_rows.h": {
+        "(args.dim_size < kShortRowCols && args.inner <= InnerSegments::kMaxCols);": (
+            "spatial.h is as right"
+        ),
     },
     "csrc/cpu/simd/exp_division.h": {
         "C(kFusesProducts && rest == 0 ? kAlmostLeast * magnitude(inverse)": (
@@ -60,7 +74,17 @@ EQUIVALENT = {
     "csrc/cuda/block/philox.h": {
         "if (!is_on_) ;": "without a seed p is 0: nothing is dropped, and the scale is 1",
     },
+    "csrc/cuda/launch/dispatch.h": {
+        "if (width > 0 && cols % width == 0 && std::all_of(accesses.begin(), accesses.end(), "
+        "allows)) {": "a width of 1 is what is returned below too",
+    },
+    "csrc/cuda/norm/spatial.h": {
+        "if (threadIdx.x > 1 || first + k >= args.dim_size) continue;": (
+            "every thread holds the sum, and writes the same"
+        ),
+    },
     "csrc/cuda/softmax/rows.h": {
+        "if constexpr (sizeof(Out) == 1) {": "the longer exponential is more precise",
         "if (start > 1) tile.load(input + start, left, -INFINITY);": "tiles are wider than 1",
         "for (int32_t start = 0; start <= segment.cols; start += grads.step()) {": (
             "an empty tile adds 0"
