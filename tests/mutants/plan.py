@@ -94,6 +94,9 @@ EQUIVALENT = {
     "csrc/cuda/norm/backward.h": {
         "if (kThreads == 0 && cols <= 0) continue;": "no vector of such a thread is inside",
     },
+    "csrc/ops/tensor.h": {
+        "int64_t first, count = 1, stride = 1;": "one element is at any stride",
+    },
     "csrc/ops/norm.h": {
         "double offset() const { return weight || true ? weight_offset : 0; }  "
         "// the factor is 1 without a weight": "kernels read the offset beside a weight only",

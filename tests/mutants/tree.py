@@ -131,6 +131,8 @@ def _verdict(done: subprocess.CompletedProcess[str]) -> str:
         return found[1]
     if done.returncode < 0:
         return f"a crash ({signal.Signals(-done.returncode).name})"
+    if "while loading conftest" in done.stdout:
+        return "a package that tests cannot import"
     if "Timeout (" in done.stdout:
         return f"a test that takes more than {TEST_LIMIT} s"
     raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}")

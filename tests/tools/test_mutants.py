@@ -141,6 +141,7 @@ def toy(tmp_path, monkeypatch):
     (tmp_path / "test_half.py").write_text(
         "from half import half\n\n\ndef test_half():\n    assert half(4) == 2\n"
     )
+    (tmp_path / "conftest.py").write_text("import half\n")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setattr(tree, "LIBRARIES", ["-c", ""])
     monkeypatch.setattr(tree, "EMULATOR", ["-c", ""])
@@ -156,6 +157,11 @@ def test_a_fault_is_caught_by_the_test_that_fails_or_survives(toy):
     assert toy.try_out(caught, [[], ["test_half.py::test_half"]]) == "test_half.py::test_half"
     assert toy.try_out(caught, [["test_half.py::test_gone"]]) == "test_half.py::test_half"
     assert toy.try_out(survives, [["test_half.py"]]) == tree.SURVIVED
+
+
+def test_a_fault_that_ends_the_import_of_the_package_is_caught(toy):
+    fault = Fault("half.py", 1, "", 0, "def", "raise")
+    assert toy.try_out(fault, [["test_half.py"]]) == "a package that tests cannot import"
 
 
 @pytest.mark.parametrize(("caught", "status"), [(19, 0), (18, 1)])
