@@ -141,7 +141,10 @@ def inputs(case: MaskedCase) -> Arrays:
         if case.sinks:
             given["sinks"] = encode(normal(case.operand_shape(case.sinks)) * 3, case.wide)
         return given | {"input": encode(normal(shape) * 3, case.dtype)}
-    power = np.where(case.shown(given), np.exp(normal(shape) * 2), 0)
+    shown = case.shown(given)
+    power = np.where(shown, np.exp(normal(shape) * 2), 0)
+    if np.isfinite(case.mask_value) and not case.zero_masked_rows:
+        power[~shown.any(-1)] = 1  # the columns of a row that sees none are equal
     probabilities = power / np.maximum(power.sum(-1, keepdims=True), 1e-30)
     if case.sinks:
         given["sink_probabilities"] = encode(random.random((case.rows, 1)), case.wide)
