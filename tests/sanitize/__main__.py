@@ -25,6 +25,7 @@ TESTS = {
         "tests/ops/test_add_norm_mixed.py",
         "tests/ops/test_cross_entropy.py",
         "tests/ops/test_cross_entropy_kernels.py",
+        "tests/ops/test_linear_cross_entropy.py",
         "tests/deploy/test_c_api.py",
         "tests/ops/test_concurrent_rows.py",
         "tests/ops/test_masked_softmax_grad.py",
