@@ -1,9 +1,15 @@
 """Steps in front of a softmax that masked_softmax does not take in."""
 
+import operator
+import sys
+
 import pytest
 import torch
 from agreement import assert_same_values
 from masked_softmax_forms import INF, draw
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fusedops.graph import rewrite_graph
 
 
 def _scores_used_too(x, keep, bias):
@@ -87,6 +93,24 @@ def test_steps_are_taken_in_as_far_as_eagers_values_are_kept(rewrite, form):
     assert len(rewritten.report.replaced) == 1 and rewritten.reasons == []
     ours, eager = rewritten.call(*arguments), form(*arguments)
     torch.testing.assert_close(ours, eager, rtol=1e-12, atol=0, equal_nan=True)
+
+
+def test_a_chain_of_calls_may_be_longer_than_pythons_stack():
+    """This alone reads more calls than Python nests. The graph is made by hand, because a capture
+    takes seconds to run them all."""
+    graph, tensor = torch.fx.Graph(), FakeTensorMode().from_tensor(torch.zeros(4, 8))
+
+    def recorded(node):
+        node.meta["example_value"] = tensor
+        return node
+
+    x, bias = (recorded(graph.placeholder(name)) for name in ("x", "bias"))
+    for _ in range(sys.getrecursionlimit()):
+        x = recorded(graph.call_function(operator.mul, (x, 0.5)))
+    scores = recorded(graph.call_function(operator.add, (bias, x)))
+    graph.output(recorded(graph.call_function(torch.softmax, (scores, -1))))
+    (site,) = rewrite_graph(graph).replaced
+    assert site.op == "masked_softmax"
 
 
 @pytest.mark.parametrize("seen", ["an argument", "returned", "a view"])

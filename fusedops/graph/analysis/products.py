@@ -29,16 +29,28 @@ def is_unchanged(node: Node) -> bool:
 
 def is_product(node: Any) -> bool:
     """Whether a node is a matrix product, possibly cast, viewed or scaled by a number."""
-    if not isinstance(node, Node):
-        return False
+    source = unscaled(node)
+    return isinstance(source, Node) and kind_of(source) == "matmul"
+
+
+def unscaled(node: Any) -> Any:
+    """What a node was before it was cast, viewed and scaled by numbers."""
+    while isinstance(node, Node) and (source := _source(node)) is not None:
+        node = source
+    return node
+
+
+def _source(node: Node) -> Any:
+    """The tensor of which a node is a cast, a view or a multiple; None if it is none of them."""
     kind = kind_of(node)
     if kind in VIEWS or kind == "cast":
-        return is_product(next(iter(node.all_input_nodes), None))
-    if kind in ("mul", "div") and (call := call_of(node)) is not None:
-        tensor, factor = tensor_and_number(call)
-        is_quotient_of_number = kind == "div" and tensor is not call.arguments["input"]
-        return is_number(factor) and not is_quotient_of_number and is_product(tensor)
-    return kind == "matmul"
+        return next(iter(node.all_input_nodes), None)
+    call = call_of(node) if kind in ("mul", "div") else None
+    if call is None:
+        return None
+    tensor, factor = tensor_and_number(call)
+    is_quotient_of_number = kind == "div" and tensor is not call.arguments["input"]
+    return tensor if is_number(factor) and not is_quotient_of_number else None
 
 
 def feeds_products(node: Node) -> bool:

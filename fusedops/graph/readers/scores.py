@@ -15,7 +15,7 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks import Mask
 from fusedops.graph.analysis.masks.positions import Bound
 from fusedops.graph.analysis.nodes import users
-from fusedops.graph.analysis.products import is_product
+from fusedops.graph.analysis.products import is_product, unscaled
 from fusedops.graph.analysis.steps import (
     broadcasts,
     call_of,
@@ -194,12 +194,11 @@ def _is_addend(addend: Any, input: Any) -> bool:
     return nodes and broadcasts(addend, input) and value(addend).dtype in KERNEL_DTYPES
 
 
-def _has_product(node: Node, steps: int = 6) -> bool:
+def _has_product(node: Any) -> bool:
     """Whether a node is a matrix product, perhaps followed by calls that are read as scores."""
-    call = call_of(node)
-    inner = call.arguments.get("input") if call and call.kind in _STEPS else None
-    further = isinstance(inner, Node) and steps > 0 and _has_product(inner, steps - 1)
-    return is_product(node) or further
+    while (call := call_of(node := unscaled(node))) is not None and call.kind in _STEPS:
+        node = call.arguments.get("input")
+    return is_product(node)
 
 
 def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
