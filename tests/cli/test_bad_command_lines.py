@@ -231,6 +231,7 @@ TUNE = [
     (["--budget", "0"], USAGE, f"--budget: got '0', {POSITIVE}"),
     (["--budget", "3m"], USAGE, f"--budget: got '3m', {POSITIVE}"),
     (["--budget", "nan"], USAGE, f"--budget: got 'nan', {POSITIVE}"),
+    (["--budget", f"{2**63}"], USAGE, f"--budget: got '{2**63}', {POSITIVE}"),
     (["--output"], USAGE, "--output: expected one argument"),
     (["--output", ""], USAGE, f"--output: got '', {A_FILE}"),
     (["--output", "{HERE}"], USAGE, f"--output: .*{A_FILE}: Is a directory"),
