@@ -16,6 +16,7 @@
 #   make plots   the pictures of the benchmarks, from the CSVs in docs/results
 #   make docs    the documentation as a site, in build/site; fails on a broken link
 #   make wheel   a wheel for every Python and for Linux from glibc 2.34 on, in dist/
+#   make wheel-aarch64  the same for Linux on ARM, from a cross compiler, for the CPU alone
 
 PYTHON ?= python3
 # Pip leaves the compilation of packages to the first import. Where that keeps nothing, each of the
@@ -40,7 +41,7 @@ BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
 .PHONY: help demo lint test cuda-check test-all mutants coverage fuzz test-matrix sanitize bench plots \
-	docs wheel clean
+	docs wheel wheel-aarch64 clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -108,12 +109,21 @@ lint: .venv-lint/.installed
 docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-wheel: .venv/.built-all .venv/.installed-wheel
-	rm -rf build/wheel
+# _PYTHON_HOST_PLATFORM is what setuptools takes the platform from. auditwheel knows the tags of this
+# machine alone, and finds the oldest one for another.
+wheel-aarch64: PLATFORM = auto
+wheel-aarch64: AARCH64 = dist/fusedops-*-manylinux_2_34_aarch64.whl
+wheel-aarch64: export CMAKE_TOOLCHAIN_FILE = $(CURDIR)/cmake/aarch64-linux-gnu.cmake
+wheel-aarch64: export _PYTHON_HOST_PLATFORM = linux-aarch64
+wheel-aarch64: export FUSEDOPS_BUILD_CUDA = 0
+wheel: .venv/.built-all
+wheel wheel-aarch64: .venv/.installed-wheel
+	rm -rf build/wheel $(AARCH64)
 	$(BIN)/pip wheel --no-build-isolation --no-deps -w build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat $(PLATFORM) \
 		--exclude 'libtorch*.so' --exclude libgomp.so.1 -w dist build/wheel/*.whl
 	rm -rf fusedops.egg-info  # it would hide entry points that change later
+	$(if $(AARCH64),ls $(AARCH64))
 
 clean:
 	rm -rf .venv .venv-lint build dist fusedops/lib *.egg-info

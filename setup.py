@@ -60,7 +60,8 @@ class CMakeBuild(build_ext):
             )
         in_place = self.inplace or getattr(self, "editable_mode", False)
         package = ROOT / "fusedops" if in_place else Path(self.build_lib).resolve() / "fusedops"
-        build = str(ROOT / "build" / "cmake")
+        # A cross build, for which CMake reads this variable, has a folder of its own.
+        build = str(ROOT / "build" / Path(os.environ.get("CMAKE_TOOLCHAIN_FILE", "cmake")).stem)
         cuda = os.environ.get("FUSEDOPS_BUILD_CUDA", "auto")
         native = os.environ.get("FUSEDOPS_BUILD_NATIVE", "0")
         run(

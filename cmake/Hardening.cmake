@@ -3,7 +3,8 @@
 # stack, which the protector would guard, nor calls that it would check.
 add_library(fusedops_hardening INTERFACE)
 include(CheckCXXCompilerFlag)
-foreach(flag -fstack-protector-strong -fstack-clash-protection -fcf-protection)
+foreach(flag -fstack-protector-strong -fstack-clash-protection -fcf-protection
+        -mbranch-protection=standard)
   string(MAKE_C_IDENTIFIER "FUSEDOPS_HAS${flag}" has_flag)
   check_cxx_compiler_flag(${flag} ${has_flag})
   if(${has_flag})

@@ -16,10 +16,26 @@ endif()
 file(STRINGS ${FUSEDOPS_TORCH_DIR}/version.py torch_version_line REGEX "^__version__ = ")
 string(REGEX REPLACE ".*'(.*)'.*" "\\1" FUSEDOPS_TORCH_VERSION "${torch_version_line}")
 
+# A cross build links a stand-in with the stable functions that this machine's libtorch_cpu.so has.
+set(torch_cpu ${FUSEDOPS_TORCH_DIR}/lib/libtorch_cpu.so)
+if(CMAKE_CROSSCOMPILING)
+  execute_process(COMMAND nm -D --defined-only ${torch_cpu}
+    OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL " T (aoti_)?torch_[A-Za-z0-9_]+\n" symbols "${symbols}")
+  list(TRANSFORM symbols REPLACE " T (.+)\n" "extern \"C\" void \\1() {}\n" OUTPUT_VARIABLE stub)
+  string(CONCAT stub ${stub})
+  file(CONFIGURE OUTPUT torch_cpu_stub.cpp CONTENT "${stub}")
+  add_library(torch_cpu_stub SHARED ${CMAKE_CURRENT_BINARY_DIR}/torch_cpu_stub.cpp)
+  set_target_properties(torch_cpu_stub PROPERTIES
+    OUTPUT_NAME torch_cpu LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/stub
+    CXX_VISIBILITY_PRESET default)
+  set(torch_cpu $<TARGET_FILE:torch_cpu_stub>)
+endif()
+
 set(FUSEDOPS_TORCH_TARGET 0x020a000000000000)
 add_library(torch_stable INTERFACE)
 target_include_directories(torch_stable SYSTEM INTERFACE ${FUSEDOPS_TORCH_DIR}/include)
 target_compile_definitions(torch_stable INTERFACE
   TORCH_TARGET_VERSION=${FUSEDOPS_TORCH_TARGET}ULL TORCH_STABLE_ONLY)
 target_link_libraries(torch_stable INTERFACE
-  stdc++ -Wl,--no-as-needed ${FUSEDOPS_TORCH_DIR}/lib/libtorch_cpu.so -Wl,--as-needed)
+  stdc++ -Wl,--no-as-needed ${torch_cpu} -Wl,--as-needed)

@@ -1,14 +1,24 @@
 #include "cpu/dispatch/isa.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace fusedops {
 namespace {
 
+// The names of the processor's instruction sets, from fewer instructions to more, and in words.
 #if defined(__x86_64__)
+constexpr const char* kIsas[] = {"default", "avx2", "avx512"};
+constexpr char kWanted[] = "avx512, avx2 or default";
+
 [[maybe_unused]] bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c");
@@ -17,15 +27,34 @@ namespace {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+#elif defined(__aarch64__)
+constexpr const char* kIsas[] = {"default", "bf16"};
+constexpr char kWanted[] = "bf16 or default";
+
+[[maybe_unused]] bool has_bf16() {
+#if defined(HWCAP2_BF16)
+  return getauxval(AT_HWCAP2) & HWCAP2_BF16;
+#else
+  return false;
 #endif
+}
+#else
+constexpr const char* kIsas[] = {"default"};
+constexpr char kWanted[] = "default";
+#endif
+
+// The place of a name in the list; its length for any other.
+int rank_of(const std::string& isa) {
+  return int(std::find(std::begin(kIsas), std::end(kIsas), isa) - kIsas);
+}
 
 // Returns "" if the variable is unset: no limit.
 std::string requested_isa() {
   const char* value = std::getenv("FUSEDOPS_CPU_ISA");
   const std::string isa = value == nullptr ? "" : value;
-  if (isa.empty() || isa == "avx512" || isa == "avx2" || isa == "default") return isa;
+  if (isa.empty() || rank_of(isa) < int(std::size(kIsas))) return isa;
   throw std::runtime_error(
-      "FUSEDOPS_CPU_ISA is '" + isa + "', wanted avx512, avx2 or default; unset it for the best");
+      "FUSEDOPS_CPU_ISA is '" + isa + "', wanted " + kWanted + "; unset it for the best");
 }
 
 struct Isa {
@@ -42,6 +71,9 @@ const std::vector<Isa>& built_isas() {
 #if defined(FUSEDOPS_BUILT_avx2)
       {avx2::kernels, has_avx2()},
 #endif
+#if defined(FUSEDOPS_BUILT_bf16)
+      {bf16::kernels, has_bf16()},
+#endif
 #if defined(FUSEDOPS_BUILT_default)
       {default_::kernels, true},
 #endif
@@ -49,14 +81,11 @@ const std::vector<Isa>& built_isas() {
   return isas;
 }
 
-// Orders "default" < "avx2" < "avx512".
-int width_of(const std::string& isa) { return isa == "avx512" ? 2 : isa == "avx2" ? 1 : 0; }
-
 const CpuKernels& choose() {
   const std::string limit = requested_isa();
   std::string built;
   for (const Isa& isa : built_isas()) {
-    const bool is_allowed = limit.empty() || width_of(isa.kernels.isa) <= width_of(limit);
+    const bool is_allowed = limit.empty() || rank_of(isa.kernels.isa) <= rank_of(limit);
     if (is_allowed && isa.is_supported) return isa.kernels;
     built += std::string(built.empty() ? "" : " and ") + isa.kernels.isa;
   }

@@ -18,6 +18,9 @@ struct CpuKernels {
 namespace default_ {
 extern const CpuKernels kernels;
 }
+namespace bf16 {
+extern const CpuKernels kernels;
+}
 namespace avx2 {
 extern const CpuKernels kernels;
 }

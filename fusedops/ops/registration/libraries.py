@@ -213,7 +213,8 @@ def cuda_status() -> str:
 
 
 def cpu_isa() -> str:
-    """The instruction set that the CPU kernels use: avx512, avx2 or default.
+    """The instruction set that the CPU kernels use: avx512, avx2 or default; on ARM bf16 or
+    default.
 
     Raises:
         ValueError: ``FUSEDOPS_CPU_ISA`` has another value, or excludes all kernels of this build.
@@ -223,8 +224,8 @@ def cpu_isa() -> str:
     isa: bytes | None = library.fusedops_cpu_isa()
     if isa is None:
         raise ValueError(
-            "FUSEDOPS_CPU_ISA must be avx512, avx2 or default; unset it for the best. This build "
-            f"has kernels for {', '.join(build_info()['cpu_isas'])}"
+            "FUSEDOPS_CPU_ISA names no instruction set of this processor and this build; unset it "
+            f"for the best. This build has kernels for {', '.join(build_info()['cpu_isas'])}"
         )
     return isa.decode()
 
