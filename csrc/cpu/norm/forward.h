@@ -434,7 +434,7 @@ Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols, SquaresRange<Wider
 // Normalizes a tile by NormStatistics. `S` is one number, or one for each lane.
 template <bool kCenters, class T, class C, class S>
 FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, S mean, S rstd, S remainder) {
-  if constexpr (kCenters) return (x - mean) * rstd - remainder;
+  if constexpr (kCenters) return MulSub(x - mean, rstd, remainder);
   if constexpr (sizeof(T) == 2) return x * rstd;
   return x * rstd + x * remainder;
 }
@@ -610,8 +610,12 @@ struct Norm {
             rows.copy(r, col, part, x, mode);
             result[r] = stats[r].of_columns(x);
             if constexpr (kRounds) result[r] = rounded<T>(result[r]);
-            result[r] = result[r] * factor;
-            if constexpr (kBias) result[r] = result[r] + added;
+            if constexpr (kBias && kHasMulAdd) {
+              result[r] = MulAdd(result[r], factor, added);
+            } else {
+              result[r] = result[r] * factor;
+              if constexpr (kBias) result[r] = result[r] + added;
+            }
           }
           mode.store_rows(to, col, part, result, ahead);
         });

@@ -87,8 +87,11 @@ constexpr C kExpScale = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
 // Replaces the lanes outside of a mask by 0, unless MulByPow2() does.
 template <class M, class V>
 FUSEDOPS_INLINE V zero_outside(M mask, V x) {
-  if constexpr (kHasMulByPow2) return x;
-  return mask ? x : V{};
+  if constexpr (kHasMulByPow2) {
+    return x;
+  } else {
+    return IfThenElseZero(mask, x);
+  }
 }
 
 // Returns exp(x) * 2^kUp, and 0 where x <= lowest. `least` is updated to the minimum of itself and

@@ -12,7 +12,8 @@ namespace {
 FUSEDOPS_INLINE Vec<float> PromoteEven(VecU32 pairs) { return (Vec<float>)(pairs << 16); }
 FUSEDOPS_INLINE Vec<float> PromoteOdd(VecU32 pairs) { return (Vec<float>)(pairs & 0xffff0000u); }
 FUSEDOPS_INLINE VecU32 DemoteEvenOdd(Vec<float> even, Vec<float> odd) {
-  return (RoundToBFloat16(even) >> 16) | (RoundToBFloat16(odd) & 0xffff0000u);
+  const auto round = [](Vec<float> x) FUSEDOPS_LAMBDA { return RoundToBFloat16(x); };
+  return InterleaveRounded(even, odd, round);
 }
 
 template <class C>
@@ -126,8 +127,8 @@ FUSEDOPS_INLINE void store_numbers(T* to, Part part, Tile<Compute<T>> tile) {
   store(to, part, tile);
 }
 FUSEDOPS_INLINE void store_numbers(BFloat16* to, Full, Tile<float> tile) {
-  const VecU32 even = RoundNumberToBFloat16(tile.v[0]), odd = RoundNumberToBFloat16(tile.v[1]);
-  Store(to, (even >> 16) | (odd & 0xffff0000u));
+  const auto round = [](Vec<float> x) FUSEDOPS_LAMBDA { return RoundNumberToBFloat16(x); };
+  Store(to, InterleaveRounded(tile.v[0], tile.v[1], round));
 }
 
 // Replaces the columns past the end of the row by `value`.

@@ -27,6 +27,9 @@ FUSEDOPS_INLINE V Min(V a, V b) {
   return b < a ? b : a;
 }
 
+// Whether there are MulAdd(a, b, c) and MulSub(a, b, c): a * b + c and a * b - c, rounded once.
+constexpr bool kHasMulAdd = false;
+
 FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) {
   for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
   return x;
@@ -59,6 +62,11 @@ FUSEDOPS_INLINE auto BetweenZeroAnd(V x, V high) {
 template <class V, class C>
 FUSEDOPS_INLINE auto NotLessEqual(V x, C low) {
   return ~(x <= low);
+}
+
+template <class M, class V>
+FUSEDOPS_INLINE V IfThenElseZero(M mask, V yes) {
+  return mask ? yes : V{};
 }
 
 // Returns the minimum where `mask` is true, and `a` elsewhere.
@@ -98,6 +106,12 @@ FUSEDOPS_INLINE VecU32 RoundToBFloat16(Vec<float> value) {
 FUSEDOPS_INLINE VecU32 RoundNumberToBFloat16(Vec<float> value) {
   const VecU32 bits = (VecU32)value;
   return bits + 0x7fffu + ((bits >> 16) & 1u);
+}
+
+// Joins the upper halves of even and odd columns, which round() has rounded.
+template <class Round>
+FUSEDOPS_INLINE VecU32 InterleaveRounded(Vec<float> even, Vec<float> odd, Round round) {
+  return (round(even) >> 16) | (round(odd) & 0xffff0000u);
 }
 
 FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {

@@ -7,6 +7,8 @@
 
 #if defined(__x86_64__)
 #include "cpu/simd/x86.h"
+#elif defined(__aarch64__)
+#include "cpu/simd/arm.h"
 #else
 #include "cpu/simd/portable.h"
 

@@ -67,6 +67,21 @@ FUSEDOPS_INLINE Tile<C> operator/(Tile<C> a, C b) {
   return {{a.v[0] / b, a.v[1] / b}};
 }
 template <class C>
+FUSEDOPS_INLINE Tile<C> MulAdd(Tile<C> a, Tile<C> b, Tile<C> c) {
+  return {{MulAdd(a.v[0], b.v[0], c.v[0]), MulAdd(a.v[1], b.v[1], c.v[1])}};
+}
+// Returns a * b - c, which the compiler fuses or not where there is no MulAdd().
+template <class C, class S>
+FUSEDOPS_INLINE Tile<C> MulSub(Tile<C> a, S b, S c) {
+  if constexpr (!kHasMulAdd) {
+    return a * b - c;
+  } else if constexpr (sizeof(S) == sizeof(C)) {
+    return MulSub(a, Broadcast(b), Broadcast(c));
+  } else {
+    return {{MulSub(a.v[0], b.v[0], c.v[0]), MulSub(a.v[1], b.v[1], c.v[1])}};
+  }
+}
+template <class C>
 FUSEDOPS_INLINE Tile<C> Max(Tile<C> a, Tile<C> b) {
   return {{Max(a.v[0], b.v[0]), Max(a.v[1], b.v[1])}};
 }

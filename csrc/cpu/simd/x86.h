@@ -53,6 +53,7 @@ FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
 FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
   return (Vec<float>)MM(min_ps)((Floats)b, (Floats)a);
 }
+using portable::kHasMulAdd;
 using portable::Max;
 using portable::Min;
 FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)MM(sqrt_pd)((Doubles)x); }
@@ -74,8 +75,10 @@ FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
 }
 #endif
 
+using portable::InterleaveRounded;
 #if !defined(__AVX512F__)
 using portable::BetweenZeroAnd;
+using portable::IfThenElseZero;
 using portable::kHasMulByPow2;
 using portable::LessThan;
 using portable::MaskedMin;
