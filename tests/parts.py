@@ -118,6 +118,15 @@ PARTS = {
         ("csrc/cpu",),
         (("make", ".venv/.built-isas"), _INSTRUCTIONS),
     ),
+    "aarch64": Part(
+        "the CPU kernels for ARM under qemu: bounds, bits, flags, instructions; the libraries",
+        5,
+        ("csrc/cpu", "csrc/args", "tests/aarch64", *_BUILD),
+        (
+            (sys.executable, "-m", "tests.aarch64.build"),
+            _tests("tests/aarch64", "tests/deploy/test_build.py"),
+        ),
+    ),
     "sanitize": Part(
         "the CPU library under Address-, UndefinedBehavior- and ThreadSanitizer",
         11,

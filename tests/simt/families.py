@@ -93,6 +93,12 @@ def boundary_cases(emulator: Emulator, base: RowsCase, elements: int = 1000) -> 
     return _MODULES[type(base)].boundary_cases(emulator, base, elements)
 
 
+def candidates(emulator: Emulator) -> list[AnyCase]:
+    """Cases of few rows of every family, of the lengths that change a launch."""
+    modules = _MODULES.values()
+    return [case for module in modules for case in module.racing_candidates(emulator)]
+
+
 def racing_cases(emulator: Emulator) -> list[AnyCase]:
     """Few and small cases for a slow build: each kernel once."""
     return [*_racing_cases(emulator, _MODULES.values()), *cluster_cases(emulator)]

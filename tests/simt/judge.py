@@ -22,7 +22,8 @@ from .cases.spatial import SpatialCase
 from .cases.spatial_norm import SpatialNormCase
 from .cases.stack import StackCase
 from .cases.statistics import StatisticsCase
-from .families import AnyCase
+from .emulator.library import Emulator
+from .families import AnyCase, RowsCase
 
 
 def tensor(stored: np.ndarray, dtype: str) -> torch.Tensor:
@@ -33,6 +34,51 @@ def tensor(stored: np.ndarray, dtype: str) -> torch.Tensor:
 
 def same_bits(first: Arrays, second: Arrays) -> bool:
     return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+def without_what_rows_share(case: RowsCase) -> RowsCase:
+    """Leaves out sums of columns and dropout, whose pattern depends on the row's index."""
+    if isinstance(case, NormCase):
+        return replace(case, wanted=(True, False, False), p=0.0, with_sum=True)
+    return case
+
+
+def assert_rows_are_independent(emulator: Emulator, case: RowsCase) -> None:
+    """A row alone and in a batch has equal bits."""
+    case, columns = without_what_rows_share(case), ("weight", "bias")
+    given = families.inputs(case)
+    batch = families.run(emulator, case, given)
+    for row in (0, case.rows - 2):
+        one = slice(row, row + 1)
+        own = {name: values if name in columns else values[one] for name, values in given.items()}
+        alone = families.run(emulator, replace(case, rows=1), own)
+        assert same_bits(alone, {name: values[one] for name, values in batch.items()}), (case, row)
+
+
+INF, NAN = np.inf, np.nan
+SPECIAL_ROWS = {
+    "all -inf": [-INF] * 8,
+    "one finite": [-INF, -INF, 2.0, -INF, -INF, -INF, -INF, -INF],
+    "+inf": [1.0, INF, 2.0, -INF, 0.0, 1.0, 2.0, 3.0],
+    "NaN first": [NAN, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+    "NaN beside -inf": [-INF, -INF, -INF, NAN, -INF, -INF, -INF, -INF],
+    "lowest and largest": [6e4, -6e4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+}
+
+
+def assert_special_rows_are_as_in_eager(
+    emulator: Emulator, dtype: str, cols: int, width: int
+) -> None:
+    """Infinities and NaNs come out where torch has them."""
+    rows = np.array([row + [-INF] * (cols - 8) for row in SPECIAL_ROWS.values()])
+    stored = encode(np.concatenate([rows, rows[:, ::-1]]), dtype)
+    x, width = tensor(stored, dtype), min(width, 16 // stored.itemsize)
+    for log in (False, True):
+        case = Case("softmax_forward", dtype, dtype, len(stored), cols, width, log=log)
+        actual = tensor(families.run(emulator, case, {"input": stored})["output"], dtype)
+        eager = (torch.log_softmax if log else torch.softmax)(x, -1)
+        assert torch.equal(actual.isnan(), eager.isnan())
+        assert torch.equal(actual.isinf(), eager.isinf())
 
 
 class Judge:

@@ -8,18 +8,22 @@ from itertools import chain
 
 import numpy as np
 import pytest
-import torch
 
 from . import families, inventory
 from .cases import rows as row_cases
-from .cases.norm import NormCase
 from .cases.rows import Case
 from .cases.spatial import SpatialCase
 from .cases.spatial_norm import SpatialNormCase
 from .emulator import build
 from .emulator.library import DTYPES, Config, Emulator
 from .families import RowsCase
-from .judge import Judge, same_bits, tensor
+from .judge import (
+    Judge,
+    assert_rows_are_independent,
+    assert_special_rows_are_as_in_eager,
+    same_bits,
+    without_what_rows_share,
+)
 
 GROUPS = families.groups()
 
@@ -47,13 +51,6 @@ def test_the_order_of_threads_and_blocks_changes_no_bit_at_any_of_these_lengths(
             in_any_order(case, families.inputs(case))
 
 
-def without_what_rows_share(case: RowsCase) -> RowsCase:
-    """Leaves out sums of columns and dropout, whose pattern depends on the row's index."""
-    if isinstance(case, NormCase):
-        return replace(case, wanted=(True, False, False), p=0.0, with_sum=True)
-    return case
-
-
 @pytest.fixture
 def batches(emulator, group, request) -> list[RowsCase]:
     """A group's cases at each of these lengths; without ``--exhaustive`` one for each kernel."""
@@ -65,18 +62,8 @@ def batches(emulator, group, request) -> list[RowsCase]:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_row_alone_and_in_a_batch_has_equal_bits(emulator, group, batches):
-    columns = ("weight", "bias")
     for case in batches:
-        given = families.inputs(case)
-        batch = families.run(emulator, case, given)
-        for row in (0, case.rows - 2):
-            one = slice(row, row + 1)
-            own = {
-                name: values if name in columns else values[one] for name, values in given.items()
-            }
-            alone = families.run(emulator, replace(case, rows=1), own)
-            expected = {name: values[one] for name, values in batch.items()}
-            assert same_bits(alone, expected), (case, row)
+        assert_rows_are_independent(emulator, case)
 
 
 @pytest.mark.slow("all kernels on an emulator, in two orders")
@@ -149,31 +136,10 @@ def test_a_launch_split_at_the_grids_limit_gives_the_same_bits(emulator, op, dty
     assert same_bits(row_cases.run(emulator, case, given), whole)
 
 
-INF, NAN = np.inf, np.nan
-SPECIAL_ROWS = {
-    "all -inf": [-INF] * 8,
-    "one finite": [-INF, -INF, 2.0, -INF, -INF, -INF, -INF, -INF],
-    "+inf": [1.0, INF, 2.0, -INF, 0.0, 1.0, 2.0, 3.0],
-    "NaN first": [NAN, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
-    "NaN beside -inf": [-INF, -INF, -INF, NAN, -INF, -INF, -INF, -INF],
-    "lowest and largest": [6e4, -6e4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
-}
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cols, width", [(8, 1), (520, 2), (1032, 1), (33_000, 8)])
 def test_inf_and_nan_come_out_as_in_eager(emulator, dtype, cols, width):
-    rows = np.array([row + [-INF] * (cols - 8) for row in SPECIAL_ROWS.values()])
-    rows = np.concatenate([rows, rows[:, ::-1]])
-    x = tensor(row_cases.encode(rows, dtype), dtype)
-    width = min(width, 16 // DTYPES[dtype].itemsize)
-    for log in (False, True):
-        case = Case("softmax_forward", dtype, dtype, len(rows), cols, width, log=log)
-        outputs = row_cases.run(emulator, case, {"input": row_cases.encode(rows, dtype)})
-        actual = tensor(outputs["output"], dtype)
-        eager = (torch.log_softmax if log else torch.softmax)(x, -1)
-        assert torch.equal(actual.isnan(), eager.isnan())
-        assert torch.equal(actual.isinf(), eager.isinf())
+    assert_special_rows_are_as_in_eager(emulator, dtype, cols, width)
 
 
 @pytest.mark.parametrize("cols", [96, 20_000])
