@@ -70,6 +70,15 @@ def test_neither_slowness_nor_random_inputs_keep_a_change_out(three_parts, monke
     assert parts.main(["--since", "1.day"]) == 0 and parts.main(["b"]) == 1
 
 
+def test_a_part_whose_programs_are_missing_is_left_out_and_keeps_no_change_out(
+    three_parts, monkeypatch, capsys
+):
+    monkeypatch.setattr(parts, "touched_lines", lambda since: {"a/x": 1})
+    parts.PARTS["a"] = parts.PARTS["a"]._replace(programs=(sys.executable, "no-such-program"))
+    assert parts.main(["--since", "1.day"]) == 0 and parts.main(["a"]) == 1
+    assert capsys.readouterr().out.count("left out needs no-such-program\n") == 2
+
+
 def test_an_unknown_part_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         parts.main(["nothing"])
