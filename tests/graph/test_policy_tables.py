@@ -71,6 +71,9 @@ def test_family_goes_before_vendor_and_that_before_the_instruction_set(table):
     assert _order(replace(HERE, family="aarch64", isa="avx2"))[0] == "b-skylake"
     nearest = costs.tables_for(HERE)[0].fit(HERE)
     assert nearest == "the nearest to intel-sapphire-rapids, avx512, 4 threads"
+    graviton = replace(HERE, family="aarch64", isa="bf16")
+    nearest = costs.tables_for(graviton)[0].fit(graviton)
+    assert nearest.endswith("4 threads, which no table is for: run python -m fusedops tune")
 
 
 def test_one_thread_and_several_are_different_tables(table):

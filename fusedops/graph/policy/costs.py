@@ -104,13 +104,14 @@ class Table:
 
     def fit(self, machine: Machine) -> str:
         """Why the table was chosen for a machine, in words."""
-        family, _, isa, regime = machine.kind_mismatch(self.machine)
+        family, vendor, isa, regime = machine.kind_mismatch(self.machine)
         if self.tuned and self.machine == machine:
             how = "measured on this machine"
         elif not (family or isa or regime):
             how = f"for {machine.family}"
         else:
             how = f"the nearest to {machine.family}, {machine.isa}, {count_of(machine.threads)}"
+            how += ", which no table is for: run python -m fusedops tune" if vendor else ""
         running = _version()
         older = f"; measured with fusedops {self.fusedops}, this is {running}"
         return how if self.fusedops == running else how + older
