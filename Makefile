@@ -110,16 +110,16 @@ docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # _PYTHON_HOST_PLATFORM is what setuptools takes the platform from. auditwheel knows the tags of this
-# machine alone, and finds the oldest one for another.
-wheel-aarch64: PLATFORM = auto
-wheel-aarch64: AARCH64 = dist/fusedops-*-manylinux_2_34_aarch64.whl
-wheel-aarch64: export CMAKE_TOOLCHAIN_FILE = $(CURDIR)/cmake/aarch64-linux-gnu.cmake
-wheel-aarch64: export _PYTHON_HOST_PLATFORM = linux-aarch64
-wheel-aarch64: export FUSEDOPS_BUILD_CUDA = 0
+# machine alone, and finds the oldest one for another. What is private is not for prerequisites, which
+# pip installs for this machine.
+wheel-aarch64: private PLATFORM = auto
+wheel-aarch64: private AARCH64 = dist/fusedops-*-manylinux_2_34_aarch64.whl
+wheel-aarch64: private SETTINGS = FUSEDOPS_BUILD_CUDA=0 _PYTHON_HOST_PLATFORM=linux-aarch64 \
+	CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64-linux-gnu.cmake
 wheel: .venv/.built-all
 wheel wheel-aarch64: .venv/.installed-wheel
 	rm -rf build/wheel $(AARCH64)
-	$(BIN)/pip wheel --no-build-isolation --no-deps -w build/wheel .
+	$(SETTINGS) $(BIN)/pip wheel --no-build-isolation --no-deps -w build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat $(PLATFORM) \
 		--exclude 'libtorch*.so' --exclude libgomp.so.1 -w dist build/wheel/*.whl
 	rm -rf fusedops.egg-info  # it would hide entry points that change later
