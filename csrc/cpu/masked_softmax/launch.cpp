@@ -21,7 +21,7 @@ void CpuLauncher::launch(const MaskedSoftmaxBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const int64_t bytes = 2 * size_of(args.probabilities.dtype) + size_of(args.grad_input.dtype);
   const bool streaming = is_streaming(args.rows * args.cols, bytes);
-  const int64_t scratch_bytes = masked_softmax_scratch_bytes(args.cols, args.probabilities.dtype);
+  const int64_t scratch_bytes = masked_softmax_backward_scratch_bytes(args);
   for_rows(args.rows, args.cols, scratch_bytes, [&](RowRange range, void* scratch) {
     kernels.masked_softmax_backward(args, range, scratch, streaming);
   });

@@ -22,4 +22,10 @@ constexpr int64_t masked_softmax_scratch_bytes(int64_t cols, DType dtype) {
   return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * masked_row_bytes(cols, dtype);
 }
 
+// The backward pass with dropout keeps a row of gradients, and otherwise nothing.
+constexpr int64_t masked_softmax_backward_scratch_bytes(const MaskedSoftmaxBackward& args) {
+  if (args.dropout.seed == nullptr) return 0;
+  return padded_cols(args.cols) * compute_bytes(args.probabilities.dtype);
+}
+
 }  // namespace fusedops
