@@ -237,6 +237,12 @@ class ChunkedHead {
 
 // --- gradients ----------------------------------------------------------------------------------
 
+// Whether the sums of chunks are kept as halves of floats: in 16 bits, rounded after each chunk,
+// their error would grow with the root of the number of chunks.
+inline bool has_halves(const Tensor& result, const Chunks& chunks) {
+  return is_16_bit(dtype_of(result)) && chunks.count > 1;
+}
+
 // Sums to which the rows of chunks are added. Those of 16-bit rows are floats, as rounded after
 // each chunk their error would grow with the root of the number of chunks; half of each float is
 // kept where the result will be.
@@ -247,8 +253,7 @@ class ChunkSums {
   // `result` is an array.
   ChunkSums(const char* op, const Tensor& result, const Chunks& chunks)
       : op_(op), chunks_(&chunks), result_(result) {
-    const bool has_halves = is_16_bit(dtype_of(result)) && chunks.count > 1;
-    const Sizes sizes{has_halves ? result.numel() : 0};
+    const Sizes sizes{has_halves(result, chunks) ? result.numel() : 0};
     lower_ = empty_contiguous(op, result, sizes, ScalarType::Short);
   }
 
@@ -286,7 +291,6 @@ class LinearGradients {
       : op_(op),
         head_(head),
         counted_(chunked.counted()),
-        multiplies_into_weight_(!is_16_bit(dtype_of(head.weight)) || chunked.chunks().count <= 1),
         wants_input_(wanted[0]),
         wants_weight_(wanted[1]),
         wants_bias_(wanted[2] && head.bias) {
@@ -301,7 +305,7 @@ class LinearGradients {
     weight_ = make(wants_weight_, head.weight.sizes(), !has_rows);
     bias_ = make(wants_bias_, Sizes{head.classes()}, !has_rows);
     if (wants_bias_) bias_sums_ = ChunkSums<Launcher>(op, bias_, chunked.chunks());
-    if (!wants_weight_ || multiplies_into_weight_) return;
+    if (!wants_weight_ || !has_halves(weight_, chunked.chunks())) return;
     weight_sums_ = ChunkSums<Launcher>(op, array_of(weight_), chunked.chunks());
     const int64_t of_device = head.input.is_cuda() ? kProductBytesOnCuda : kProductBytesOnCpu;
     const auto class_bytes = static_cast<int64_t>(head.features() * head.weight.element_size());
@@ -343,7 +347,7 @@ class LinearGradients {
 
   void add_to_weight(const LinearChunk& chunk) const {
     const Tensor by_class = transposed(chunk.logits);
-    if (!multiplies_into_weight_) return add_products(chunk, by_class);
+    if (product_.defined()) return add_products(chunk, by_class);
     if (chunk.first == 0) return multiply_matrices(by_class, chunk.input, weight_);
     add_product(by_class, chunk.input, weight_);
   }
@@ -362,8 +366,9 @@ class LinearGradients {
   const char* op_;
   const LinearHead& head_;
   const CountedRows& counted_;
-  bool multiplies_into_weight_, wants_input_, wants_weight_, wants_bias_;
-  Tensor input_, weight_, bias_, product_;
+  bool wants_input_, wants_weight_, wants_bias_;
+  Tensor input_, weight_, bias_;
+  Tensor product_;  // undefined where the gradient itself takes the products
   ChunkSums<Launcher> weight_sums_, bias_sums_;
 };
 
