@@ -6,6 +6,8 @@ import random
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 from .faults import Fault, faults_of
@@ -182,18 +184,22 @@ def sources() -> list[str]:
 
 def queues(seed: int, paths: list[str]) -> dict[str, list[Fault]]:
     """The faults of each stratum, in the order in which they are drawn."""
-    drawn: dict[str, list[Fault]] = {name: [] for name in STRATA}
+    drawn: dict[str, list[tuple[bytes, Fault]]] = {name: [] for name in STRATA}
     for path in paths:
         if name := stratum_of(path):
-            drawn[name] += faults_of(path, (ROOT / path).read_text())
-    for name, faults in drawn.items():
-        random.Random(f"{seed} {name}").shuffle(faults)
-    return {name: [f for f in faults if not _is_equivalent(f)] for name, faults in drawn.items()}
+            drawn[name] += with_places(seed, path, (ROOT / path).read_text())
+    return {name: [fault for _, fault in sorted(faults)] for name, faults in drawn.items()}
 
 
-def _is_equivalent(fault: Fault) -> bool:
-    known = EQUIVALENT.get(fault.path, {})
-    return bool(known) and fault.changed_line((ROOT / fault.path).read_text()) in known
+def with_places(seed: int, path: str, text: str) -> Iterator[tuple[bytes, Fault]]:
+    """The faults of a source that change a result, each with its place in the queue: a hash of the
+    line that it changes, so that a survivor is drawn again however the other lines change."""
+    seen: Counter[str] = Counter()
+    for fault in faults_of(path, text):
+        line = fault.changed_line(text)
+        if line not in EQUIVALENT.get(path, {}):
+            yield sha256(f"{seed} {path} {line} {seen[line]}".encode()).digest(), fault
+        seen[line] += 1
 
 
 def counts(total: int, seed: int) -> Counter[str]:

@@ -114,6 +114,13 @@ def test_a_seed_draws_the_same_faults():
     assert plan.counts(60, 1).total() == 60
 
 
+def test_a_line_keeps_its_place_in_the_queue_when_another_changes():
+    before, after = "a = -b\nc = -b\nc = -b\n", "a = b - d\n\nc = -b\nc = -b\n"
+    (_, *same), (_, *still) = (plan.with_places(1, "x.py", text) for text in (before, after))
+    assert [place for place, _ in same] == [place for place, _ in still]
+    assert same[0][0] != same[1][0]
+
+
 class Reached:
     """What coverage.py tells of a file."""
 
