@@ -23,8 +23,11 @@ static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 // cache.
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
 
-// The longest rows of a backward that are computed in groups, whose sums over lanes overlap.
-constexpr int64_t kMaxGradGroupCols = 1024;
+// The longest rows of a backward that are computed in groups, whose sums over lanes overlap. Rows of
+// 16 bits are bound by arithmetic; a group of wider ones is read a second time, and costs up to a
+// third more than single rows do once it exceeds the L1 cache (24 KiB are read and written here).
+template <class Out>
+constexpr int64_t kMaxGradGroupCols = sizeof(Out) == 2 ? 1024 : 1024 / sizeof(Out);
 
 template <class C>
 constexpr int64_t softmax_chunk_count(int64_t cols) {
@@ -396,7 +399,7 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, StoreMode mo
   if (cols == kTwo) return groups(kTwo);
   if (cols < kOne) return groups(cols);
   if (cols < kTwo) return groups(cols);
-  if (cols <= kMaxGradGroupCols) return groups(cols);
+  if (cols <= kMaxGradGroupCols<Out>) return groups(cols);
   return rows;
 }
 
