@@ -248,6 +248,14 @@ STAYS = {
         lambda s, k: _quotient(s, lambda e, m: _total(e) + (s - m).exp()),
         None,
     ),
+    "two limits of the sum": (
+        lambda s, k: _quotient(s, lambda e, m: _total(e).clamp(1e-9, 2.0)),
+        None,
+    ),
+    "the data limit the sum": (
+        lambda s, k: _quotient(s, lambda e, m: torch.maximum(_total(e), s.abs().amax())),
+        None,
+    ),
     "zero in the maximum alone": (
         lambda s, k: _divided(torch.exp(s - _maximum(s).clamp(min=0))),
         OTHER,

@@ -297,6 +297,13 @@ NOT_CENTRED = "it is divided by its deviation, but its mean is not subtracted, w
 SHARED = "something else uses an intermediate result"
 
 
+def _difference_of_squares(x):
+    x = x[None]
+    mean = x.mean(1, keepdim=True).mean(2, keepdim=True)
+    mean_of_squares = (x**2).mean((1, 2), keepdim=True)
+    return (x - mean) / torch.sqrt(mean_of_squares - mean**2 + EPS)
+
+
 def _norm_used_too(x):
     norm = _l2(x).clamp(min=1e-5)
     return x / norm, norm
@@ -316,6 +323,7 @@ STAYS = {
         lambda x: _centred(x) / torch.sqrt((x**2).mean(-1, True) - _mean(x) ** 2 + EPS),
         CANCELS,
     ),
+    "difference of squares, of means of means": (_difference_of_squares, CANCELS),
     "norm + eps": (lambda x: x / (_l2(x) + EPS), OUTSIDE),
     "shared": (_norm_used_too, SHARED),
     "scale rounded": (

@@ -51,6 +51,9 @@ EQUIVALENT = {
         "constexpr int64_t kLongestRowBytes = int64_t(1) << 17, kShortStepBytes = "
         "int64_t(1) >> 14;": "it decides what is prefetched",
     },
+    "csrc/cpu/masked_softmax/rows.h": {
+        "input - group_rows * args.input.spacing.stride,": "the row there is only prefetched",
+    },
     "csrc/cpu/softmax/short_rows.h": {
         "(args.dim_size < kShortRowCols && args.inner <= InnerSegments::kMaxCols);": (
             "spatial.h is as right"
