@@ -478,11 +478,19 @@ def _written_places(segments, x):
     return counted[:, None, :], counted
 
 
+def _repeated_row_after_row(segments, x):
+    rows = torch.arange(2).expand(2, -1)
+    repeated = torch.repeat_interleave(rows, torch.tensor([2, 2, 2, 1]), output_size=7)
+    numbers = repeated[None].expand(2, -1)
+    return numbers[:, None, :], numbers
+
+
 NOT_ASCENDING = [
     _with_the_last_first,
     _written_before_they_are_counted,
     _written_after_they_are_counted,
     _written_places,
+    _repeated_row_after_row,
 ]
 
 

@@ -111,6 +111,9 @@ EQUIVALENT = {
             "such a site is only reported"
         ),
     },
+    "fusedops/graph/readers/intervals.py": {
+        "product = (OpCall(operator.mul, (symbol, times)))": "a product with 1 has no effect",
+    },
     "fusedops/graph/rewriting/layouts.py": {
         "(OpCall(aten.sym_size.int, (result, d)))": "a known size is read from the tensor",
     },
