@@ -76,7 +76,7 @@ class Scores:
         return self.masks and self.mask_value == -math.inf and not self.addends
 
 
-def read_scores(chain: SoftmaxChain, has_sink: bool = False) -> Scores:
+def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
     """Matches as many of the calls before the softmax as the op can fuse."""
     scores = Scores(chain.input, has_sink=has_sink)
     if chain.hidden is not None:
