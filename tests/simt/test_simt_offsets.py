@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from .cases import cross_entropy as cross_entropy_cases
+from .cases import masked as masked_cases
 from .cases.cross_entropy import CrossEntropyCase
 from .cases.masked import MaskedCase
 from .cases.norm import KINDS, NormCase
@@ -64,6 +65,30 @@ def test_rows_far_apart_have_the_bits_of_neighbours(emulator, case):
     with spread(far.args):
         emulator.launch(far.args)
     assert same_bits(near.outputs(), far.outputs())
+
+
+#: Unaligned rows, and those of vectors, whose operands or whose queries are found by division.
+MANY = [
+    MaskedCase(op, "bfloat16", "float32", *dims_and_cols, 4, **options)
+    for op in masked_cases.OPS
+    for dims_and_cols, options in (
+        (((2, 3), SHORT), {"mask": "bool 011", "bias": "bfloat16 101"}),
+        (((2, 3), SHORT + 1), {"mask": "bool 011"}),
+        (((1, 5), SHORT), {"diagonal": 60, "lower": 1, "bias": "float32 001"}),
+        (((1, 5), SHORT), {"diagonal": 60}),
+    )
+]
+
+
+@pytest.mark.parametrize("case", MANY, ids=lambda case: repr(case)[:120])
+def test_rows_are_divided_in_64_bits_where_32_are_too_few(emulator, case):
+    """Without causality the number of queries is not used, and of one matrix any number gives the
+    same queries: a large one stands for as many rows."""
+    few, many = prepare(emulator, case, inputs(case)), prepare(emulator, case, inputs(case))
+    many.args.scores.causal.queries = 2**32
+    emulator.launch(few.args)
+    emulator.launch(many.args)
+    assert same_bits(few.outputs(), many.outputs())
 
 
 def test_a_stride_that_is_cut_to_32_bits_is_found(emulator):
