@@ -1,13 +1,13 @@
-// RowScope: what holds a row that stays in registers, a block or all blocks of a cluster. Each
+// A RowScope is what holds a row that stays in registers: a block, or all blocks of a cluster. Each
 // block of a cluster has neighbouring columns.
 //
 // Contract: a kernel makes one scope, issues its loads, calls join() and then reduce() any number
-// of times, every thread the same calls. reduce() takes a float or a Pair<float>, or in one block
-// of double; its result is the same bits in all threads of the scope. Reductions alternate between
-// two arrays of shared memory, and need no barrier before, between or after them: in a loop over
-// rows each takes a single one. In a cluster, blocks consist of whole warps.
-// Order: a butterfly over the lanes of each warp; then over the warps, or over the warps of all
-// blocks. It is fixed by the numbers of threads and blocks.
+// of times, every thread the same calls. reduce() takes a float or a Pair<float>, and in one block
+// also doubles; all threads of the scope get the same bits. Reductions alternate between two arrays
+// of shared memory, and need no barrier before, between or after them: in a loop over rows each
+// takes a single one. In a cluster, blocks consist of whole warps.
+// Order: a butterfly over the lanes of each warp; then over the warps of the block, or of all
+// blocks of the cluster. The numbers of threads and blocks fix it.
 #pragma once
 
 #include "cuda/block/reduce.h"
@@ -20,8 +20,8 @@ struct ColumnRange {
   int32_t start, cols;
 };
 
-// A block has a row for each threadIdx.y. kThreads_: the number of threads that share a row if the
-// plan fixes it, else 0.
+// The scope of a block that has a row for each threadIdx.y. kThreads_ is the number of threads that
+// share a row if the plan fixes it, else 0.
 template <int kThreads_>
 class RowInBlock {
  public:
@@ -33,7 +33,7 @@ class RowInBlock {
     places_ = places;
   }
 
-  // The columns of this block, kElements a thread.
+  // Returns the columns of this block, of which each thread has kElements: all columns of the row.
   template <int kElements>
   FUSEDOPS_DEVICE ColumnRange own_columns(int32_t cols) const {
     return {0, cols};
@@ -41,9 +41,9 @@ class RowInBlock {
 
   FUSEDOPS_DEVICE void join() {}
 
-  // Reductions alternate between two arrays, and two suffice: before a warp writes to an array
-  // again it passes the barrier of the reduction in between. Every warp has reached that one, and
-  // so has read the array.
+  // Reductions alternate between two arrays. Why do two suffice? Before a warp writes to an array
+  // again it passes the barrier of the reduction in between. Every warp has then reached that
+  // barrier, and so has read the array.
   template <class Op, class T>
   FUSEDOPS_DEVICE T reduce(T value) {
     static_assert(sizeof(T) <= sizeof(Place));
@@ -69,15 +69,16 @@ FUSEDOPS_DEVICE void store_cluster(
   device::store_cluster(&own->first, value.first, value.second, own_barrier, rank);
 }
 
-// Every warp sends its value to a mailbox in each block, its own included, and combines the values
-// in the mailbox of its own block. An mbarrier counts the bytes that arrive there.
+// The scope of a row in a cluster. To reduce, every warp sends its value to a mailbox in each
+// block, its own block included, and combines the values in its own block's mailbox. An mbarrier
+// counts the bytes that arrive in a mailbox.
 //
-// No block writes to one that has exited: a block waits for every value of its last reduction, and
-// nothing is sent to it after that one. Nor does a value overwrite one that is still read: a warp
+// No block writes to a block that has exited: a block waits for every value of its last reduction,
+// after which nothing is sent to it. Nor does a value overwrite another that is still read: a warp
 // sends its value of reduction r + 1 once all its lanes have read those of reduction r, and a peer
 // sends its value of reduction r + 2 once it has those of r + 1 from all warps.
 //
-// kThreads_: kByWarp where each warp of a block has neighbouring columns, else 0.
+// kThreads_ is kByWarp where each warp of a block has neighbouring columns, else 0.
 template <int kThreads_>
 class RowInCluster {
  public:
@@ -97,6 +98,7 @@ class RowInCluster {
     device::cluster_arrive();
   }
 
+  // Returns the columns of this block, or of this warp (kByWarp), of which a thread has kElements.
   template <int kElements>
   FUSEDOPS_DEVICE ColumnRange own_columns(int32_t cols) const {
     constexpr int32_t kLanes = device::kWarpLanes;
@@ -136,7 +138,7 @@ class RowInCluster {
   using Place = uint2;
   static constexpr int32_t kPlaces = kMaxWarps * kMaxClusterBlocks;
 
-  // This lane's share of `count` values, kInFlight loads at a time.
+  // Combines this lane's share of `count` values, with kInFlight loads at a time.
   template <class Op, class T>
   static FUSEDOPS_DEVICE T own_share(const T* values, int32_t count) {
     constexpr int32_t kLanes = device::kWarpLanes, kInFlight = 4;
@@ -168,7 +170,7 @@ using Cluster = RowInCluster<0>;
 template <class T, int kWidth>
 using ClusterOf = RowInCluster<kIsWide<T, kWidth> ? 0 : kByWarp>;
 
-// The row of this cluster in a launch in which each cluster has one row, from first_row on.
+// Returns the row of this cluster in a launch that has a cluster for each row from first_row on.
 FUSEDOPS_DEVICE int64_t cluster_row(int64_t first_row) {
   return first_row + blockIdx.x / device::cluster_blocks();
 }

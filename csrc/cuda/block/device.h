@@ -1,10 +1,10 @@
-// CUDA for kernels: the toolkit's headers under nvcc, a SIMT emulator under any other compiler.
+// Gives kernels CUDA: the toolkit's headers under nvcc, a SIMT emulator under any other compiler.
 //
 // FUSEDOPS_KERNEL takes the number of threads of the largest block and, optionally, the number of
 // blocks that share a multiprocessor's registers.
 //
-// Clusters are blocks that run together and write to each other's shared memory; cluster.h says
-// how. has_clusters() says whether the device has them, and launch_clusters() refuses a kernel that
+// The blocks of a cluster run together and write to each other's shared memory; cluster.h says how.
+// has_clusters() says whether the device has clusters, and launch_clusters() refuses a kernel that
 // was compiled without them.
 //
 // Contract: kernels use threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), __syncwarp(), the
@@ -16,7 +16,7 @@
 // max_grid and the functions for launches, captures, dynamic shared memory, clusters and mbarriers.
 //
 // Numerics: fast_exp2 is within 2 ulp and flushes denormal results; reciprocal is within 1 ulp, and
-// NaN for 0, denormals and infinities; the rest is as in <cmath>.
+// NaN for 0, denormals and infinities; the other functions are as in <cmath>.
 #pragma once
 
 #include <cmath>
@@ -80,7 +80,7 @@ FUSEDOPS_DEVICE double reciprocal(double x) { return 1.0 / x; }
 
 inline int64_t max_grid() { return 2147483647; }  // gridDim.x of every architecture since sm_30
 
-// Within 1 ulp where x and 1 / x are normal: a Newton step on the approximation. __frcp_rn would
+// A Newton step brings the approximation within 1 ulp where x and 1 / x are normal. __frcp_rn would
 // call a function for denormals, which costs registers.
 FUSEDOPS_DEVICE float reciprocal(float x) {
   float y;
@@ -124,9 +124,9 @@ FUSEDOPS_DEVICE uint16_t load_streaming(const uint16_t* from) {
   return v;
 }
 
-// Returns `pointer`, to global memory, as one value that the compiler cannot take apart. Otherwise
-// it computes the sum of base, row and column anew for every vector of a row: 9 instructions each,
-// in place of one.
+// Returns `pointer`, which is to global memory, as one value that the compiler cannot take apart.
+// Otherwise the compiler computes the sum of base, row and column anew for every vector of a row,
+// in 9 instructions each in place of one.
 template <class T>
 FUSEDOPS_DEVICE T* whole(T* pointer) {
   size_t address = __cvta_generic_to_global(pointer);
@@ -137,7 +137,7 @@ FUSEDOPS_DEVICE T* whole(T* pointer) {
 // Tells the compiler that a condition holds.
 FUSEDOPS_DEVICE void assume(bool condition) { __builtin_assume(condition); }
 
-// The shared memory that the launch asked for.
+// Returns the dynamic shared memory that the launch asked for.
 template <class T>
 FUSEDOPS_DEVICE T* dynamic_shared() {
   extern __shared__ uint4 dynamic_shared_memory[];
@@ -146,10 +146,10 @@ FUSEDOPS_DEVICE T* dynamic_shared() {
 
 #if __CUDA_ARCH__ >= 900
 
-// For kernels of launch_behind(): waits until the launch ahead has ended and its results are there.
+// Waits until the launch ahead has ended and its results are there, in kernels of launch_behind().
 FUSEDOPS_DEVICE void wait_for_launch_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// The number of blocks in this cluster, and the rank of this one.
+// Return the number of blocks in this cluster, and the rank of this block among them.
 FUSEDOPS_DEVICE uint32_t cluster_blocks() {
   uint32_t blocks;
   asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
@@ -161,8 +161,9 @@ FUSEDOPS_DEVICE uint32_t cluster_rank() {
   return rank;
 }
 
-// The two halves of a barrier for all threads of a cluster. The arrival orders only the
-// initialisation of mbarriers: a release would wait for all stores of the thread (MEMBAR.GPU).
+// These are the two halves of a barrier for all threads of a cluster. The arrival is relaxed,
+// because mbarrier_init() has its own fence: a release would wait for all stores of the thread
+// (MEMBAR.GPU).
 FUSEDOPS_DEVICE void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -172,7 +173,7 @@ FUSEDOPS_DEVICE uint32_t shared_address(const void* own) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(own));
 }
 
-// The address that `own` has in the block of that rank.
+// Returns the address that `own`, shared memory of this block, has in the block of that rank.
 FUSEDOPS_DEVICE uint32_t cluster_address(const void* own, uint32_t rank) {
   uint32_t address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(rank));
@@ -186,7 +187,7 @@ FUSEDOPS_DEVICE void mbarrier_init(uint64_t* barrier) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives; the phase ends once that many bytes have come too.
+// Arrives at the mbarrier; its phase ends once `bytes` bytes have come too.
 FUSEDOPS_DEVICE void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -194,8 +195,8 @@ FUSEDOPS_DEVICE void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
       : "memory");
 }
 
-// Waits for the end of a phase of that parity; the first one has parity 0. Afterwards this thread
-// sees what has come.
+// Waits for the end of a phase of that parity; the first phase has parity 0. Afterwards this thread
+// sees the bytes that have come.
 FUSEDOPS_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t is_over = 0;
   while (!is_over) {
@@ -212,7 +213,7 @@ FUSEDOPS_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
 }
 
 // Stores at the address of `own` in the block of that rank. The bytes arrive some time later, and
-// count for the mbarrier at the address of `own_barrier` there.
+// the mbarrier at the address of `own_barrier` in that block counts them.
 FUSEDOPS_DEVICE void store_cluster(float* own, float value, uint64_t* own_barrier, uint32_t rank) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
                    cluster_address(own, rank)),
@@ -232,7 +233,8 @@ FUSEDOPS_DEVICE void store_cluster(
 
 FUSEDOPS_DEVICE void wait_for_launch_ahead() {}
 
-// For tools/tune, which may be compiled for older devices: launch_clusters() launches none there.
+// tools/tune may be compiled for older devices, and needs these functions to be defined. They never
+// run, because launch_clusters() refuses the kernels.
 FUSEDOPS_DEVICE uint32_t cluster_blocks() { return 1; }
 FUSEDOPS_DEVICE uint32_t cluster_rank() { return 0; }
 FUSEDOPS_DEVICE void cluster_arrive() { __trap(); }
@@ -245,24 +247,24 @@ FUSEDOPS_DEVICE void store_cluster(float*, float, float, uint64_t*, uint32_t) {}
 
 #endif
 
-// The status of a call of the runtime. An error is cleared, so that the thread's next launch, by
-// whichever library, does not take it for its own.
+// Returns the status of a call of the runtime, and clears its error, so that the thread's next
+// launch, by whichever library, does not report it.
 inline cudaError_t cleared(cudaError_t status) {
   if (status != cudaSuccess) cudaGetLastError();
   return status;
 }
 
-// The current device, or -1 if it cannot be told.
+// Returns the current device, or -1 if the runtime reports an error.
 inline int current_device() {
   int device = -1;
   return cleared(cudaGetDevice(&device)) == cudaSuccess ? device : -1;
 }
 
-// An attribute of the current device, or 0 if it cannot be told now: what was read is kept, a
-// failure is not.
+// Returns an attribute of the current device, or 0 if the runtime reports an error. Attributes are
+// cached, plus one, since 0 stands for one not read yet; after an error the next call asks again.
 template <cudaDeviceAttr kAttribute>
 int device_attribute() {
-  static std::array<std::atomic<int>, 64> kept = {};  // plus one; 0: not read yet
+  static std::array<std::atomic<int>, 64> kept = {};
   const int device = current_device();
   const bool is_kept = device >= 0 && device < static_cast<int>(kept.size());
   if (const int found = is_kept ? kept[device].load() : 0; found > 0) return found - 1;
@@ -272,18 +274,16 @@ int device_attribute() {
   return value;
 }
 
-// Whether the current device has clusters.
 inline bool has_clusters() { return device_attribute<cudaDevAttrComputeCapabilityMajor>() >= 9; }
 
-// The most shared memory that a block of the current device may have.
+// Returns the most shared memory that a block of the current device may have.
 inline int64_t max_shared_bytes() {
   return device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>();
 }
 
-// The multiprocessors of the current device.
 inline int64_t multiprocessors() { return device_attribute<cudaDevAttrMultiProcessorCount>(); }
 
-// Says whether launches on the stream are recorded to a graph.
+// Sets `is_captured` to whether launches on the stream are recorded to a CUDA graph.
 inline Status query_capture(void* stream, bool& is_captured) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const auto error = cleared(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status));
@@ -297,8 +297,8 @@ struct KernelLimits {
   int64_t dynamic_shared_bytes = 0;
 };
 
-// Reads them, and allows the kernel all the shared memory and the largest clusters that the device
-// has. Returns whether nothing failed.
+// Reads the limits of a kernel, and allows it all the shared memory and the largest clusters that
+// the device has. Returns whether all calls succeeded.
 template <class... Params>
 bool read_limits(void (*kernel)(Params...), KernelLimits& limits) {
   cudaFuncAttributes code = {};
@@ -316,10 +316,10 @@ bool read_limits(void (*kernel)(Params...), KernelLimits& limits) {
   return has_large_clusters && has_memory;
 }
 
-// The limits of a kernel on the current device. The first call there raises its limit of dynamic
-// shared memory to the device's: if each launch set its own, a thread with a smaller one could
-// lower the limit before another thread's launch, which would then be refused. Where a call fails,
-// the next one tries again.
+// Returns the limits of a kernel on the current device. The first call raises the kernel's limit of
+// dynamic shared memory to the device's: if each launch set the limit it needs, a thread could
+// lower it before another thread's launch, which would then be refused. After a failure the next
+// call tries again.
 template <class... Params>
 KernelLimits limits_of(void (*kernel)(Params...)) {
   static std::mutex mutex;
@@ -333,6 +333,8 @@ KernelLimits limits_of(void (*kernel)(Params...)) {
   return limits;
 }
 
+// Launches through a function that returns the launch's error. <<<>>> would report it only through
+// cudaGetLastError(), which may hold an error that the program has left there.
 template <class... Params, class... Args>
 Status launch_with(
     cudaLaunchAttribute* attribute, int64_t shared_bytes, void (*kernel)(Params...), int64_t blocks,
@@ -354,7 +356,7 @@ Status launch(
 }
 
 // Launches clusters of `cluster` neighbouring blocks. Fails if the kernel's code has no clusters,
-// or if the device cannot run them, as a part of a GPU may not.
+// or if the device cannot run them, which may be so for a part of a GPU (MIG).
 template <class... Params, class... Args>
 Status launch_clusters(
     void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, Stream stream,
@@ -369,8 +371,8 @@ Status launch_clusters(
 
 // Launches a kernel whose blocks may start before the launch ahead of it in the stream has ended
 // (programmatic dependent launch), which hides its latency. The blocks call wait_for_launch_ahead()
-// before they read that launch's results. On devices, and with code, that have no clusters, the
-// kernel starts after the launch ahead, as any other does.
+// before they read that launch's results. If the device or the kernel's code has no clusters, the
+// kernel starts after the launch ahead has ended, as any other does.
 template <class... Params, class... Args>
 Status launch_behind(
     void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {
@@ -381,9 +383,8 @@ Status launch_behind(
   return launch_with(overlaps ? &attribute : nullptr, 0, kernel, blocks, threads, stream, args...);
 }
 
-// Launches blocks that have `shared_bytes` of dynamic shared memory: with the kernel's static
-// shared memory at most max_shared_bytes(). <<<>>> would return an error only through
-// cudaGetLastError(), where one may stand that the program has left there.
+// Launches blocks that have `shared_bytes` of dynamic shared memory. Together with the kernel's
+// static shared memory they may have at most max_shared_bytes().
 template <class... Params, class... Args>
 Status launch_with_shared(
     void (*kernel)(Params...), int64_t shared_bytes, int64_t blocks, dim3 threads, Stream stream,
@@ -403,7 +404,7 @@ Status launch_behind(
 }
 inline void wait_for_launch_ahead() {}
 
-// What the device's reciprocal gives for 0, denormals and infinities too: NaN.
+// Flushing makes reciprocal() NaN for 0, denormals and infinities, as it is on a device.
 inline float flushed(float x) { return fabsf(x) < FLT_MIN ? copysignf(0.0f, x) : x; }
 inline float reciprocal(float x) {
   const float y = flushed(1.0f / flushed(x));

@@ -1,9 +1,9 @@
 // Philox4x32-7, and dropout with it.
 //
 // Parallel random numbers: as easy as 1, 2, 3 (Salmon et al., SC 2011): seven rounds of two
-// multiplications turn a counter and a key into four words. Seven are the fewest that pass BigCrush
-// there; docs/numerics.md has our own tests. There is no state: an element's word depends on its
-// row, its column and the seed, so that any thread, forward or backward, can compute it.
+// multiplications turn a counter and a key into four words. Seven rounds are the fewest that pass
+// BigCrush in that paper; docs/numerics.md has our tests. There is no state: any thread, forward or
+// backward, can compute an element's word, which depends on its row, its column and the seed.
 #pragma once
 
 #include "args.h"
@@ -24,7 +24,7 @@ FUSEDOPS_DEVICE uint4 philox(uint4 counter, uint2 key) {
   return counter;
 }
 
-// Word `index`, less than 4. Registers cannot be indexed.
+// Returns words[index]. It selects the word, because registers cannot be indexed.
 FUSEDOPS_DEVICE uint32_t word_of(uint4 words, int32_t index) {
   const uint32_t low = index % 2 == 0 ? words.x : words.y;
   const uint32_t high = index % 2 == 0 ? words.z : words.w;
@@ -44,8 +44,8 @@ class DropoutRow {
 
   FUSEDOPS_DEVICE bool is_on() const { return is_on_; }
 
-  // Applies dropout to neighbouring columns from `column` on. A wide vector begins at a multiple of
-  // four, so that it uses all words of its counters.
+  // Applies dropout to neighbouring columns from `column` on. A vector of four or more elements
+  // begins at a multiple of four, so that it uses all words of its counters.
   template <int kWidth>
   FUSEDOPS_DEVICE void apply(Acc (&values)[kWidth], int32_t column) const {
     if (!is_on_) return;

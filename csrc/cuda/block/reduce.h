@@ -1,9 +1,9 @@
 // Reductions over the lanes of a warp, then over the warps of a row. Every thread gets the result.
 //
-// Order: a butterfly over lanes, then over warps, fixed by the number of threads that share a row.
-// a + b = b + a, so that all threads get the same bits, and a row has the same bits in any batch.
+// Order: a butterfly over lanes, then over warps. The number of threads that share a row fixes it,
+// so that a row has the same bits in any batch. All threads get the same bits, since a + b = b + a.
 // Values: a scalar, or a Pair, whose two values share one barrier.
-// Limits: at most 32 warps a block; every thread of the block calls.
+// Contract: a block has at most 32 warps, and all its threads call.
 #pragma once
 
 #include "cuda/block/device.h"
@@ -32,7 +32,7 @@ FUSEDOPS_DEVICE Pair<T> shuffle_xor(Pair<T> value, int32_t lane_mask) {
       device::shuffle_xor(value.first, lane_mask), device::shuffle_xor(value.second, lane_mask)};
 }
 
-// maximum() ignores NaN, but exp(NaN - max) brings it into the sum.
+// maximum() ignores NaN. A softmax has it all the same: exp(NaN - max) brings it into the sum.
 struct Max {
   template <class T>
   static FUSEDOPS_DEVICE T identity() {
@@ -55,7 +55,7 @@ struct Sum {
   }
 };
 
-// Reduces over each `lanes` adjacent lanes, a power of two.
+// Reduces over groups of `lanes` adjacent lanes, a power of two.
 template <class Op, class T>
 FUSEDOPS_DEVICE T warp_reduce(T value, int32_t lanes) {
 #pragma unroll

@@ -1,9 +1,9 @@
-// Rows that are cut into segments: which segment of which row a block has, and where its partial
-// lies in the workspace.
+// Says for rows that are cut into segments which segment of which row a block has, and where its
+// partial lies in the workspace.
 //
 // Contract: kernel(args, first_row, segments) has kSegmentThreads threads a block and
-// segments.count blocks a row. The second of two kernels takes segments backwards, so that it
-// begins with those that the first one read last, which are in L2.
+// segments.count blocks a row. The second of two kernels takes the segments backwards, so that it
+// begins with those that the first kernel read last, which are in L2.
 #pragma once
 
 #include "cuda/block/device.h"
@@ -16,7 +16,7 @@ struct Segment {
   int32_t index;  // in the row
   int32_t cols;   // from start on
 
-  // The segment of `block`; rows have `cols` columns.
+  // Finds the segment of `block`, in rows of `cols` columns.
   FUSEDOPS_DEVICE Segment(Segments segments, int64_t cols, int64_t first_row, uint32_t block) {
     const auto count = static_cast<uint32_t>(segments.count);
     row = first_row + block / count;
@@ -33,13 +33,13 @@ struct Segment {
 
 FUSEDOPS_DEVICE uint32_t backwards(uint32_t block) { return gridDim.x - 1 - block; }
 
-// The partials of a row, one for each segment.
+// Returns the partials of a row, one for each segment.
 template <class Partial>
 FUSEDOPS_DEVICE Partial* partials_of(void* workspace, Segments segments, int64_t row) {
   return static_cast<Partial*>(workspace) + row * segments.count;
 }
 
-// This thread's summand of the sum of all partials.
+// Adds this thread's share of the partials; the sums of all threads add up to the total.
 template <class Acc>
 FUSEDOPS_DEVICE Acc sum_of(const Acc* partials, int32_t count) {
   Acc sum{};

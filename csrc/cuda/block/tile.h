@@ -2,8 +2,8 @@
 //
 // Layout: vector i of thread t begins at column (i * blockDim.x + t) * kWidth, so that neighbouring
 // lanes read neighbouring vectors. blockDim.x threads share a row, and a block has blockDim.y rows.
-// By warp (kByWarp), a vector begins at column (i * 32 + t % 32) * kWidth of its warp's columns.
-// cols is a multiple of kWidth: a vector as a whole is inside the row or outside.
+// By warp (kByWarp), it begins at column (i * 32 + t % 32) * kWidth of its warp's columns. The
+// number of columns is a multiple of kWidth: a vector is inside the row or outside as a whole.
 #pragma once
 
 #include "args.h"
@@ -11,11 +11,11 @@
 
 namespace fusedops::cuda {
 
-// Stands for a number of threads: any number of warps share a row, each with neighbouring columns.
+// A value of kThreads: any number of warps share a row, and each has neighbouring columns.
 inline constexpr int kByWarp = -1;
 
-// The columns from a thread's first vector to its vector i. kThreads: the number of threads that
-// share a row if the plan fixes it, kByWarp, or else 0.
+// Returns how many columns a thread's vector i begins after its first one. kThreads is the number
+// of threads that share a row if the plan fixes it, kByWarp, or else 0.
 template <int kWidth, int kThreads = 0>
 FUSEDOPS_DEVICE int32_t columns_before(int i) {
   constexpr int32_t kApart = kThreads == kByWarp ? device::kWarpLanes : kThreads;
@@ -28,15 +28,15 @@ FUSEDOPS_DEVICE int32_t column_of(int vector) {
   return columns_before<kWidth, kThreads>(vector) + static_cast<int32_t>(lane) * kWidth;
 }
 
-// The vectors of an unaligned row go in groups of this many.
+// Returns how many of a thread's vectors for_vectors() compares with the row's end at once.
 constexpr int vectors_of_group(int vectors) {
   return vectors % 4 == 0 ? 4 : vectors % 5 == 0 ? 5 : vectors;
 }
 
 // Calls f(i, is_inside) for each vector i of a thread; is_inside says whether it is inside a row of
-// `cols` columns. Where offsets are constants (kThreads != 0), one comparison finds that a group is
-// inside the row, or outside, for all threads of the row or warp, and f is compiled for either
-// case, without a predicate for each vector.
+// `cols` columns. Where offsets are constants (kThreads != 0), one comparison finds out whether a
+// group of vectors is inside the row, or outside, for all threads of the row or warp. f is then
+// compiled for each of the two cases, without a predicate for each vector.
 template <int kWidth, int kVectors, int kThreads, class F>
 FUSEDOPS_DEVICE void for_vectors(int32_t cols, F f) {
   const int32_t left = cols - column_of<kWidth, kThreads>(0);
@@ -57,8 +57,8 @@ FUSEDOPS_DEVICE void for_vectors(int32_t cols, F f) {
   }
 }
 
-// Rows are evenly spaced here. Runs of rows, which the CPU reads, would cost every kernel 8
-// registers, and with them a sixth of the bytes in flight.
+// CUDA kernels read evenly spaced rows only. Runs of rows, which CPU kernels read, would cost every
+// kernel 8 registers, and with them a sixth of the bytes in flight.
 template <class T>
 FUSEDOPS_DEVICE const T* row_of(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + row * rows.spacing.stride;
@@ -68,7 +68,7 @@ FUSEDOPS_DEVICE T* row_of(const Rows& rows, int64_t row) {
   return static_cast<T*>(rows.data) + row * rows.spacing.stride;
 }
 
-// The row of this thread in a launch with one row per threadIdx.y.
+// Returns the row of this thread in a launch with one row per threadIdx.y.
 FUSEDOPS_DEVICE int64_t launch_row(int64_t first_row) {
   return first_row + static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
 }
@@ -80,7 +80,8 @@ FUSEDOPS_DEVICE void assume_row_threads() {
   if constexpr (kThreads > 0) device::assume(blockDim.x == kThreads);
 }
 
-// A block of a launch that has the same number of blocks for each of `count` tensors.
+// Says which tensor a block has in a launch of the same number of blocks for each of `count`
+// tensors.
 struct StackBlock {
   int32_t tensor;
   uint32_t block, blocks;  // of the tensor
@@ -91,12 +92,12 @@ struct StackBlock {
     block = blockIdx.x % blocks;
   }
 
-  // The row of this thread, with one row per threadIdx.y.
+  // Returns the row of this thread, with one row per threadIdx.y.
   FUSEDOPS_DEVICE int64_t row() const { return int64_t{block} * blockDim.y + threadIdx.y; }
 };
 
 // Calls store(i, offset, address) for the vectors of this thread that are inside a row of `cols`
-// columns. Doubles leave no registers for an address that is kept.
+// columns. The first address stays in registers, unless T is double, which leaves none free.
 template <int kWidth, int kVectors, int kThreads = 0, class T, class Store>
 FUSEDOPS_DEVICE void store_by(T* row, int32_t cols, Store store) {
   T* own = row + column_of<kWidth, kThreads>(0);
@@ -114,12 +115,12 @@ struct Tile {
 
   FUSEDOPS_DEVICE Acc at(int i, int j) const { return vectors[i].at(j); }
 
-  // Columns that all threads of a row hold together.
+  // Returns how many columns the threads of a row hold together.
   static FUSEDOPS_DEVICE int32_t step() {
     return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;
   }
 
-  // The sum of every kStep-th element.
+  // Returns the sum of every kStep-th element.
   template <int kStep = 1>
   FUSEDOPS_DEVICE Acc sum() const {
     constexpr int kCount = kVectors * kWidth / kStep;
@@ -139,7 +140,7 @@ struct Tile {
     return max;
   }
 
-  // All loads are issued before the first use. Elements outside the row are `fill`.
+  // Issues all loads before the first use. Elements outside the row become `fill`.
   template <int kThreads = 0>
   FUSEDOPS_DEVICE void load(const T* row, int32_t cols, Acc fill) {
     load_by<kThreads>(
@@ -148,7 +149,7 @@ struct Tile {
         [fill] { return Vec<T, kWidth>::filled(fill); });
   }
 
-  // For data that other rows read too: it stays in L1. Elements outside the row are zeros.
+  // Loads data that other rows read too, and keeps it in L1. Elements outside the row become zeros.
   FUSEDOPS_DEVICE void load_cached(const T* row, int32_t cols) {
     load_by<0>(
         first_of<0>(row), cols, [](const T* from) { return Vec<T, kWidth>::load_cached(from); },
@@ -156,14 +157,15 @@ struct Tile {
   }
 
  private:
-  // The first vector of this thread.
+  // Returns the address of this thread's first vector.
   template <int kThreads>
   static FUSEDOPS_DEVICE const T* first_of(const T* row) {
     return row + column_of<kWidth, kThreads>(0);
   }
 
-  // Addresses are the thread's first one plus offsets that all threads share. Others, computed from
-  // columns, would be kept for the stores: 16 registers for 8 vectors, too many for kernels of 64.
+  // Each address is the thread's first one plus an offset that all threads share. The compiler
+  // would keep addresses that were computed from columns for the stores: 16 registers for 8
+  // vectors, too many for kernels that have 64.
   template <int kThreads, class Load, class Outside>
   FUSEDOPS_DEVICE void load_by(const T* own, int32_t cols, Load load, Outside outside) {
     for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {

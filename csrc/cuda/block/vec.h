@@ -3,8 +3,8 @@
 // Half and BFloat16 are storage types: every value is computed in float (double for double) and
 // rounded to nearest once, when it is stored. A vector wider than 16 bytes (floats beside 16-bit
 // input) moves as 16-byte words and needs only their alignment.
-// Layout: a vector stays in the 32-bit registers it was loaded into. Unpacked, 16-bit elements
-// would take a register each, twice as many.
+// Layout: a vector stays in the 32-bit registers it was loaded into. Unpacked, each 16-bit element
+// would take a register, twice as many.
 #pragma once
 
 #include <type_traits>
@@ -18,8 +18,9 @@ namespace fusedops::cuda {
 template <class T>
 using AccumulatorOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Calls body(Type{}), where Type is T or, beside 16 bits, float, as `dtype` says. All threads of a
-// launch take the same path, so that a second dtype of results takes a branch, not a kernel.
+// Calls body(Type{}), where Type is float if T has 16 bits and `dtype` is kFloat32, and T
+// otherwise. All threads of a launch take the same branch: a second dtype of results needs no
+// kernel of its own.
 template <class T, class Body>
 FUSEDOPS_DEVICE void with_wider(DType dtype, Body body) {
   if constexpr (sizeof(T) == 2) {
@@ -28,7 +29,8 @@ FUSEDOPS_DEVICE void with_wider(DType dtype, Body body) {
   body(T{});
 }
 
-// The same, where Type is T or, beside floats, a 16-bit type.
+// Calls body(Type{}), where Type is the 16-bit type of `dtype` if it has one and T is float, and T
+// otherwise.
 template <class T, class Body>
 FUSEDOPS_DEVICE void with_narrower(DType dtype, Body body) {
   if constexpr (std::is_same_v<T, float>) {
@@ -48,8 +50,8 @@ FUSEDOPS_DEVICE void round_to(float x, float& out) { out = x; }
 FUSEDOPS_DEVICE void round_to(float x, Half& out) { out = __float2half_rn(x); }
 FUSEDOPS_DEVICE void round_to(float x, BFloat16& out) { out = __float2bfloat16_rn(x); }
 
-// Pairwise: the error grows with the logarithm of kCount, and the additions of a level do not wait
-// for each other.
+// Adds pairwise, so that the error grows with the logarithm of kCount, and the additions of a level
+// do not wait for each other.
 template <int kCount, class T>
 FUSEDOPS_DEVICE T tree_sum(const T* values) {
   if constexpr (kCount == 1) {
@@ -67,7 +69,7 @@ FUSEDOPS_DEVICE To bit_cast(From from) {
   return to;
 }
 
-// Both conversions are one instruction on sm_80 and later.
+// Each of these conversions is one instruction on sm_80 and later.
 FUSEDOPS_DEVICE uint32_t packed(float low, float high, Half) {
   return bit_cast<uint32_t>(__floats2half2_rn(low, high));
 }
@@ -76,7 +78,7 @@ FUSEDOPS_DEVICE uint32_t packed(float low, float high, BFloat16) {
 }
 
 // Widen the low or the high one of two elements in a register. A bfloat16 is the upper half of a
-// float, so either takes one instruction; shifting the high one down to convert it takes two.
+// float, so that each takes one instruction; to shift the high one down and convert it takes two.
 FUSEDOPS_DEVICE float widen_low(uint32_t pair, Half) {
   return widen(bit_cast<Half>(static_cast<uint16_t>(pair)));
 }
@@ -131,8 +133,8 @@ struct Vec {
     }
   }
 
-  // Bit j is the bool j. The product moves the four bytes of a register, each 0 or 1, side by side
-  // into its upper four bits; no carry reaches them.
+  // Returns the vector's bools as bits: bit j is element j. The product moves the four bytes of a
+  // register, each 0 or 1, side by side into its upper four bits, which no carry reaches.
   FUSEDOPS_DEVICE uint32_t bits() const {
     static_assert(sizeof(T) == 1);
     uint32_t bits = 0;
@@ -170,7 +172,7 @@ struct Vec {
     return rounded(values);
   }
 
-  // For data that is read once: it does not displace what L1 holds.
+  // Loads data that is read once, so that it does not displace what L1 holds.
   FUSEDOPS_DEVICE static Vec load(const T* from) {
     Vec vec;
 #pragma unroll
@@ -181,7 +183,7 @@ struct Vec {
     return vec;
   }
 
-  // For data that other rows read too: it stays in L1.
+  // Loads data that other rows read too, and keeps it in L1.
   FUSEDOPS_DEVICE static Vec load_cached(const T* from) {
     Vec vec;
 #pragma unroll
