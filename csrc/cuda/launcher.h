@@ -19,7 +19,8 @@ class CudaLauncher {
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream_));
   }
 
-  // Whether launches are recorded to a graph, while which nothing may wait for the device.
+  // Returns whether launches are recorded to a CUDA graph. Nothing may wait for the device
+  // meanwhile.
   bool is_captured() const {
     bool result = false;
     STD_CUDA_CHECK(static_cast<cudaError_t>(cuda::query_capture(stream_, result)));

@@ -1,4 +1,4 @@
-// The kernels of the sums over rows, for find_kernel().
+// Lists the kernel of the sums over rows for find_kernel().
 #pragma once
 
 #include "cuda/column_sums/rows.h"

@@ -1,4 +1,4 @@
-// Host side of the sums over rows. The emulator compiles this file too, as C++.
+// Launches the sums over rows. The emulator compiles this file too, as C++.
 #include "cuda/launch/launch.h"
 
 #include "cuda/column_sums/kernels.h"

@@ -5,10 +5,10 @@
 
 namespace fusedops::cuda {
 
-// A thread has kColumnsEach columns, a block's width apart, and all their loads of a row in flight.
+// A thread has kColumnsEach columns, kColumnThreads apart, and their loads of a row all in flight.
 inline constexpr int kColumnThreads = 256, kColumnsEach = 8;
 
-// A sum between calls, and its place.
+// Reads and stores the sum of a column between calls. args.h describes the two halves of its bits.
 template <class T>
 FUSEDOPS_DEVICE AccumulatorOf<T> sum_at(const ColumnSums& args, int64_t col) {
   if (args.is_first) return 0;

@@ -1,4 +1,4 @@
-// Launches by clusters. csrc/cuda/*/clusters.cu define launch_clusters(), and are compiled only for
+// Launches clusters. csrc/cuda/*/clusters.cu define launch_clusters(), and are compiled only for
 // the architectures that have clusters.
 #pragma once
 
@@ -30,12 +30,12 @@ Status launch_clusters(const NormBackward& args, const NormBackwardPlan& plan, S
 
 #endif
 
-// The largest clusters of a plan for the current device.
+// Returns how many blocks the clusters of a plan may have on the current device.
 inline int32_t cluster_limit() { return device::has_clusters() ? kMaxClusterBlocks : 1; }
 
 // Launches the plan with the largest clusters that the device runs, or without any: a device, or a
-// part of one, may refuse clusters of more than kPortableClusterBlocks, or all of them.
-// `plan_within` returns the plan for a limit.
+// part of one, may refuse clusters of more than kPortableClusterBlocks, or all clusters.
+// plan_within(limit) returns the plan with clusters of at most `limit` blocks.
 template <class Args, class PlanWithin>
 Status launch_plan(const Args& args, PlanWithin plan_within, Stream stream) {
   for (const int32_t limit : {cluster_limit(), kPortableClusterBlocks}) {

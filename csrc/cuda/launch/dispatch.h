@@ -1,5 +1,5 @@
-// What the launches of all families share: the width of vectors, and the blocks of a grid. Host
-// code, the same for a GPU and for the emulator.
+// The launches of all families share the choice of the width of vectors, and of the blocks of a
+// grid. This is host code, the same for a GPU and for the emulator.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +16,10 @@ namespace fusedops::cuda {
 using device::Status;
 using device::Stream;
 
-// An array that a kernel reads or writes; null where it does neither.
+// An array that a kernel reads or writes. `data` is null where the kernel does neither.
 struct Access {
   const void* data;
-  int64_t strides;  // or-ed together, so as aligned as the least aligned of them
+  int64_t strides;  // all or-ed together: as aligned as the least aligned stride
   int64_t item;     // bytes
 
   Access(const ConstRows& rows)
@@ -51,14 +51,14 @@ struct Access {
   }
 };
 
-// Whether kernels with rows of `dtype` also know numbers of this other dtype: their own or, beside
-// 16 bits, float. What a kernel reads beside its rows, or writes, is then chosen at run time
+// Returns whether `other` is a dtype that kernels with rows of `dtype` read beside their rows, or
+// write: `dtype` itself or, beside 16 bits, float. A kernel chooses between the two at run time
 // (with_wider and with_narrower in vec.h).
 constexpr bool is_same_or_wider(DType other, DType dtype) {
   return other == dtype || (size_of(dtype) == 2 && other == DType::kFloat32);
 }
 
-// The widest vector that divides cols and that every access is aligned for, in elements of `dtype`.
+// Returns the elements of the widest vector that divides cols and that every access is aligned for.
 inline int32_t pick_width(DType dtype, int64_t cols, std::initializer_list<Access> accesses) {
   if (dtype == DType::kFloat64) return 1;
   for (const int32_t bytes : {kMaxVectorBytes, 4}) {
@@ -71,15 +71,15 @@ inline int32_t pick_width(DType dtype, int64_t cols, std::initializer_list<Acces
   return 1;
 }
 
-// As pick_width(), but with single elements in place of 4-byte vectors.
+// Returns pick_width(), but 1 in place of the width of 4-byte vectors.
 inline int32_t pick_wide_or_single(
     DType dtype, int64_t cols, std::initializer_list<Access> accesses) {
   const int32_t width = pick_width(dtype, cols, accesses);
   return width * size_of(dtype) == kMaxVectorBytes ? width : 1;
 }
 
-// Calls body(first, items), which launches a kernel for that many of `count` items, until all are
-// launched or a launch fails. One launch takes at most `most` items.
+// Calls body(first, items) until all of `count` items are launched or a launch fails. The body
+// launches a kernel for `items` items, at most `most`.
 template <class Body>
 Status for_each_launch(int64_t count, int64_t most, Body body) {
   for (int64_t first = 0; first < count; first += most) {
@@ -122,7 +122,8 @@ Status launch_rows(
   return launch_items(kernel, args.rows, plan.rows, threads, args, stream);
 }
 
-// The widest vectors that all tensors of a stack are aligned for; width_of(args) is one tensor's.
+// Returns the width of the widest vectors that all tensors of a stack are aligned for;
+// width_of(args) is the width of one tensor.
 template <class Stack, class Args = std::decay_t<decltype(std::declval<const Stack&>()[0])>>
 int32_t narrowest(const Stack& stack, int32_t (&width_of)(const Args&)) {
   int32_t width = width_of(stack[0]);
@@ -140,7 +141,8 @@ Status launch_each(const Stack& stack, Stream stream) {
   return status;
 }
 
-// The workspace of the tensor that needs most: the tensors of a stack take turns with it.
+// Returns the bytes of the workspace of a stack, whose tensors take turns with it: the most that
+// one of them needs.
 template <class Stack>
 int64_t most_workspace_bytes(const Stack& stack) {
   int64_t most = 0;
@@ -150,9 +152,9 @@ int64_t most_workspace_bytes(const Stack& stack) {
 
 constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// The bytes of a workspace for rows that are cut into segments: for each segment of each row one
-// partial of `accumulators` numbers. `plan` is the plan without clusters: a device may refuse them,
-// and rows are then cut into segments.
+// Returns the bytes of a workspace for rows that are cut into segments: for each segment of each
+// row one partial of `accumulators` numbers. `plan` is the plan without clusters, because a device
+// may refuse clusters, and rows are then cut into segments.
 inline int64_t segment_partials_bytes(
     const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
   if (plan.scope != Scope::kSegments) return 0;

@@ -1,4 +1,4 @@
-// find_kernel(): the kernel that was compiled for the dtypes and the plan of a launch.
+// find_kernel() returns the kernel that was compiled for the dtype and the plan of a launch.
 //
 // A family lists its kernels in a header kernels.h, with the macros below. find_kernel()
 // instantiates a kernel for every dtype and every plan of its pass in plans.def, and for nothing
@@ -17,7 +17,7 @@ inline constexpr DType kDTypeOf = std::is_same_v<T, double> ? DType::kFloat64
     : std::is_same_v<T, Half>                               ? DType::kFloat16
                                                             : DType::kBFloat16;
 
-// The types of kernels. The int64_t is the first row, or inner segment, of a launch.
+// The types of kernels. The int64_t is the first row, or the first inner segment, of a launch.
 template <class Args>
 using Kernel = void (*)(Args);
 template <class Args>
@@ -25,16 +25,16 @@ using RowKernel = void (*)(Args, int64_t);
 template <class Args>
 using SegmentKernel = void (*)(Args, int64_t, Segments);
 
-// The bool: whether the strip is staged in shared memory.
+// The bool says whether the strip is staged in shared memory.
 template <class Args>
 using StripKernel = void (*)(Args, int64_t, bool);
 
-// Whether a kernel takes one tensor, or a stack of them. Only wide rows have kernels for stacks:
-// other tensors are launched one by one.
+// Says whether a kernel takes one tensor, or a stack of them. Only wide rows have kernels for
+// stacks: other tensors are launched one by one.
 enum class KernelKind { kTensor, kStack };
 
-// Defines `Name`, a kernel for find_kernel(). Its template arguments may be T, the type of the rows
-// that are read; kWidth, kVectors and kThreads.
+// Defines `Name`, a kernel for find_kernel(). The kernel's template arguments may be T, the type of
+// the rows that are read, kWidth, kVectors and kThreads.
 #define KERNEL(Name, kind, Function_, pass, scope, kernel, ...) \
   struct Name {                                                 \
     using Function = Function_;                                 \
@@ -51,14 +51,14 @@ enum class KernelKind { kTensor, kStack };
   inline auto Name(DType dtype) {                                       \
     return dtype == DType::kFloat64 ? &kernel<double> : &kernel<float>; \
   }
-// The same for a kernel of floats alone.
+// Defines Name(), which returns a kernel that has accumulators of float alone.
 #define FLOAT_KERNEL(Name, kernel) \
   inline auto Name() { return &kernel<float>; }
 
 template <class Kernel>
 using FunctionOf = typename Kernel::Function;
 
-// The list of plans that kernels are compiled for.
+// Has the list of plans that kernels are compiled for.
 struct ShippedPlans {
   static constexpr const auto& kList = kPlans;
 };
@@ -88,7 +88,7 @@ FunctionOf<Kernel> find_in_plans(
   return found;
 }
 
-// Only 16 bits have kernels for 4-byte vectors.
+// Only 16-bit types have kernels for 4-byte vectors.
 template <class Kernel, class Plans, class T>
 FunctionOf<Kernel> find_width(int32_t width, int32_t elements, int32_t threads) {
   constexpr int kWidest = sizeof(T) == 8 ? 1 : kMaxVectorBytes / sizeof(T);
@@ -101,8 +101,8 @@ FunctionOf<Kernel> find_width(int32_t width, int32_t elements, int32_t threads) 
   return nullptr;
 }
 
-// The kernel for rows of this dtype, vectors of `width`, `elements` a thread and a fixed number of
-// threads (0 if it is not fixed); null if there is none.
+// Returns the kernel for rows of this dtype, vectors of `width`, `elements` a thread and a fixed
+// number of threads (0 if it is not fixed), or null if there is none.
 template <class Kernel, class Plans = ShippedPlans>
 FunctionOf<Kernel> find_kernel(
     DType dtype, int32_t width, int32_t elements = 0, int32_t threads = 0) {

@@ -1,4 +1,4 @@
-// The interface of the kernels to the rest of the library; it includes no CUDA header.
+// This is the interface of the kernels to the rest of the library. It includes no CUDA header.
 //
 // The result is a cudaError_t, 0 for success; `stream` is a cudaStream_t of the current device.
 // There is at least one row and one column. libfusedops_kernels_cuda exports these functions.
@@ -13,11 +13,11 @@ namespace fusedops::cuda {
 #include "launches.def"
 #undef LAUNCH
 
-// Says whether launches on the stream are recorded to a graph, while which nothing may wait for the
-// device.
+// Sets `is_captured` to whether launches on the stream are recorded to a CUDA graph. Nothing may
+// wait for the device meanwhile.
 int query_capture(void* stream, bool& is_captured);
 
-// The bytes that args.workspace must have. It may still be null here.
+// Returns the bytes that args.workspace must have. The workspace may still be null in this call.
 int64_t workspace_bytes(const SoftmaxForward& args);
 int64_t workspace_bytes(const SoftmaxBackward& args);
 int64_t workspace_bytes(const SoftmaxStatistics& args);
@@ -26,10 +26,10 @@ int64_t workspace_bytes(const CrossEntropyBackward& args);
 int64_t workspace_bytes(const NormForward& args);
 int64_t workspace_bytes(const NormBackward& args);
 int64_t workspace_bytes(const SpatialNormBackward& args);
-// The bytes that each.workspace must have; the tensors of a stack take turns with it.
+// Returns the bytes that stack.each.workspace must have; the tensors take turns with it.
 int64_t workspace_bytes(const SoftmaxStack& stack);
 int64_t workspace_bytes(const NormStack& stack);
-// The least stack.workspace_bytes: the tensors of this stack have a workspace each.
+// Returns the least stack.workspace_bytes: the tensors of this stack have a workspace each.
 int64_t workspace_bytes(const NormStackBackward& stack);
 
 }  // namespace fusedops::cuda

@@ -1,9 +1,9 @@
-// Launch plans: how many blocks, threads and elements per thread a row gets, from plans.def.
+// Launch plans say how many blocks, threads and elements per thread a row gets, from plans.def.
 //
 // A row's plan depends on cols, dtype and vector width, never on the number of rows: a row alone
 // and the same row in any batch have the same bits. It depends on the device only in that some
 // devices have no clusters, or refuse them. How many blocks share the sums of columns depends on
-// the number of rows, and of the device's multiprocessors.
+// the number of rows and on that of the device's multiprocessors.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@ inline constexpr int32_t kMaxVectorBytes = 16;
 inline constexpr int32_t kSectorBytes = 32;  // the smallest transfer of DRAM and L2
 
 // Vectors of 16 bytes are wide. Rows that are not aligned for them need a predicate and an address
-// for every few bytes: their kernels hold less of a row, or registers would spill.
+// for every few bytes, so that their kernels hold less of a row, or registers would spill.
 template <class T, int kWidth>
 inline constexpr bool kIsWide = kWidth * sizeof(T) == kMaxVectorBytes;
 
-// Kernels that walk along a row have four 16-byte loads in flight a thread. Those are 32 KB for one
+// Kernels that walk along a row have four 16-byte loads in flight a thread, which is 32 KB for a
 // block of 512 threads: on 132 multiprocessors, 5.4 TB/s at a latency of 0.8 us.
 inline constexpr int32_t kLoopThreads = 512;
 template <int kWidth, int kTensors>
@@ -31,12 +31,14 @@ inline constexpr int kLoopVectors = (kWidth > 1 ? 4 : 8) / kTensors;
 #define CONSTANT(name, value) inline constexpr int32_t name = value;
 #include "cuda/launch/plans.def"
 
-// What holds a row: the registers of one block, or of a cluster of blocks; a block for each segment
-// of the row; or one block that walks along the row. kSpatial: a block holds a strip of columns.
+// The scope is what holds a row: the registers of one block, or of a cluster of blocks; a block for
+// each segment of the row; or one block that walks along the row. kSpatial: a block holds a strip
+// of columns.
 enum class Scope { kRegisters, kCluster, kSegments, kLooped, kSpatial };
 
-// The kernels that share plans. kMasked*: the scores have at most one term (scores.h). kAnyMasked:
-// scores of any terms, forward and backward. kPlainMasked: short unaligned rows of plain scores.
+// A pass is the kernels that share plans. kMasked*: the scores have at most one term (scores.h).
+// kAnyMasked: scores of any terms, forward and backward. kPlainMasked: short unaligned rows of
+// plain scores.
 enum class Pass {
   kSoftmaxForward,
   kSoftmaxBackward,
@@ -67,7 +69,7 @@ struct ListedPlan {
   int64_t max_cols;
   int32_t elements;  // of a row in each thread's registers
   // The threads that share a row, if the kernel is compiled for that number: a power of two within
-  // a warp, or whole warps. 0 if the row's length decides.
+  // a warp, or whole warps. It is 0 if the row's length decides.
   int32_t threads;
   int32_t blocks;  // of a cluster
 };
@@ -102,7 +104,7 @@ constexpr PlanRange plans_of(Pass pass, const ListedPlan (&list)[kSize]) {
 }
 constexpr PlanRange plans_of(Pass pass) { return plans_of(pass, kPlans); }
 
-// Whether the block or cluster of a listed plan has room for its longest row, if they hold rows.
+// Returns whether a listed plan whose block or cluster holds rows has room for the longest one.
 constexpr bool is_valid(const ListedPlan& listed) {
   const bool is_held = listed.scope == Scope::kRegisters || listed.scope == Scope::kCluster;
   const int64_t threads = listed.threads > 0 ? listed.threads : kMaxThreads;
@@ -116,8 +118,8 @@ constexpr bool are_valid() {
 }
 static_assert(are_valid(), "a line of plans.def has more columns than its threads hold");
 
-// The width of the vectors in which the kernel of a listed plan reads rows that are aligned for
-// `width` elements; 0 if the plan is not for such rows.
+// Returns the width of the vectors in which the kernel of a listed plan reads rows that are aligned
+// for `width` elements, or 0 if the plan is not for such rows.
 constexpr int32_t width_in(const ListedPlan& listed, int32_t width, int32_t element_bytes) {
   const bool is_wide = width * element_bytes == kMaxVectorBytes;
   switch (listed.vectors) {
@@ -135,15 +137,16 @@ constexpr int32_t width_in(const ListedPlan& listed, int32_t width, int32_t elem
   return 0;
 }
 
-// The largest blocks that kernels are compiled for, in threads. No row of their plans needs more,
-// and each thread may have 65536 registers divided by this number. kThreads: the threads that share
-// a row where the plan fixes their number, else 0.
+// These are the threads of the largest blocks that kernels are compiled for. No row of their plans
+// needs more, and each thread may have 65536 registers divided by this number. kThreads is the
+// number of threads that share a row where the plan fixes it, else 0.
 template <class T, int kWidth, int kElements, int kThreads = 0>
 inline constexpr int32_t kSoftmaxThreads = kThreads > 0 ? kRowBlockThreads
     : !kIsWide<T, kWidth> || kElements > 32             ? 512
     : kElements <= 16                                   ? 256
                                                         : kMaxThreads;
-// Unaligned rows with 32 elements a thread take one warp; with 128 registers they would spill.
+// Unaligned rows with 32 elements a thread have one warp each, in small blocks: with the 128
+// registers that 512 threads may have each, they would spill.
 template <class T, int kWidth, int kElements>
 inline constexpr bool kIsOneWarp = !kIsWide<T, kWidth> && kElements == 32;
 template <class T, int kWidth, int kElements, bool kAdd, int kThreads = 0>
@@ -167,13 +170,13 @@ inline constexpr int32_t kMaskedSoftmaxBackwardThreads = !kIsWide<T, kWidth> ? 3
                                         : kSoftmaxBackwardThreads<T, kWidth>;
 inline constexpr int32_t kNormBackwardThreads = 512;
 
-// The threads that a block of a cluster has at most.
+// A block of a cluster has at most kClusterThreads.
 template <class T, int kWidth, int kElements>
 inline constexpr int32_t kClusterThreads =
     kElements > 32 || (!kIsWide<T, kWidth> && kElements > 16) ? 512 : kMaxThreads;
 
 // The second launch bound: the blocks of a multiprocessor that the compiler makes room for, or 0
-// where it may choose. For unaligned rows and doubles it would choose so many that they spill.
+// where it may choose. For unaligned rows and doubles it would choose so many that registers spill.
 template <class T, int kWidth>
 inline constexpr int32_t kLeastBlocks = kIsWide<T, kWidth> ? 0 : 1;
 
@@ -193,7 +196,8 @@ constexpr int32_t round_up(int64_t value, int32_t step) {
   return static_cast<int32_t>(ceil_div(value, step)) * step;
 }
 
-// A row's threads: a power of two within a warp, else whole warps. They read at least a sector.
+// Returns the number of threads that share a row: a power of two within a warp, else whole warps.
+// Together they read at least a sector.
 constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector_bytes) {
   const int64_t wanted = ceil_div(cols, elements);
   if (wanted > 32) return round_up(wanted, 32);
@@ -202,7 +206,7 @@ constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector
   return threads;
 }
 
-// Completes a listed plan for a row of `cols` columns that it is for.
+// Completes a listed plan for a row of `cols` columns, which the plan must be for.
 constexpr RowPlan plan_from(
     const ListedPlan& listed, int64_t cols, int32_t width, int32_t element_bytes,
     int32_t block_threads) {
@@ -223,10 +227,9 @@ constexpr RowPlan plan_from(
 }
 
 // Plans a row by the first listed plan that is for it, with clusters of at most `cluster_limit`
-// blocks. Where clusters hold rows better, they are listed before one block for as many columns,
-// which is then for devices without clusters. The
-// blocks of a cluster have neighbouring columns, as many as their threads hold, and the last one
-// has what is left.
+// blocks. Where a cluster is faster than one block for as many columns, the list has the cluster
+// first, and the block is for devices without clusters. The blocks of a cluster have neighbouring
+// columns, as many as their threads hold, and the last block has the rest.
 constexpr RowPlan plan_rows(
     Pass pass, int64_t cols, int32_t width, int32_t element_bytes, int32_t cluster_limit,
     int32_t block_threads = kRowBlockThreads) {
@@ -241,9 +244,10 @@ constexpr RowPlan plan_rows(
 
 // Rows that no block holds are cut into segments, a block each. One kernel leaves a partial of
 // every segment in the workspace; each block of a second kernel merges the partials of its row and
-// writes its segment. The alternative, that the last block of a row to arrive merges, takes one
-// more launch to clear a counter, and a fence of 1 us a block. The partials to merge are at most
-// 1/16 of the bytes of a segment (8 of 64 * 2^k beside 8 KB * 2^k of 16 bits), and come from L2.
+// writes its segment. The alternative is that the last block of a row to end merges its partials.
+// It would take one more launch to clear a counter, and a fence of 1 us a block. The partials that
+// a block merges come from L2 and are at most 1/16 of the bytes of its segment (64 * 2^k of 8 bytes
+// beside 8 KB * 2^k of 16-bit elements).
 //
 // A segment of 4096 columns gives 128 threads 8 KB in flight, with eight blocks a multiprocessor.
 // One row of 2^20 columns has 128 segments, for 132 multiprocessors. Segments double in length
@@ -266,22 +270,23 @@ constexpr Segments plan_segments(int64_t cols) {
   return {static_cast<int32_t>(segment), static_cast<int32_t>(ceil_div(cols, segment))};
 }
 
-// The rows of one launch. Data that the second kernel reads again should still be in L2: 16 MB,
-// beside as much that it writes, of the 40 MB of an A100 or the 50 MB of an H200.
+// How many rows does one launch take? Their data should still be in L2 when the second kernel reads
+// it again: 16 MB, beside as much that this kernel writes, of the 40 MB of an A100 or the 50 MB of
+// an H200.
 inline constexpr int64_t kSegmentLaunchBytes = 16 << 20;
 
 constexpr int64_t segment_rows(int64_t row_bytes) {
   return row_bytes < kSegmentLaunchBytes ? kSegmentLaunchBytes / row_bytes : 1;
 }
 
-// Where there are clusters (sm_90 and later), the blocks of a cluster hold a long row together:
-// that takes one launch and reads the row once.
+// Where there are clusters (sm_90 and later), the blocks of a cluster hold a long row together,
+// which takes one launch and reads the row once.
 inline constexpr int32_t kMaxClusterBlocks = 16, kPortableClusterBlocks = 8;
 inline constexpr int32_t kMaskedClusterThreads = 512;
 
-// The threads that share a column are a power of two, each with kSpatialVectors loads in flight:
-// three blocks a multiprocessor of 256 threads with four 16-byte loads are 48 KB. A thread that
-// keeps its loads in registers has no others, so that 64 threads reach 256 indices.
+// In spatial kernels a power of two threads share a column, each with kSpatialVectors loads in
+// flight: in three blocks of 256 threads a multiprocessor, four 16-byte loads are 48 KB. A column
+// of up to 256 indices stays in the registers of up to 64 threads, which load it once.
 inline constexpr int32_t kSpatialThreads = 256;
 inline constexpr int32_t kTileIndices = 4;  // of a thread, with all its loads in flight
 inline constexpr int32_t kMaxRegisterThreads = 64, kMaxSharedThreads = 128, kStreamThreads = 32;
@@ -290,11 +295,12 @@ template <class T>
 inline constexpr int kSpatialVectors = sizeof(T) == 8 ? 1 : kTileIndices;
 
 // A strip in shared memory has up to 96 KB, so that two blocks share the 228 KB of a Hopper's
-// multiprocessor. 24 indices a thread are as much: 256 threads with 16 bytes each.
+// multiprocessor. That is 24 indices a thread: 256 threads have 16 bytes for each index.
 inline constexpr int32_t kStripIndices = 24;
 inline constexpr int64_t kReduceBytes = 8 << 10;  // that a kernel has beside the strip, at most
 
-// The largest blocks. A segment is at least a sector wide, where a block has room for that.
+// These are the threads of the largest spatial blocks: a segment is at least a sector wide, unless
+// a block would need more threads for that.
 template <class T, int kWidth>
 inline constexpr int32_t kSpatialMaxThreads = kIsWide<T, kWidth> ? kSpatialThreads
     : sizeof(T) == 8                                             ? 512
@@ -308,8 +314,8 @@ struct SpatialPlan {
   int64_t shared_bytes;   // of the strip, if it is staged there between the two passes; else 0
 };
 
-// The number of threads that share a column fixes its bits. It depends on dim_size alone, and on
-// how many tensors a strip has.
+// The number of threads that share a column fixes the bits of its results. The number depends on
+// dim_size and on how many tensors a strip has, and on nothing else.
 struct SpatialDims {
   int32_t threads;
   bool is_staged;
@@ -326,7 +332,7 @@ constexpr SpatialDims plan_spatial_dims(int64_t dim_size, int32_t tensors) {
 }
 
 // A block of the device may have max_shared_bytes. If that is too little for a strip, and always in
-// doubles, columns are loaded twice, by the same number of threads.
+// doubles, the same number of threads loads columns twice.
 constexpr SpatialPlan plan_spatial(
     int64_t dim_size, int64_t inner, int32_t width, int32_t element_bytes, int32_t tensors,
     int64_t max_shared_bytes) {
@@ -345,33 +351,34 @@ constexpr SpatialPlan plan_spatial(
   return plan;
 }
 
-// Backward of norms: blocks walk over the rows of a partition. Their 512 threads have up to 128
-// registers each, all that a multiprocessor has, and 32 KB of the next row in flight. One block for
-// each multiprocessor of the device is one wave; two blocks of half the threads would write twice
-// the partials. A partial is a pair of accumulators for each column, written and read once: with
-// the 132 partitions of a Hopper that is 0.13 of the input's bytes for 8192 rows of 16 bits.
+// In the backward pass of norms, blocks walk over the rows of a partition. Their 512 threads have
+// up to 128 registers each, all that a multiprocessor has, and 32 KB of the next row in flight. One
+// wave is one block for each multiprocessor; two blocks of half the threads would write twice the
+// partials. A partial is a pair of accumulators for each column, written and read once: with the
+// 132 partitions of a Hopper that is 0.13 of the input's bytes for 8192 rows of 16 bits.
 //
-// The blocks of a cluster of four or more lie in one GPC, of 16 or 18 multiprocessors on a Hopper:
-// a wave of them has this many.
+// How many multiprocessors does a wave of clusters use? The blocks of a cluster of four or more lie
+// in one GPC, which has 16 or 18 multiprocessors on a Hopper: this returns 16 for each GPC.
 constexpr int64_t cluster_multiprocessors(int64_t multiprocessors) {
   constexpr int64_t kGpc = 16;
   return multiprocessors < kGpc ? multiprocessors : multiprocessors / kGpc * kGpc;
 }
 
-// The blocks or clusters of a wave; at least one.
+// Returns the number of blocks or clusters in a wave, at least one.
 constexpr int64_t wave_of(int64_t multiprocessors, int64_t blocks) {
   return multiprocessors > blocks ? multiprocessors / blocks : 1;
 }
 
-// A partition has at least this many rows, so that partials have no more bytes than tensors (with
-// four rows of 16 bits, two thirds). One more row in a block costs 0.7 us, because its loads are in
-// flight already; in that time L2 moves 3.5 MB, the partials of 53 partitions of 4096 columns.
+// A partition has at least this many rows, so that the partials have fewer bytes than the tensors:
+// two thirds, with four rows of 16 bits. A higher minimum would not pay: one more row in a block
+// costs 0.7 us, although its loads are in flight already, and L2 moves 3.5 MB in that time, the
+// partials of 53 partitions of 4096 columns.
 inline constexpr int64_t kMinPartitionRows = 4;
 // Where many blocks share a row, a wave has few partitions. There are then several waves, so that
 // sums over r rows have at most 64 or r / 64 additions in a thread, as numerics_bounds.md promises.
-// Rows of four and more blocks may have twice as many: the clusters of one wave do not end
-// together, because not all GPCs have the same number of multiprocessors. On an H100, clusters of
-// four were 26 and 44 % faster with 64 and 132 partitions than with 32.
+// Rows of four and more blocks may have twice as many partitions: the clusters of one wave do not
+// end together, because not all GPCs have the same number of multiprocessors. On an H100, clusters
+// of four were 26 and 44 % faster with 64 and 132 partitions than with 32.
 inline constexpr int64_t kMaxPartitionRows = 64, kAccuratePartitions = 64;
 
 constexpr int64_t count_partitions(
@@ -384,13 +391,13 @@ constexpr int64_t count_partitions(
   return useful < waves ? useful : waves;
 }
 
-// The plan of rows, or for Scope::kSegments of their segments.
+// The plan of rows or, for Scope::kSegments, of their segments.
 struct NormBackwardPlan : RowPlan {
   Segments segments;   // of a row, each as long as a block holds
   int64_t partitions;  // of the rows, for sums of columns
 };
 
-// The longest row that one block holds, of rows of this width and element size.
+// Returns the columns of the longest row of this width and element size that one block holds.
 constexpr int64_t longest_in_registers(Pass pass, int32_t width, int32_t element_bytes) {
   int64_t longest = 0;
   for (const ListedPlan& listed : plans_of(pass)) {
@@ -431,7 +438,7 @@ constexpr NormBackwardPlan plan_norm_backward(
 }
 
 // The kernel that adds partials has 32 threads for each column of a block. A block has a cache line
-// of floats or, if these would be fewer than the multiprocessors, a sector.
+// of floats or, if such blocks would be fewer than the multiprocessors, a sector.
 inline constexpr int32_t kMinFinishCols = 8, kMaxFinishCols = 32;
 
 constexpr int32_t finish_cols(int64_t cols, int64_t multiprocessors) {

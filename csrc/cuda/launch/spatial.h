@@ -1,12 +1,12 @@
-// What the launches of kernels over a dimension that is not the last have in common. Host code, the
-// same for a GPU and for the emulator.
+// Launches kernels over a dimension that is not the last. This is host code, the same for a GPU and
+// for the emulator.
 #pragma once
 
 #include "cuda/launch/kernels.h"
 
 namespace fusedops::cuda {
 
-// Launches kernel(args, first_segment, staged) with a block for each segment of inner columns.
+// Launches kernel(args, first_segment, is_staged) with a block for each segment of inner columns.
 template <class Args>
 Status launch_inner_segments(
     StripKernel<Args> kernel, const SpatialPlan& plan, const Args& args, Stream stream) {
