@@ -1,4 +1,4 @@
-// Host side of softmax: picks a kernel for the arguments and launches it. The emulator compiles
+// The host side of softmax picks a kernel for the arguments and launches it. The emulator compiles
 // this file too, as C++.
 #include "cuda/launch/launch.h"
 
@@ -54,7 +54,7 @@ int64_t workspace_bytes(const SoftmaxForward& args) {
   return segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, 2);
 }
 
-// All tensors take one launch if each alone would have whole rows in a block; else one launch each.
+// Launches all tensors at once if a block would hold whole rows of each; else one after the other.
 Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const DType dtype = first.input.dtype;
@@ -101,8 +101,8 @@ int64_t workspace_bytes(const SoftmaxBackward& args) {
 
 // --- softmax in two steps -----------------------------------------------------------------------
 
-// The arguments of softmax_forward_partials, which writes to the workspace alone. The statistics
-// have the precision of accumulators.
+// Returns the arguments of softmax_forward_partials, which writes to the workspace alone. The
+// output's dtype is that of accumulators, so that the statistics have their precision.
 SoftmaxForward as_forward(const SoftmaxStatistics& args) {
   SoftmaxForward forward{};
   forward.input = args.input;

@@ -1,18 +1,18 @@
-// softmax and log_softmax along rows, forward and backward.
+// Computes softmax and log_softmax along rows, and their gradients.
 //
-// Contract: rows as in args.h; kWidth divides cols and every row is aligned for kWidth elements.
-// _registers: the row stays in registers, blockDim.x * kVectors * kWidth >= cols; blockDim.x
-// threads share a row, and a block has blockDim.y rows. _cluster: the threads of all blocks of a
-// cluster share a row. _partials and _apply: any cols, cut into segments (segments.h); the row is
-// read twice. Workspace: [rows][segments] partials, forward a segment's maximum and its sum of
-// exponentials, backward a sum alone.
+// Contract: rows are as in args.h; kWidth divides cols and every row is aligned for kWidth
+// elements. In _registers the row stays in registers, blockDim.x * kVectors * kWidth >= cols;
+// blockDim.x threads share a row, and a block has blockDim.y rows. In _cluster the threads of all
+// blocks of a cluster share a row. _partials and _apply take any cols, cut into segments
+// (segments.h), and read the row twice. Workspace: [rows][segments] partials, which are a segment's
+// maximum and its sum of exponentials, or in the backward pass a sum alone.
 //
-// Numerics: computed in float (double for double) and rounded once. The maximum is subtracted
-// before anything is multiplied by log2(e), so that a row of finfo.min does not overflow. A row
-// with NaN or +inf, or of nothing but -inf, becomes NaN as a whole; -inf beside finite values
-// becomes 0, or -inf for the logarithm.
+// Numerics: results are computed in float (double for double) and rounded once. The maximum is
+// subtracted before anything is multiplied by log2(e), so that a row of finfo.min does not
+// overflow. A row with NaN or +inf, or of nothing but -inf, becomes NaN as a whole; -inf beside
+// finite values becomes 0, or -inf for the logarithm.
 //
-// The logarithm is a run-time option: that costs one select an element, and saves half the kernels.
+// The logarithm is a run-time option, which costs one select an element and saves half the kernels.
 #pragma once
 
 #include "cuda/block/cluster.h"
@@ -23,8 +23,8 @@
 
 namespace fusedops::cuda {
 
-// e^x to the precision of `Out`. Floats get expf (1 ulp). For 16 bits one ex2 is enough: its error,
-// at most 2^-17 of values above 1e-30, is far below half an ulp of the output.
+// Returns e^x to the precision of `Out`. Floats get expf (1 ulp). For 16 bits one ex2 is enough:
+// its error, at most 2^-17 of values above 1e-30, is far below half an ulp of the output.
 template <class Out, class Acc>
 FUSEDOPS_DEVICE Acc exponential(Acc x) {
   constexpr float kLog2E = 1.44269504f;
@@ -35,7 +35,7 @@ FUSEDOPS_DEVICE Acc exponential(Acc x) {
   }
 }
 
-// The same for rows of T with results of `dtype`.
+// Returns e^x for rows of T with results of `dtype`.
 template <class T, class Acc>
 FUSEDOPS_DEVICE Acc exponential_for(DType dtype, Acc x) {
   Acc result;
@@ -43,14 +43,14 @@ FUSEDOPS_DEVICE Acc exponential_for(DType dtype, Acc x) {
   return result;
 }
 
-// The maximum to subtract from values. It is 0 if all of them are -inf, so that their exponentials
-// are 0, not NaN.
+// Returns the maximum to subtract from values: 0 if all of them are -inf, so that their
+// exponentials are 0, not NaN.
 template <class Acc>
 FUSEDOPS_DEVICE Acc finite_or_zero(Acc max) {
   return max == -INFINITY ? Acc(0) : max;
 }
 
-// The last step, once the sum of a row is known: value * scale + offset.
+// The last step of a row, value * scale + offset, which follows from the row's sum.
 template <class Acc>
 struct Affine {
   Acc scale, offset;
@@ -59,7 +59,7 @@ struct Affine {
       : scale(log ? Acc(1) : device::reciprocal(sum)), offset(log ? -device::log(sum) : Acc(0)) {}
 };
 
-// `values` are exponentials or, for the logarithm, x - max.
+// Applies the last step to `values`, exponentials or, for the logarithm, x - max.
 template <class Out, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affine<Acc> affine) {
   Acc result[kWidth];
@@ -89,7 +89,7 @@ FUSEDOPS_DEVICE Acc exponentiate(
   return tree_sum<kVectors>(sums);
 }
 
-// The softmax of this thread's row, which stays in registers.
+// Computes the softmax of this thread's row, which stays in registers.
 template <class RowScope, class In, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
   using Acc = AccumulatorOf<In>;
@@ -137,8 +137,8 @@ softmax_forward_cluster(SoftmaxForward args, int64_t first_row) {
   softmax_row<ClusterOf<In, kWidth>, In, kWidth, kVectors>(args, cluster_row(first_row));
 }
 
-// The maximum of some values and the sum of their exponentials, e^(x - max). The sum of values that
-// are all -inf is 0, so that the rest of the row is right.
+// The maximum of some values and the sum of their exponentials, e^(x - max). If all values are
+// -inf, the sum is 0, and right once a finite value joins them.
 template <class Acc>
 struct RunningSoftmax {
   Acc largest = -INFINITY, sum = 0;
@@ -180,7 +180,7 @@ softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segmen
   }
 }
 
-// The maximum and the sum of a row from its segments. All blocks add in the same order.
+// Merges the maxima and sums of a row's segments. All blocks add in the same order.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> merged_softmax(
     const Pair<Acc>* partials, int32_t count, Acc* shared_max, Acc* shared_sums) {
@@ -213,12 +213,13 @@ FUSEDOPS_DEVICE void store_softmax(
   });
 }
 
-// The maxima and sums of rows from SoftmaxStatistics; null if the partials of segments are merged.
+// The maxima and sums of rows, from SoftmaxStatistics. They are null if the kernel merges the
+// partials of segments instead.
 struct RowStatistics {
   const void *max, *sum;
 };
 
-// The first tile is loaded while the partials are merged.
+// Stores the softmax of a segment. Its first tile is loaded while the partials are merged.
 template <class In, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
 softmax_forward_apply(
@@ -254,8 +255,7 @@ softmax_forward_apply(
   }
 }
 
-// One vector of the backward pass. `probability` is the output or, for the logarithm, its
-// exponential.
+// The gradient of one vector. `probability` is the output or, for the logarithm, its exponential.
 template <class T, int kWidth>
 struct SoftmaxGradient {
   using Acc = AccumulatorOf<T>;
@@ -273,7 +273,7 @@ struct SoftmaxGradient {
     }
   }
 
-  // The summand of element j in the sum of its row.
+  // Returns the summand of element j in the sum of its row.
   FUSEDOPS_DEVICE Acc term(int j) const { return grad[j] * (log ? Acc(1) : probability[j]); }
 
   FUSEDOPS_DEVICE Acc sum() const {
@@ -296,7 +296,8 @@ struct SoftmaxGradient {
   }
 };
 
-// T is the type of grad_output and output.
+// Computes the gradient of this thread's row, which stays in registers. T is the type of
+// grad_output and output.
 template <class RowScope, class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;

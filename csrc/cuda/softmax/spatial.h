@@ -1,16 +1,16 @@
-// Spatial softmax and log_softmax: over dim_size, for each outer and inner index, forward and
-// backward.
+// Computes spatial softmax and log_softmax, which are over dim_size for each outer and inner index,
+// and their gradients.
 //
-// Contract: slices as in args.h; kWidth divides inner, and every run of inner elements is aligned
-// for kWidth of them. A block has a segment of blockDim.x * kWidth neighbouring inner columns of
-// one outer index, so that its loads are coalesced. blockDim.y threads, a power of two, share a
-// column: thread y has the indices y, y + blockDim.y, ... of dim_size. Between the two passes over
-// them, elements stay in registers, where kSpatialVectors * blockDim.y >= dim_size; or in dynamic
-// shared memory, if a launch is `staged` and has room for dim_size rounded up to a multiple of
-// that, for each tensor. Otherwise they are loaded again, usually from L2.
+// Contract: slices are as in args.h; kWidth divides inner, and every run of inner elements is
+// aligned for kWidth of them. A block has a segment of blockDim.x * kWidth neighbouring inner
+// columns of one outer index, so that its loads are coalesced. blockDim.y threads, a power of two,
+// share a column: thread y has the indices y, y + blockDim.y, ... of dim_size. Where are the
+// elements between the two passes over them? If a tile of kSpatialVectors * blockDim.y indices
+// holds dim_size, they stay in registers. If a launch is `staged`, they are in dynamic shared
+// memory, which has room for dim_size rounded up to whole tiles, for each tensor. Otherwise they
+// are loaded again, usually from L2.
 //
-// Numerics: as in rows.h. The bits of a column depend on the dtypes, dim_size and blockDim.y
-// alone.
+// Numerics: as in rows.h. The bits of a column depend on the dtypes, dim_size and blockDim.y alone.
 #pragma once
 
 #include "cuda/block/reduce.h"
@@ -19,8 +19,8 @@
 
 namespace fusedops::cuda {
 
-// The inner columns of this thread in a launch with one segment a block. For a thread beyond the
-// last column dim_size is 0.
+// The inner columns of this thread in a launch with one segment a block. dim_size is 0 for a thread
+// beyond the last column.
 struct InnerColumns {
   int64_t outer, inner;
   uint32_t dim_size;  // unsigned, so that a step beyond 2^31 - 1 does not overflow
@@ -37,7 +37,7 @@ struct InnerColumns {
     return {static_cast<int64_t>(outer), inner, dim_size};
   }
 
-  // The address of this thread's first column, at index 0 of the softmax's dimension.
+  // Returns the address of this thread's first column, at index 0 of the softmax's dimension.
   template <class T>
   FUSEDOPS_DEVICE const T* begin(const ConstSlices& slices) const {
     return static_cast<const T*>(slices.data) + outer * slices.outer_stride + inner;
@@ -48,16 +48,16 @@ struct InnerColumns {
   }
 };
 
-// This thread's part of a strip: kWidth columns at every blockDim.y-th index of dim_size, a tile of
-// kSpatialVectors of them at a time. The first pass calls load(), the second one load_again().
+// This thread's part of a strip: kWidth columns at every blockDim.y-th index of dim_size, in tiles
+// of kSpatialVectors indices. The first pass calls load(), the second one load_again().
 template <class T, int kWidth>
 class SpatialStrip {
  public:
   static constexpr int kVectors = kSpatialVectors<T>;
   Vec<T, kWidth> vectors[kVectors];
 
-  // `tensor` numbers the tensors of which the block keeps a strip, `staged` in shared memory or
-  // not.
+  // `tensor` numbers the tensors of which the block has a strip. `staged` says whether the strips
+  // are kept in shared memory, as those of doubles never are.
   FUSEDOPS_DEVICE SpatialStrip(
       const T* begin, int64_t dim_stride, uint32_t dim_size, uint32_t tensor_dim_size, int tensor,
       bool staged)
@@ -65,19 +65,19 @@ class SpatialStrip {
         dim_stride_(dim_stride),
         dim_size_(dim_size),
         is_one_tile_(tensor_dim_size <= step()) {
-    if (sizeof(T) == 8 || !staged) return;  // a strip of doubles never is
+    if (sizeof(T) == 8 || !staged) return;
     const uint32_t tiles = (tensor_dim_size + step() - 1) / step();
     kept_ = device::dynamic_shared<T>() +
         (tensor * tiles * kVectors * block_threads() + own_thread()) * kWidth;
   }
 
-  // The number of indices in a tile.
+  // Returns the number of indices in a tile of the block.
   FUSEDOPS_DEVICE static uint32_t step() { return blockDim.y * kVectors; }
   FUSEDOPS_DEVICE static uint32_t index_of(uint32_t start, int i) {
     return start + i * blockDim.y + threadIdx.y;
   }
 
-  // All loads are issued before the first use. Elements beyond dim_size are `fill`.
+  // Issues all loads before the first use. Elements beyond dim_size become `fill`.
   FUSEDOPS_DEVICE void load(uint32_t start, AccumulatorOf<T> fill) {
     load_global(start, fill);
     if (kept_ == nullptr) return;
@@ -85,7 +85,8 @@ class SpatialStrip {
     for (int i = 0; i < kVectors; ++i) vectors[i].store(kept(start, i));
   }
 
-  // Elements beyond dim_size are undefined. Doubles, kept beside the exponentials, would spill.
+  // Loads a tile for the second pass; elements beyond dim_size are undefined. Doubles are loaded
+  // again even if they are one tile: kept in registers beside the exponentials, they would spill.
   FUSEDOPS_DEVICE void load_again(uint32_t start) {
     if (sizeof(T) < 8 && is_one_tile_) return;
     if (kept_ == nullptr) return load_global(start, 0);
@@ -97,7 +98,8 @@ class SpatialStrip {
   FUSEDOPS_DEVICE static uint32_t block_threads() { return blockDim.x * blockDim.y; }
   FUSEDOPS_DEVICE static uint32_t own_thread() { return threadIdx.y * blockDim.x + threadIdx.x; }
 
-  // Each thread reads what it wrote, so that no barrier is needed.
+  // Returns the place in shared memory of vector i of the tile from `start` on. Each thread reads
+  // only what it wrote, so that no barrier is needed.
   FUSEDOPS_DEVICE T* kept(uint32_t start, int i) const {
     return kept_ + (start * blockDim.x + i * block_threads()) * kWidth;
   }
@@ -115,11 +117,11 @@ class SpatialStrip {
   int64_t dim_stride_;
   uint32_t dim_size_;
   bool is_one_tile_;
-  T* kept_ = nullptr;  // in shared memory; null where nothing is
+  T* kept_ = nullptr;  // in shared memory; null if the strip is not staged
 };
 
-// Reduces over the threads that share columns, in a tree; all of them get the result. `shared` has
-// room for kWidth values of every thread of the block; all threads of the block call.
+// Reduces over the threads that share columns, in a tree, and gives all of them the result.
+// `shared` has room for kWidth values of every thread of the block; all threads of the block call.
 template <class Op, int kWidth, class Acc>
 FUSEDOPS_DEVICE void column_reduce(Acc (&values)[kWidth], Acc* shared) {
   const int32_t dim_threads = blockDim.y, y = threadIdx.y;
@@ -161,8 +163,8 @@ FUSEDOPS_DEVICE void add_tile(RunningSoftmax<Acc> (&columns)[kWidth], const Stri
   }
 }
 
-// Stores the loaded tile of a column; `to` is the column's first element. `last` is a factor or,
-// for the logarithm, a summand.
+// Stores the softmax of the loaded tile; `to` is the first element of the columns. `last` is the
+// factor of the exponentials or, for the logarithm, what is added to x - max.
 template <class Out, class Strip, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store_tile(
     Out* to, int64_t dim_stride, const Strip& strip, uint32_t start, uint32_t dim_size, bool log,

@@ -1,4 +1,4 @@
-// Host side of the spatial softmax. The emulator compiles this file too, as C++.
+// Launches the spatial softmax. The emulator compiles this file too, as C++.
 #include "cuda/launch/launch.h"
 
 #include "cuda/launch/spatial.h"

@@ -1,12 +1,12 @@
-// The statistics of a softmax in two steps. The kernels of rows.h leave those of segments in the
-// workspace, and compute the softmax from those of rows.
+// The statistics of rows, for a softmax in two steps. Kernels of rows.h leave the statistics of
+// segments in the workspace, and compute the softmax from those of rows.
 #pragma once
 
 #include "cuda/softmax/rows.h"
 
 namespace fusedops::cuda {
 
-// Merges the segments of a row; a block has one row.
+// Merges the statistics of a row's segments; a block has one row.
 template <class Acc>
 FUSEDOPS_KERNEL(kSegmentThreads)
 softmax_statistics_merge(SoftmaxStatistics args, int64_t first_row, Segments segments) {
