@@ -1,4 +1,4 @@
-// The norms of norm_kinds.def along rows, backward.
+// Computes the gradients of the norms of norm_kinds.def along rows.
 //
 // With n = (input - mean) * rstd, w = weight + weight_offset and g = grad_output * w, along each
 // row:
@@ -15,12 +15,12 @@
 // holds a row: one block (_registers), a cluster of blocks (_cluster), or a block for each segment
 // (_segments). The first two read input and grad_output once. _segments needs the sums along each
 // row from a kernel before it (_row_partials), which reads both tensors too.
-// Workspace: [2][partitions][cols] accumulators, first those of grad_weight. Behind them, for rows
-// in segments, [rows][segments] pairs: the sums of g and of g * n.
+// Workspace: [2][partitions][cols] accumulators, first those of grad_weight. For rows in segments
+// [rows][segments] pairs follow, the sums of g and of g * n.
 //
-// Numerics: computed in float (double for double), each result rounded once. There are no atomics:
-// rows, cols, dtype, alignment and the device's multiprocessors fix every order of summation. A
-// row's gradient does not depend on the other rows.
+// Numerics: results are computed in float (double for double), and each is rounded once. There are
+// no atomics: rows, cols, dtype, alignment and the device's multiprocessors fix every order of
+// summation. A row's gradient does not depend on the other rows.
 #pragma once
 
 #include "cuda/block/cluster.h"
@@ -47,7 +47,7 @@ struct NormGradient {
     }
   }
 
-  // The gradient of the values that were normalised.
+  // Computes the gradient of the values that were normalised.
   FUSEDOPS_DEVICE void result(Acc (&values)[kWidth], Pair<Acc> means, Acc rstd) const {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
@@ -56,8 +56,8 @@ struct NormGradient {
   }
 };
 
-// The sums of g and g * n over a thread's vectors. In unaligned rows, the vectors of a group
-// (vectors_of_group) are added one after the other.
+// Returns the sums of g and g * n over a thread's vectors. In unaligned rows, the vectors of a
+// group (vectors_of_group) are added one after the other.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE Pair<AccumulatorOf<T>> sums_of(
     const NormGradient<T, kWidth> (&gradients)[kVectors]) {
@@ -81,11 +81,12 @@ FUSEDOPS_DEVICE Acc* partial_at(const NormBackward& args, int64_t index) {
 }
 
 // Adds the column sums that the rows of a block have left in shared memory, in order of
-// threadIdx.y, and writes them out. All threads of the block call.
+// threadIdx.y, and writes the totals to `to`. All threads of the block call.
 template <class Acc>
 FUSEDOPS_DEVICE void add_column_sums(const Acc* shared, int32_t cols, Acc* to) {
   __syncthreads();
-  // In two levels: the error grows with 16 + 8 additions, not with the 128 rows of a block.
+  // There are two levels, so that the error grows with 16 + 8 additions, not with the 128 rows of a
+  // block.
   constexpr int32_t kSummedRows = 16;
   const int32_t rows = blockDim.y;
   for (int32_t column = threadIdx.y * blockDim.x + threadIdx.x; column < cols;
@@ -103,8 +104,8 @@ FUSEDOPS_DEVICE void add_column_sums(const Acc* shared, int32_t cols, Acc* to) {
   __syncthreads();
 }
 
-// Writes out the column sums of a block. Every thread passes the sums of its own columns. With
-// kByWarp a block has one row at a time, so that these sums are final.
+// Writes the column sums of a block to `to`. Every thread passes the sums of its columns. With
+// kByWarp a block has one row at a time, so that these sums are the block's.
 template <int kThreads, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void write_column_sums(
     const Acc (&own)[kVectors][kWidth], int32_t cols, Acc* shared, Acc* to) {
@@ -115,8 +116,8 @@ FUSEDOPS_DEVICE void write_column_sums(
   if constexpr (kThreads != kByWarp) add_column_sums(shared, cols, to);
 }
 
-// Loads one vector of what a row's gradients are multiplied by: the weight with its offset, or 1
-// without a weight. A column outside the row gets zeros.
+// Loads one vector of the factors of a row's gradients: the weight with its offset, or 1 without a
+// weight. The factors of columns outside the row are zeros.
 template <class T, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_scale(
     Acc (&scale)[kWidth], const NormBackward& args, int64_t column, bool is_inside) {
@@ -131,9 +132,9 @@ FUSEDOPS_DEVICE void load_scale(
 }
 
 // The factors of the `cols` columns from `start` on, which every row reads again. Where offsets are
-// constants (kThreads != 0), `shared` holds them, with room for the elements of all threads of the
-// block; elsewhere they come from L1. From L1, an unaligned row would take a load and a conversion
-// for each element; in registers, they would leave less of a row in flight.
+// constants (kThreads != 0), `shared` holds the factors, with room for the elements of all threads
+// of the block: from L1, an unaligned row would take a load and a conversion for each element, and
+// in registers, the factors would leave less of a row in flight. Elsewhere they come from L1.
 template <class T, int kWidth, int kVectors, int kThreads>
 class RowScales {
  public:
@@ -149,7 +150,7 @@ class RowScales {
     }
   }
 
-  // Loads the factors of vector i; zeros for columns beyond the row's `cols`.
+  // Loads the factors of vector i, which are zeros for columns beyond the row's `cols`.
   FUSEDOPS_DEVICE void load(Acc (&scale)[kWidth], int i, int32_t cols) const {
     if constexpr (kThreads == 0) {
       const int32_t column = column_of<kWidth>(i);
@@ -163,7 +164,7 @@ class RowScales {
  private:
   static constexpr int kElements = kVectors * kWidth;
   static constexpr int kLanes = kThreads == kByWarp ? device::kWarpLanes : kThreads;
-  // A thread's elements that are adjacent in shared memory, for loads of up to 16 bytes.
+  // How many of a thread's elements are adjacent in shared memory, for loads of up to 16 bytes.
   static constexpr int kTogether = kElements % 4 == 0 ? 4 : kElements % 2 == 0 ? 2 : 1;
   static constexpr int32_t place_of(int element) {
     return element / kTogether * kTogether * kLanes + element % kTogether;
@@ -183,8 +184,8 @@ class RowScales {
   Acc* own_;
 };
 
-// A tile of a row as it was loaded, from column `start` on; the row has `cols` columns from there.
-// A row past the last has none.
+// A tile of a row as it was loaded, from column `start` on, where the row has `cols` columns left.
+// A row past the last one has none.
 template <class T, int kWidth, int kVectors>
 struct NormBackwardTile {
   using Acc = AccumulatorOf<T>;
@@ -201,8 +202,8 @@ struct NormBackwardTile {
     if (cols > 0) load_statistics(args, row);
   }
 
-  // `scale` is the vector's weight. Columns outside the row have a weight and a gradient of zero,
-  // so that they add nothing to sums.
+  // Returns the terms of vector i, whose factors are `scale`. Columns outside the row have a factor
+  // and a gradient of zero, so that they add nothing to sums.
   FUSEDOPS_DEVICE NormGradient<T, kWidth> gradient(const Acc (&scale)[kWidth], int i) const {
     NormGradient<T, kWidth> result;
 #pragma unroll
@@ -227,7 +228,7 @@ struct NormBackwardTile {
   }
 };
 
-// Loads a tile of grad_sum; zeros if there is none.
+// Loads a tile of grad_sum, or zeros if there is none.
 template <int kThreads, class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void load_sums(
     Tile<T, kWidth, kVectors>& tile, const NormBackward& args, int64_t row, int64_t start,
@@ -237,8 +238,8 @@ FUSEDOPS_DEVICE void load_sums(
 }
 
 // Stores the gradients of a row from column `start` on. With kAdd it adds grad_sum first, and
-// applies dropout to grad_branch. kKeepsAddresses: addresses stay in registers, with constant
-// offsets.
+// applies dropout to grad_branch. kKeepsAddresses says that addresses stay in registers, because
+// offsets are constants.
 template <class T, bool kAdd, bool kKeepsAddresses>
 class NormGradientRow {
  public:
@@ -294,7 +295,8 @@ class NormGradientRow {
   DropoutRow<Acc> dropout_;
 };
 
-// Rows that a block or a cluster holds: which columns are the block's, and the sums along a row.
+// The rows that a block or a cluster holds. HeldRows says which columns are the block's, and
+// computes the sums along a row.
 template <class RowScope>
 class HeldRows : public RowScope {
  public:
@@ -308,7 +310,7 @@ class HeldRows : public RowScope {
   }
 };
 
-// The same for a block that has a segment of each row; all segments' sums are in the workspace.
+// The rows of a block that has a segment of each; all segments' sums are in the workspace.
 class RowsInSegments {
  public:
   static constexpr int kThreads = 0;
@@ -339,7 +341,7 @@ class RowsInSegments {
   OneBlock block_;
 };
 
-// Partition `index` of `count`, to which the rows from first_row on are dealt in turn.
+// Partition `index` of `count`: blockDim.y of every count * blockDim.y rows, from first_row on.
 struct RowPartition {
   int64_t index, count, first_row = 0;
 };
@@ -349,7 +351,7 @@ FUSEDOPS_DEVICE void norm_backward_partition(
     const NormBackward& args, Rows rows, RowPartition partition) {
   using Acc = AccumulatorOf<T>;
   constexpr int kThreads = Rows::kThreads;
-  // Holds the factors first, and the column sums after the loop.
+  // This memory holds the factors first, and the column sums after the loop.
   FUSEDOPS_SHARED(Acc, shared, kNormBackwardThreads * kVectors * kWidth);
   const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
   const auto [start, own_cols] = rows.template own_columns<kWidth * kVectors>(args.cols);
@@ -410,8 +412,8 @@ FUSEDOPS_DEVICE void norm_backward_partition(
   }
 }
 
-// Bound to one block a multiprocessor, as are the kernels below: without the bound the compiler
-// makes room for two blocks of unaligned rows, and spills.
+// The launch bound of this kernel and those below is one block a multiprocessor: without it the
+// compiler makes room for two blocks of unaligned rows, and registers spill.
 template <class T, int kWidth, int kVectors, bool kAdd, int kThreads = 0>
 FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_backward_registers(NormBackward args) {
@@ -494,8 +496,8 @@ FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value)
   }
 }
 
-// The sums of a column over every 32nd partition from threadIdx.y on. Each of the 32 threads has
-// five loads in flight, so that those of 132 partitions all are.
+// Returns the sums of a column over every 32nd partition from threadIdx.y on. Each of the 32
+// threads has five loads in flight, so that all loads of 132 partitions are.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> own_share(const NormBackward& args, int64_t partitions, int64_t column) {
   constexpr int32_t kLanes = device::kWarpLanes, kInFlight = 5;
@@ -518,8 +520,8 @@ FUSEDOPS_DEVICE Pair<Acc> own_share(const NormBackward& args, int64_t partitions
   return sum;
 }
 
-// Adds the partials of all partitions. A block has blockDim.x columns and 32 threads for each.
-// Neighbouring threads load neighbouring columns; then each warp adds up one column.
+// Adds the partials of all partitions. A block has blockDim.x columns and 32 threads for each
+// column. Neighbouring threads load neighbouring columns; then each warp adds up one column.
 template <class Acc>
 FUSEDOPS_DEVICE void sum_partials(const NormBackward& args, int64_t partitions, int64_t block) {
   constexpr int32_t kLanes = device::kWarpLanes, kPitch = kLanes + 1;  // avoids bank conflicts

@@ -14,7 +14,8 @@ FUSEDOPS_DEVICE bool has_mean(const Args& args) {
   return fusedops::has_mean(args.kind);
 }
 
-// Whether the gradient takes the kernels for a sum: grad_sum is given or grad_branch is wanted.
+// Returns whether the gradient takes the kernels for a norm with a residual: those that read
+// grad_sum and write grad_branch.
 inline bool adds(const NormBackward& args) { return args.grad_sum.data || args.grad_branch.data; }
 
 // Loads one vector of a row's factors: weight + weight_offset, or 1 if there is no weight.
@@ -28,7 +29,7 @@ FUSEDOPS_DEVICE void load_weight(Acc (&values)[kWidth], const Args& args, int64_
   for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j) + offset;
 }
 
-// Whether weight and bias, which share one dtype, are float beside 16-bit rows.
+// Returns whether weight and bias, which share one dtype, are float beside 16-bit rows.
 template <class T>
 FUSEDOPS_DEVICE bool is_wider(const ConstColumns& parameter) {
   return sizeof(T) == 2 && parameter.dtype == DType::kFloat32;
@@ -36,16 +37,16 @@ FUSEDOPS_DEVICE bool is_wider(const ConstColumns& parameter) {
 
 // --- what the kinds differ in -------------------------------------------------------------------
 
-// sum / count, corrected by the remainder. The rounded 1 / count alone would give every row the
-// same relative error, and rstd half of it.
+// Returns sum / count, corrected by the remainder. The rounded 1 / count alone would give every row
+// the same relative error, and rstd half of it.
 template <class Acc>
 FUSEDOPS_DEVICE Acc mean_of(Acc sum, Acc count) {
   const Acc inverse = device::reciprocal(count), mean = sum * inverse;
   return device::fma(device::fma(-mean, count, sum), inverse, mean);
 }
 
-// 1 / sqrt(x) within 0.6 ulp: a Newton step corrects rsqrt(), which may be 2 ulp off. This pays
-// because every value of a row has the error of its rstd.
+// Returns 1 / sqrt(x) within 0.6 ulp: a Newton step corrects rsqrt(), which may be 2 ulp off. The
+// step pays because every value of a row has the error of its rstd.
 template <class Acc>
 FUSEDOPS_DEVICE Acc exact_rsqrt(Acc x) {
   const Acc y = device::rsqrt(x), product = x * y, low = device::fma(x, y, -product);
@@ -53,7 +54,7 @@ FUSEDOPS_DEVICE Acc exact_rsqrt(Acc x) {
   return rest == rest ? device::fma(y * Acc(0.5), rest, y) : y;  // y for 0, infinity and NaN
 }
 
-// sqrt(x) within 0.6 ulp: the same Newton step, on x * rsqrt(x).
+// Returns sqrt(x) within 0.6 ulp, by the same Newton step on x * rsqrt(x).
 template <class Acc>
 FUSEDOPS_DEVICE Acc exact_root(Acc x) {
   const Acc y = device::rsqrt(x), near = x * y;
@@ -61,7 +62,7 @@ FUSEDOPS_DEVICE Acc exact_root(Acc x) {
   return root == root ? root : x;  // x for 0, infinity and NaN
 }
 
-// rstd from the sum of squared deviations.
+// Returns rstd from the sum of squared deviations.
 template <class Acc>
 FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
   const auto eps = static_cast<Acc>(args.eps), cols = static_cast<Acc>(args.cols);
@@ -75,12 +76,13 @@ FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
   return exact_rsqrt(variance + eps);
 }
 
-// The means of g and g * n (backward.h). StdNorm divides the second by std * rstd = 1 - eps * rstd.
-// Where std is small beside eps, only rounding errors may be left of that difference, but then the
-// second mean adds as little to the gradient; where std is 0 it is 0.
-// For L2Norm the second is a sum, and 0 where the norm is at most eps: rstd is then its largest
-// value, 1 / eps as rstd_of() computes it. That is NaN, which no rstd reaches, where eps is 0 or a
-// denormal.
+// Returns the means of g and g * n (backward.h).
+// StdNorm divides the second mean by std * rstd = 1 - eps * rstd. Where std is small beside eps,
+// only rounding errors may be left of that difference, but then the mean adds as little to the
+// gradient; where std is 0, the mean is 0.
+// For L2Norm the second mean is a sum, and 0 where the norm is at most eps. rstd is then at its
+// largest value, 1 / eps as rstd_of() computes it. If eps is 0 or a denormal, that value is NaN,
+// which no rstd reaches.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> means_of(
     const NormBackward& args, Pair<Acc> sums, Acc inverse_cols, Acc rstd) {

@@ -1,30 +1,31 @@
-// The norms of norm_kinds.def along rows, of the input or of its sum with a residual, forward.
+// Computes the norms of norm_kinds.def along rows of the input, or of its sum with a residual.
 //
-// Contract: rows as in args.h; kWidth divides cols; every row, weight and bias is aligned for
-// kWidth elements (16 bytes at most). With kAdd there is a residual, and there may be dropout.
-// _registers: the row stays in registers, blockDim.x * kVectors * kWidth >= cols; blockDim.x
-// threads share a row, and a block has blockDim.y rows. _cluster: the threads of all blocks of a
-// cluster share a row. _partials and _apply: any cols, cut into segments (segments.h); the row is
-// read twice. Workspace: [rows][segments] of NormPartial.
+// Contract: rows are as in args.h; kWidth divides cols; every row, weight and bias is aligned for
+// kWidth elements (16 bytes at most). With kAdd there is a residual, and there may be dropout. In
+// _registers the row stays in registers, blockDim.x * kVectors * kWidth >= cols; blockDim.x threads
+// share a row, and a block has blockDim.y rows. In _cluster the threads of all blocks of a cluster
+// share a row. _partials and _apply take any cols, cut into segments (segments.h), and read the row
+// twice. Workspace: [rows][segments] of NormPartial.
 //
-// Numerics: computed in float (double for double) and rounded once; x = dropout(input) + residual
-// is rounded once before. Let m be near the mean and d = mean(x - m). Then mean = m + d, output =
-// ((x - m) - d) * rstd, and the squared deviations sum up to sum((x - m)^2) - sum(x - m) * d. m is
-// the rounded mean, so that a row far from zero loses nothing; norms without a mean have m = d = 0.
-// Each segment has an m and a d of its own, and its sums are moved to the m of the row (Chan, Golub
-// and LeVeque, 1979).
+// Numerics: results are computed in float (double for double) and rounded once; x = dropout(input)
+// + residual is rounded once before. Let m be near the mean and d = mean(x - m). Then mean = m + d,
+// output = ((x - m) - d) * rstd, and the squared deviations sum up to sum((x - m)^2) - sum(x - m) *
+// d. m is the rounded mean, so that a row far from zero loses nothing; norms without a mean have m
+// = d = 0. Each segment has an m and a d of its own, and its sums are moved to the m of the row
+// (Chan, Golub and LeVeque, 1979).
 //
-// Instructions limit 16-bit rows, so two shortcuts save two of them an element. For vectors in
-// registers, m is the mean of every second element: if b is the mean of the others, d = (b - m) / 2
-// is within a standard deviation, and the squares lose one bit at most. And the output is (x - m) *
-// rstd - d * rstd, in one instruction; d * rstd is at most 1, and its error 2^-25.
+// Instructions limit 16-bit rows, and two shortcuts save two instructions an element. First, for
+// vectors in registers, m is the mean of every second element: if b is the mean of the others, d =
+// (b - m) / 2 is within a standard deviation, and the squares lose one bit at most. Second, the
+// output is (x - m) * rstd - d * rstd, in one instruction; d * rstd is at most 1, and its error
+// 2^-25.
 //
 // Kind, weight offset, rounding of the normalised value and the dtype of weight and bias are
-// run-time options, the same for all threads: each costs a branch a row or a vector. The usual ones
-// (is_usual) have loops of their own, with a third fewer instructions in 16 bits.
+// run-time options, the same for all threads: each costs a branch a row or a vector. The usual
+// options (is_usual) have loops of their own, with a third fewer instructions in 16 bits.
 //
-// Limits: values above 3e38 / cols overflow the sum, values above 1e19 the squares (rstd = 0), and
-// deviations below 1e-22 count as 0.
+// Limits: values above 3e38 / cols overflow the sum, values above 1e19 overflow the squares (rstd
+// is then 0), and deviations below 1e-22 count as 0.
 #pragma once
 
 #include "cuda/block/cluster.h"
@@ -52,7 +53,7 @@ class NormInput {
  public:
   using Acc = AccumulatorOf<T>;
 
-  // `sum` is where the sum is stored; null where it is not wanted.
+  // The sum is stored at `sum`, unless that is null.
   FUSEDOPS_DEVICE NormInput(const NormForward& args, int64_t row, T* sum)
       : args_(args),
         row_(row),
@@ -61,7 +62,8 @@ class NormInput {
         sum_(sum),
         dropout_(args.dropout, row) {}
 
-  // Loads from column `start` on. The row has `cols` columns from there; elements beyond are zeros.
+  // Loads from column `start` on, where the row has `cols` columns left. Elements beyond become
+  // zeros.
   template <int kThreads = 0, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load(Tile<T, kWidth, kVectors>& tile, int64_t start, int32_t cols) const {
     if constexpr (!kAdd) {
@@ -121,10 +123,11 @@ class NormInput {
   DropoutRow<Acc> dropout_;
 };
 
-// m is the mean of every kBaseStep-th element.
+// The base m is the mean of every kBaseStep-th element.
 template <class T, int kWidth>
 inline constexpr int kBaseStep = sizeof(T) == 2 && kWidth > 1 ? 2 : 1;
 
+// Returns the sum of some values and that of their squares.
 template <int kCount, class Acc>
 FUSEDOPS_DEVICE Pair<Acc> moments_of(const Acc* values) {
   Pair<Acc> sums{values[0], values[0] * values[0]};
@@ -136,11 +139,11 @@ FUSEDOPS_DEVICE Pair<Acc> moments_of(const Acc* values) {
   return sums;
 }
 
-// Computes the sum of squared deviations from the mean out of `sums`, those of x - base and of its
-// square, and `mean_offset`, the mean of x - base. Returns infinity if the squares overflow.
+// Returns the sum of squared deviations from the mean, or infinity if the squares overflow. `sums`
+// are those of x - base and of its square, and `mean_offset` is the mean of x - base.
 template <class Acc>
 FUSEDOPS_DEVICE Acc squares_of(Pair<Acc> sums, Acc mean_offset) {
-  // A constant row gives 0: its base is so few ulps off that both sums are exact.
+  // The result of a constant row is 0: its base is so few ulps off that both sums are exact.
   const Acc left = device::fma(-sums.first, mean_offset, sums.second);
   return sums.second == INFINITY ? sums.second : left < Acc(0) ? Acc(0) : left;
 }
@@ -149,8 +152,8 @@ template <class Acc>
 struct NormStatistics {
   Acc base, mean_offset, squares, rstd;  // mean = base + mean_offset
 
-  // `sums` are those of x - base and of its square along a row. rstd is 0 where only the squares
-  // overflow. It is NaN for a row with a NaN and, in norms with a mean, for a row with an infinity.
+  // `sums` are those of x - base and of its square along a row. If only the squares overflow, rstd
+  // is 0. It is NaN for a row with a NaN and, in norms with a mean, for a row with an infinity.
   FUSEDOPS_DEVICE NormStatistics(const NormForward& args, Acc base, Pair<Acc> sums)
       : base(base), mean_offset(0) {
     if (has_mean(args)) mean_offset = mean_of(sums.first, static_cast<Acc>(args.cols));
@@ -197,18 +200,19 @@ FUSEDOPS_DEVICE void store_scaled(
   store(to, result);
 }
 
-// Whether there is a weight, in the rows' dtype, without an offset or rounding of the normalised
-// value.
+// Returns whether there is a weight, in the rows' dtype, without an offset or rounding of the
+// normalised value.
 template <class T>
 FUSEDOPS_DEVICE bool is_usual(const NormForward& args) {
   return args.weight.data && !is_wider<T>(args.weight) && args.weight_offset == 0 &&
       !args.rounds_normalized;
 }
 
-// The vectors whose weights and biases are loaded together, before the first of them is stored: a
-// load behind a store waits until that is done, since they may be the same memory. Blocks of 1024
-// threads have 64 registers each, too few for 32 values and four vectors. Clusters of floats load
-// one at a time: on an H100, rows of 16K to 64K took 6 to 13 % longer with four.
+// For how many vectors are weights and biases loaded together, before the first vector is stored? A
+// load behind a store waits until the store is done, since they may be the same memory. But the
+// threads of blocks of 1024 have 64 registers each, too few for 32 values and four vectors.
+// Clusters of floats load one at a time: on an H100, rows of 16K to 64K took 6 to 13 % longer with
+// four.
 template <class RowScope, class T, int kWidth, int kVectors>
 inline constexpr int kParameterVectors = RowScope::kIsCluster && sizeof(T) == 4 ? 1
     : kVectors <= 2                                                             ? kVectors
@@ -235,8 +239,8 @@ FUSEDOPS_DEVICE Pair<Acc> centre(
   return tree_sum<kVectors / kGroup>(moments);
 }
 
-// Replaces x - base by the normalised values. In 16 bits that takes one instruction each, and a row
-// of equal elements is a special case, so that it becomes exact zeros.
+// Replaces x - base by the normalised values. In 16 bits that takes one instruction a value, and a
+// row of equal elements is a special case, so that it becomes exact zeros.
 template <class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void normalise(
     Acc (&values)[kVectors][kWidth], const NormStatistics<Acc>& statistics) {
@@ -283,8 +287,8 @@ FUSEDOPS_DEVICE void store_wide(
   }
 }
 
-// The same for an unaligned row. The parameters' addresses stay in registers: computing them for
-// each element would take a third of its instructions.
+// Scales and stores an unaligned row, with the usual options. The parameters' addresses stay in
+// registers: to compute them for each element would take a third of its instructions.
 template <bool kHasBias, int kThreads, class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void store_unaligned(
     T* output, const NormForward& args, int32_t start, int32_t cols,
@@ -327,9 +331,10 @@ FUSEDOPS_DEVICE void store_row(
   }
 }
 
-// The norm of this thread's row, which stays in registers. kIsTight: the statistics are saved after
-// the results, and parameters are loaded for one vector at a time. The kernels of stacks, which
-// also keep the arguments of a tensor, spill on sm_80 or sm_120 without; others do with it.
+// Computes the norm of this thread's row, which stays in registers. With kIsTight the statistics
+// are saved after the results, and parameters are loaded for one vector at a time. Kernels of
+// stacks, which also keep the arguments of a tensor, spill on sm_80 or sm_120 without kIsTight;
+// other kernels spill with it.
 template <class RowScope, class T, int kWidth, int kVectors, bool kAdd, bool kIsTight = false>
 FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
@@ -350,8 +355,8 @@ FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
     constexpr int kStep = kBaseStep<T, kWidth>;
     const Acc inverse_count = device::reciprocal(static_cast<Acc>(args.cols)) * kStep;
     const Acc sum = tile.template sum<kStep>();
-    // The fma rounds the product. The compiler could contract a multiplication into x - base, and
-    // that base would differ from the one of the statistics.
+    // The fma rounds the product. The compiler could contract a multiplication into x - base, whose
+    // base would then differ from that of the statistics.
     base = device::fma(scope.template reduce<Sum>(sum), inverse_count, Acc(0));
     sums = scope.template reduce<Sum>(centre<kThreads>(centred, tile, cols, base));
   } else {
@@ -394,16 +399,17 @@ template <class Acc>
 struct NormPartial {
   Acc base, mean_offset, squares;
 
-  // The sums of x - row_base and of its square along the `cols` columns of the segment.
+  // Returns the sums of x - row_base and of its square along the `cols` columns of the segment.
   FUSEDOPS_DEVICE Pair<Acc> moments_about(Acc row_base, Acc cols) const {
     const Acc distance = (base - row_base) + mean_offset, sum = cols * distance;
     return {sum, device::fma(sum, distance, squares)};
   }
 };
 
-// Computes and saves the moments of a segment about a base, the mean of the segment's first tile,
-// which is loaded once for both. With kAdd, if the caller does not want the sum of input and
-// residual, it stays in the output until norm_forward_apply normalises it there.
+// Computes and saves the moments of a segment about a base, the mean of the segment's first tile.
+// That tile is loaded once for its mean and for the moments. With kAdd, if the caller does not want
+// the sum of input and residual, the sum stays in the output until norm_forward_apply normalises it
+// there.
 template <bool kAdd, class T, int kWidth>
 FUSEDOPS_DEVICE void save_moments(const NormForward& args, Segments segments, Segment segment) {
   using Acc = AccumulatorOf<T>;
@@ -448,7 +454,7 @@ norm_forward_partials(NormForward args, int64_t first_row, Segments segments) {
   }
 }
 
-// Merges the segments of a row. The base is the rounded mean of the row.
+// Merges the partials of a row's segments. The base is the rounded mean of the row.
 template <class Acc>
 FUSEDOPS_DEVICE NormStatistics<Acc> merged_norm(
     const NormForward& args, Segments segments, int64_t row, Acc* shared_sums,
@@ -472,7 +478,7 @@ FUSEDOPS_DEVICE NormStatistics<Acc> merged_norm(
   return NormStatistics<Acc>(args, base, row_reduce<Sum>(sums, shared_moments));
 }
 
-// The first tile is loaded while the partials are merged.
+// Stores the norm of a segment. Its first tile is loaded while the partials are merged.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 norm_forward_apply(NormForward args, int64_t first_row, Segments segments) {

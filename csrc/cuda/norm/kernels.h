@@ -1,4 +1,4 @@
-// The kernels of the norms of norm_kinds.def, for find_kernel().
+// Lists the kernels of the norms of norm_kinds.def for find_kernel().
 #pragma once
 
 #include "cuda/launch/kernels.h"
@@ -8,7 +8,7 @@
 
 namespace fusedops::cuda {
 
-// Whether kernels read this weight or bias beside rows of `dtype`.
+// Returns whether kernels can read this weight or bias beside rows of `dtype`.
 inline bool fits(const ConstColumns& parameter, DType dtype) {
   return parameter.data == nullptr || is_same_or_wider(parameter.dtype, dtype);
 }

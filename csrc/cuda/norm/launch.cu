@@ -1,5 +1,5 @@
-// Host side of the norms of norm_kinds.def: picks kernels for the arguments and launches them. The
-// emulator compiles this file too, as C++.
+// The host side of the norms of norm_kinds.def picks kernels for the arguments and launches them.
+// The emulator compiles this file too, as C++.
 #include "cuda/launch/launch.h"
 
 #include "cuda/launch/cluster.h"
@@ -7,7 +7,7 @@
 
 namespace fusedops::cuda {
 
-// Whether kernels read or write a branch, or its gradient, beside rows of `dtype`.
+// Returns whether kernels can read this branch, or write its gradient, beside rows of `dtype`.
 template <class AnyRows>
 bool fits_branch(const AnyRows& branch, DType dtype) {
   return branch.data == nullptr || is_same_or_wider(dtype, branch.dtype);
@@ -62,7 +62,7 @@ int64_t workspace_bytes(const NormForward& args) {
   return segment_partials_bytes(plan, args.rows, args.cols, args.output.dtype, 3);
 }
 
-// All tensors take one launch if each alone would have whole rows in a block; else one launch each.
+// Launches all tensors at once if a block would hold whole rows of each; else one after the other.
 Status launch(const NormStack& stack, Stream stream) {
   const NormForward first = stack[0];
   const DType dtype = first.input.dtype;
@@ -114,10 +114,10 @@ inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan&
   return column_partials_bytes(args, plan) + row_partials_bytes(args, plan);
 }
 
-// The largest workspace that a plan of launch_plan() needs, for any size of clusters: it asks the
-// device again, and may get another answer. If its question for the multiprocessors fails, its plan
-// has fewer partitions. If the same question fails here, the result is 0, so that the launch is
-// refused.
+// Returns the largest workspace that the launch may need, for any size of clusters: launch_plan()
+// asks the device again, and may get another answer. If it then cannot read the number of
+// multiprocessors, its plan has fewer partitions. If it cannot be read here, the result is 0, so
+// that the launch is refused.
 int64_t workspace_bytes(const NormBackward& args) {
   if (device::multiprocessors() == 0) return 0;
   const int32_t width = width_of(args);
@@ -136,7 +136,7 @@ Status launch_registers(const NormBackward& args, const NormBackwardPlan& plan, 
   return device::launch(kernel, plan.partitions, dim3(plan.threads, plan.rows), stream, args);
 }
 
-// Leaves the sums along `rows` rows from first_row on at args.workspace.
+// Launches the kernel that leaves the sums along `rows` rows, from first_row on, in args.workspace.
 Status launch_row_partials(
     const NormBackward& args, const NormBackwardPlan& plan, int64_t first_row, int64_t rows,
     Stream stream) {
@@ -153,8 +153,8 @@ Status launch_row_partials(
 }
 
 // Launches both kernels for some rows at a time, so that the second reads from L2 what the first
-// has read. Column sums take a single launch: each of several would write partials as large as its
-// rows.
+// has read. Column sums take a single launch, because each of several launches would write partials
+// as large as its rows.
 Status launch_backward_segments(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
@@ -214,7 +214,7 @@ Status launch(const NormBackward& args, Stream stream) {
   return launch_plan(args, plan_within, stream);
 }
 
-// The plan of one launch for all tensors.
+// Returns the plan of one launch for all tensors.
 inline NormBackwardPlan plan_of(const NormStackBackward& stack) {
   return plan_of(stack[0], narrowest(stack, width_of), 1);
 }
@@ -223,7 +223,7 @@ int64_t workspace_bytes(const NormStackBackward& stack) {
   return std::max(most_workspace_bytes(stack), workspace_bytes(stack[0], plan_of(stack)));
 }
 
-// All tensors take one launch if each alone would have whole rows in a block; else one launch each.
+// Launches all tensors at once if a block would hold whole rows of each; else one after the other.
 Status launch(const NormStackBackward& stack, Stream stream) {
   const NormBackward first = stack[0];
   const DType dtype = first.input.dtype;

@@ -1,15 +1,16 @@
-// LayerNorm and RMSNorm over dim_size, for each outer and inner index, forward and backward.
+// Computes LayerNorm and RMSNorm over dim_size, for each outer and inner index, and their
+// gradients.
 //
-// Contract: as in softmax/spatial.h, whose strips these kernels keep. Weight and bias have one
-// value for each index of dim_size. _channel_sums adds up grad_weight and grad_bias: blockDim.x
-// threads, a number that row_reduce() allows, share kChannels indices and walk over the inner
-// columns of a partition. Workspace: as in backward.h, whose _finish adds the partials.
+// Contract: as in softmax/spatial.h, whose strips these kernels use. Weight and bias have one value
+// for each index of dim_size. _channel_sums adds up grad_weight and grad_bias: blockDim.x threads,
+// a number that row_reduce() allows, share kChannels indices and walk over the inner columns of a
+// partition. Workspace: as in backward.h, whose _finish adds the partials.
 //
-// Numerics: as in forward.h, where m is the mean of a column's first tile, the kSpatialVectors *
-// blockDim.y elements that its threads load at once: all up to a dim_size of 256, except in
-// doubles. If they are a share p of the column, the squares lose log2(1 / p) bits at worst. The
-// bits of a column depend on dtype, dim_size and blockDim.y alone, and those of grad_weight and
-// grad_bias on the sizes and the device's multiprocessors.
+// Numerics: as in forward.h, where m is the mean of a column's first tile. The tile is the
+// kSpatialVectors * blockDim.y elements that the column's threads load at once: the whole column up
+// to a dim_size of 256, except in doubles. If it is a share p of the column, the squares lose
+// log2(1 / p) bits at worst. The bits of a column depend on dtype, dim_size and blockDim.y alone,
+// and those of grad_weight and grad_bias on the sizes and the device's multiprocessors.
 #pragma once
 
 #include "cuda/norm/backward.h"
@@ -18,7 +19,7 @@
 
 namespace fusedops::cuda {
 
-// The arguments of the norm of a single column, as if it were a row.
+// Returns the arguments of the norm of a single column, as if it were a row.
 FUSEDOPS_DEVICE NormForward as_row(const SpatialNormForward& args) {
   NormForward row{};
   row.kind = args.kind;
@@ -36,7 +37,7 @@ FUSEDOPS_DEVICE NormBackward as_row(const SpatialNormBackward& args) {
   return row;
 }
 
-// The weight of one index of dim_size.
+// Returns the weight of one index of dim_size.
 template <class T>
 FUSEDOPS_DEVICE AccumulatorOf<T> weight_at(const NormBackward& row, uint32_t index) {
   AccumulatorOf<T> weight[1];
@@ -69,7 +70,7 @@ FUSEDOPS_DEVICE void load_bases(
   for (int j = 0; j < kWidth; ++j) bases[j] = mean_of(bases[j], static_cast<Acc>(count));
 }
 
-// Adds the deviations of the loaded tile, and their squares.
+// Adds the loaded tile's deviations from `bases`, and their squares.
 template <class Strip, int kWidth, class Acc>
 FUSEDOPS_DEVICE void add_deviations(
     Acc (&sums)[kWidth], Acc (&squares)[kWidth], const Acc (&bases)[kWidth], const Strip& strip,
@@ -90,7 +91,7 @@ FUSEDOPS_DEVICE void add_deviations(
   }
 }
 
-// `first` is the number of the thread's first column.
+// Stores the statistics of column `first` + j.
 template <int kWidth, class Acc>
 FUSEDOPS_DEVICE void save_column(
     const SpatialNormForward& args, int64_t first, int j, const NormStatistics<Acc>& statistics) {
@@ -101,8 +102,8 @@ FUSEDOPS_DEVICE void save_column(
   static_cast<Acc*>(args.rstd)[first + j] = statistics.rstd;
 }
 
-// Bound to one block a multiprocessor: without the bound the compiler makes room for two blocks of
-// 1024 threads, and spills.
+// The launch bound is one block a multiprocessor: without it the compiler makes room for two blocks
+// of 1024 threads, and registers spill.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>), 1)
 spatial_norm_forward(SpatialNormForward args, int64_t first_segment, bool staged) {
@@ -159,7 +160,7 @@ spatial_norm_forward(SpatialNormForward args, int64_t first_segment, bool staged
 
 // --- backward -----------------------------------------------------------------------------------
 
-// The statistics of a thread's columns; 0 for a thread beyond the last column.
+// The statistics of a thread's columns. They are 0 for a thread beyond the last column.
 template <int kWidth, class Acc>
 struct ColumnStatistics {
   Acc mean[kWidth] = {}, rstd[kWidth] = {};

@@ -1,4 +1,4 @@
-// Host side of LayerNorm and RMSNorm over a dimension that is not the last. The emulator compiles
+// Launches LayerNorm and RMSNorm over a dimension that is not the last. The emulator compiles
 // this file too, as C++.
 #include "cuda/launch/launch.h"
 
@@ -19,10 +19,11 @@ Status launch(const SpatialNormForward& args, Stream stream) {
   return launch_inner_segments(kernel, plan, args, stream);
 }
 
-// Plans the sums for grad_weight and grad_bias: `inner_threads` share kChannels channels, and a
-// block has `channel_threads` times as many. Partitions take turns with the segments of inner
-// columns. They fill the device with one wave, and are at least 64, so that sums over r columns
-// have at most r / 64 additions in a thread. Their number depends on the sizes and the device.
+// Plans the sums for grad_weight and grad_bias: `inner_threads` threads share kChannels channels,
+// and a block has `channel_threads` times as many channels. Each partition takes every
+// partitions-th segment of inner columns. The partitions fill the device with one wave, and are at
+// least 64, so that sums over r columns have at most r / 64 additions in a thread. Their number
+// depends on the sizes and the device.
 struct ChannelPlan {
   int32_t width, inner_threads, channel_threads;
   int64_t partitions, blocks;
@@ -75,7 +76,8 @@ Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan,
       stream, sums, plan.partitions);
 }
 
-// 0 if the multiprocessors are not known, so that the launch is refused: it might learn of more.
+// Returns 0 if the number of multiprocessors cannot be read, so that the launch is refused: the
+// launch might read a number that needs more.
 int64_t workspace_bytes(const SpatialNormBackward& args) {
   if (!wants_channels(args) || device::multiprocessors() == 0) return 0;
   const ChannelPlan plan = plan_channels(args, width_of(args));
