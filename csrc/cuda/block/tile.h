@@ -57,8 +57,8 @@ FUSEDOPS_DEVICE void for_vectors(int32_t cols, F f) {
   }
 }
 
-// CUDA kernels read evenly spaced rows only. Runs of rows, which CPU kernels read, would cost every
-// kernel 8 registers, and with them a sixth of the bytes in flight.
+// The kernels that hold rows in tiles read evenly spaced rows only. Runs of rows, which CPU kernels
+// read, would cost each of them 8 registers, and with them a sixth of the bytes in flight.
 template <class T>
 FUSEDOPS_DEVICE const T* row_of(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + row * rows.spacing.stride;

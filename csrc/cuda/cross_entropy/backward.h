@@ -1,12 +1,13 @@
-// The gradient of cross_entropy's logits.
+// Computes the gradient of cross_entropy's logits.
 //
-// Contract: rows and classes as in args.h; blocks as in forward.h. A vector of results is aligned
-// in grad_input, wherever the row of logits lies: the segments of a row begin at an aligned address
-// there, the first one before the row. Each thread writes only what it alone has read, before, so
-// that grad_input may be the logits' memory.
+// Contract: rows and classes are as in args.h, blocks as in forward.h. A vector of results is
+// aligned in grad_input, wherever the row of logits lies: the segments of a row begin at an aligned
+// address of grad_input, the first one before the row. Each thread writes only elements that it has
+// read and that no other thread reads, so that grad_input may be the logits' memory.
 //
-// Numerics: p = e^((x - lse) - lse_error) in float (double for double), rounded once. The element
-// in the column of the class is computed once more, in double, and written last.
+// Numerics: p = e^((x - lse) - lse_error) is computed in float (double for double), and results are
+// rounded once. The gradient in the column of the class is computed once more, in double, and
+// written last.
 #pragma once
 
 #include "cuda/cross_entropy/logits.h"
@@ -14,7 +15,7 @@
 
 namespace fusedops::cuda {
 
-// What the gradients of a row have in common: they are of_probability * p - smoothed.
+// What the gradients of a row have in common. Each is of_probability * p - smoothed.
 template <class T>
 struct RowGradients {
   using Acc = AccumulatorOf<T>;
@@ -33,7 +34,7 @@ struct RowGradients {
         device::reciprocal(static_cast<Acc>(args.cols));
     lse = value_at(args.lse, row);
     lse_error = value_at(args.lse_error, row);
-    // The scale was rounded to Acc, which took as much of the logits near lse as of lse.
+    // The scale was rounded to Acc, which took as much from logits near lse as from lse.
     lse_error -= lse * LogitMap<T>::relative_rounding(args.logits);
   }
 
@@ -41,7 +42,7 @@ struct RowGradients {
     return values == nullptr ? Acc(0) : static_cast<const Acc*>(values)[row];
   }
 
-  // The gradients of the elements of a tile, in their place.
+  // Replaces the elements of a tile by their gradients.
   template <int kWidth, int kVectors>
   FUSEDOPS_DEVICE void replace(Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits) const {
     if (logits.is_capped) {
@@ -68,8 +69,9 @@ struct RowGradients {
   }
 };
 
-// The gradient of the element x in the column of the class. With g for the loss's and e for the
-// smoothing it is g * (p - 1 + e - e / cols) + grad_lse * p, and p - 1 comes from an expm1.
+// Returns the gradient of the element x in the column of the class. Let g be the gradient of the
+// loss and e the label smoothing. The gradient of the logit is g * (p - 1 + e - e / cols) +
+// grad_lse * p, where p - 1 comes from an expm1, which keeps its digits.
 template <class T>
 FUSEDOPS_DEVICE double class_gradient(const CrossEntropyBackward& args, int64_t row, double x) {
   const auto at = [row](const void* values) -> double {
@@ -91,7 +93,7 @@ struct ClassGradient {
   Vec<T, 1> gradient;
 };
 
-// Stores the elements in [begin, end) of a tile, counted from this thread's first column.
+// Stores the elements of a tile in columns [begin, end), counted from this thread's first column.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void store_ends(
     T* own, const Vec<T, kWidth> (&tile)[kVectors], int32_t begin, int32_t end) {
@@ -138,8 +140,8 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
 
   const LogitMap<T> logits(args.logits);
   const T* const input = logits_row<T>(args.logits.input, row) + first;
-  // The thread whose vectors have the column of the class computes its gradient now, and stores it
-  // last. Until then shared memory keeps it, because registers are short.
+  // The thread whose vectors have the column of the class computes the gradient in it now, and
+  // stores that last. Until then it is in shared memory, because registers are short.
   const int64_t column = target.column - first;
   const bool has_class = target.column >= 0 && column >= begin && column < end &&
       static_cast<uint32_t>(column) / kWidth % blockDim.x == threadIdx.x;

@@ -1,14 +1,15 @@
-// cross_entropy: the losses of rows and the logarithms of their sums of exponentials.
+// Computes for cross_entropy the losses of rows and the logarithms of their sums of exponentials.
 //
-// Contract: rows and classes as in args.h. 2^k threads up to a block share a row, and a block has
-// blockDim.y rows; or it has a segment of a row. The row is read once. Workspace: [rows][segments]
-// sums, which a second kernel merges, if rows have several segments.
+// Contract: rows and classes are as in args.h. Up to all threads of a block, a power of two, share
+// a row, and the block has blockDim.y rows; or the block has a segment of a row. The row is read
+// once. Workspace: [rows][segments] sums, if rows have several segments, which a second kernel
+// merges.
 //
-// Numerics: threads add exponentials in float (double for double), of x - max, which is rounded
-// once. Lanes, warps and segments are added in double, and the rest of a row is computed in it. The
-// class's own exponential is left out of the sum: the loss of a class that is nearly certain is
-// log1p(others / own), and not the difference of two equal logarithms. The order of additions
-// depends on cols alone.
+// Numerics: threads add exponentials of x - max, which is rounded once, in float (double for
+// double). The sums of lanes, warps and segments are added in double, in which the rest of a row is
+// computed. The exponential of the row's class is left out of the sum: the loss of a class that is
+// nearly certain is then log1p(sum / exponential), and not the difference of two equal logarithms.
+// The order of additions depends on cols alone.
 #pragma once
 
 #include "cuda/block/reduce.h"
@@ -17,15 +18,15 @@
 
 namespace fusedops::cuda {
 
-// The largest of some logits as it is subtracted from them; 0 if it is infinite, so that the sum is
-// 0 or infinite, and not NaN.
+// Returns what is subtracted from logits of which `largest` is the largest: 0 if that is infinite,
+// so that the sum of exponentials is 0 or infinite, and not NaN.
 template <class Acc>
 FUSEDOPS_DEVICE Acc finite_shift(Acc largest) {
   return std::fabs(largest) == Acc(INFINITY) ? Acc(0) : largest;
 }
 
-// The sum of exponentials e^(x - largest) of some logits, and that of their values, which label
-// smoothing takes. Those of no logits are {0, 0, -inf}.
+// The sum of exponentials e^(x - largest) of some logits, and `total`, the sum of their values,
+// which label smoothing needs. Without any logits they are {0, 0, -inf}.
 template <class Acc>
 struct ClassSums {
   double sum, total;
@@ -39,7 +40,7 @@ struct ClassSums {
   }
 };
 
-// The same for the elements of one thread. `largest` and `total` are of values, before LogitMap's
+// The sums of the elements of one thread. `largest` and `total` are of values, before LogitMap's
 // factor.
 template <class T>
 struct ThreadSums {
@@ -69,7 +70,7 @@ struct ThreadSums {
     largest = to;
   }
 
-  // The sums over `lanes` neighbouring lanes, a power of two.
+  // Returns the sums over `lanes` neighbouring lanes, a power of two.
   FUSEDOPS_DEVICE ClassSums<Acc> of_lanes(int32_t lanes, Acc factor, bool wants_total) const {
     const Acc own = largest * factor, most = warp_reduce<Max>(own, lanes);
     const double moved = sum * device::exp(own - finite_shift(most));
@@ -79,9 +80,9 @@ struct ThreadSums {
   }
 };
 
-// The values of a tile of logits. Those outside of the row, and that of the class, become -inf:
-// they are left out of the sum of exponentials, but the class is in the sum of values. Columns are
-// counted from this thread's first one.
+// Adds a tile of logits to the thread's sums. The values outside of the row and that of the class,
+// in column `left_out`, are left out of the sum of exponentials, but the class is in the sum of
+// values. Columns are counted from this thread's first one.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void add_tile(
     ThreadSums<T>& own, const Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits,
@@ -127,14 +128,14 @@ FUSEDOPS_DEVICE void add_tile(
   own.add(values, logits.factor);
 }
 
-// log(e^a + e^b), from the logarithm of 1 + e^-|a - b|. It is infinite if either is.
+// Returns log(e^a + e^b). `log_rest` is the logarithm of 1 + e^-|a - b|.
 FUSEDOPS_DEVICE double log_of_both(double a, double b, double log_rest) {
   if (a == b && std::fabs(a) == INFINITY) return a;
   return (a > b ? a : b) + log_rest;
 }
 
-// What a row's results are computed from: the sums of the other classes, or of all if `column` is
-// -1; and the element in that column.
+// Computes and stores a row's results. `others` are the sums of the other classes, or of all if
+// target.column is -1; `element` is the element in that column.
 template <class Acc>
 FUSEDOPS_DEVICE void store_row(
     const CrossEntropyForward& args, int64_t row, const RowClass& target,
@@ -143,7 +144,8 @@ FUSEDOPS_DEVICE void store_row(
   const bool is_linear = LogitMap<Acc>::is_factor(args.logits);
   double lse = 0, loss = 0;
   if (is_read) {
-    // The scale was rounded to Acc, which took as much of the logits near the largest as of it.
+    // The scale was rounded to Acc, which took as much from logits near the largest as from the
+    // largest itself.
     const double rounding = LogitMap<Acc>::relative_rounding(args.logits);
     const double largest = finite_shift(others.largest), log_sum = device::log(others.sum);
     const double shift = largest + largest * rounding;
@@ -180,8 +182,8 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
   const bool wants_total = is_positive(args.label_smoothing);
   const bool is_one = segments.count == 1;
 
-  // The first blockDim.y threads store the results of a row each, if it has one segment. The
-  // element of its class is loaded ahead of the row.
+  // If rows have one segment, each of the first blockDim.y threads stores the results of a row. It
+  // loads the element of the row's class ahead of the row.
   FUSEDOPS_SHARED(Acc, elements, kClassThreads);
   const uint32_t thread = thread_of_block();
   const int64_t own_row = block.first_row + thread;
@@ -197,7 +199,8 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
     const RowClass target(args.targets, row, args.cols);
     const int64_t start = int64_t{block.segment} * segments.cols, left = args.cols - start;
     const bool is_read = args.reads_ignored || !target.is_ignored;
-    // The words of the last vector may lie on the border to the next segment.
+    // The last vector of the segment may have a word that reaches into the next one: columns of the
+    // next segment can be read, up to kWidth of them.
     const int64_t most = is_read ? segments.cols + kWidth : 0;
     const int32_t end = static_cast<int32_t>(left < most ? left : most);
     RowVectors<T, kWidth, kVectors> vectors(
@@ -234,7 +237,7 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
   }
 }
 
-// The element of a row's class, of rows of any dtype with these accumulators.
+// Returns the element in this column, in rows of any dtype that has these accumulators.
 template <class Acc>
 FUSEDOPS_DEVICE double element_at(const ConstRows& rows, int64_t row, int64_t column) {
   const auto load = [&](auto type) -> double {
@@ -248,7 +251,7 @@ FUSEDOPS_DEVICE double element_at(const ConstRows& rows, int64_t row, int64_t co
   return load(Acc{});
 }
 
-// Merges the segments of rows: kMergeLanes neighbouring lanes have a row.
+// In cross_entropy_merge, kMergeLanes neighbouring lanes merge the segments of a row.
 inline constexpr int32_t kMergeLanes = 8, kMergeRows = kClassThreads / kMergeLanes;
 
 template <class Acc>

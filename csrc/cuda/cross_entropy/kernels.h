@@ -1,4 +1,4 @@
-// The kernels of cross_entropy, for find_kernel().
+// Lists the kernels of cross_entropy for find_kernel().
 #pragma once
 
 #include "cuda/cross_entropy/backward.h"

@@ -1,17 +1,17 @@
-// Host side of cross_entropy. The emulator compiles this file too, as C++.
+// Launches cross_entropy. The emulator compiles this file too, as C++.
 #include "cuda/launch/launch.h"
 
 #include "cuda/cross_entropy/kernels.h"
 
 namespace fusedops::cuda {
 
-// Rows of any alignment are read in vectors of 16 bytes; doubles one by one.
+// Rows of any alignment are read in vectors of 16 bytes, and doubles one by one.
 inline int32_t width_of(DType dtype) {
   return dtype == DType::kFloat64 ? 1 : kMaxVectorBytes / static_cast<int32_t>(size_of(dtype));
 }
 
-// The threads of a block: threads.x share a row of `cols` columns. They are as few as hold it in a
-// tile, but two for the two vectors of a sector.
+// Returns the threads of a block, of which threads.x share a row of `cols` columns: as few as hold
+// the row in a tile, but at least two if it has two vectors, which lie in one sector.
 inline dim3 class_threads(int64_t cols, int32_t width) {
   const int32_t elements = width * (width > 1 ? kLoopVectors<2, 1> : kLoopVectors<1, 1>);
   int32_t threads = cols > width ? 2 : 1;
@@ -19,8 +19,8 @@ inline dim3 class_threads(int64_t cols, int32_t width) {
   return dim3(threads, kClassThreads / threads);
 }
 
-// Launches kernel(args, first_row, segments) with segments.count blocks for each rows_per_block of
-// the rows from `first` on.
+// Launches kernel(args, first_row, segments) with segments.count blocks for each threads.y of the
+// rows from `first` on.
 template <class Args>
 Status launch_class_blocks(
     SegmentKernel<Args> kernel, Segments segments, dim3 threads, int64_t first, int64_t rows,
@@ -56,7 +56,7 @@ int64_t workspace_bytes(const CrossEntropyForward& args) {
   return args.rows * segments.count * static_cast<int64_t>(each);
 }
 
-// Whether every row of gradients is aligned. One that is not takes a vector more.
+// Returns whether every row of gradients is aligned. A row that is not takes a vector more.
 inline bool are_aligned(const Rows& rows) {
   const int64_t bytes = (rows.spacing.stride | rows.spacing.run_gap) * size_of(rows.dtype);
   return (reinterpret_cast<int64_t>(rows.data) | bytes) % kMaxVectorBytes == 0;

@@ -1,4 +1,4 @@
-// What both passes of a cross entropy compute of a row's elements: their logits, and its class.
+// What both passes of a cross entropy need: the class of a row, and the logits of its elements.
 #pragma once
 
 #include "cuda/block/segments.h"
@@ -6,16 +6,17 @@
 
 namespace fusedops::cuda {
 
-// A block has 128 threads, as those of other segments: 2^k of them share a row, or all a segment.
+// A block has 128 threads, as blocks of segments do. Either 2^k threads share a row, or all of them
+// share a segment.
 inline constexpr int32_t kClassThreads = kSegmentThreads;
 
-// The blocks that share a multiprocessor's registers. With 72 a thread they have 56 KB in flight,
-// or 28 KB of rows that are not aligned; with 64 one architecture would spill.
+// The blocks that share a multiprocessor's registers. With 72 registers a thread they have 56 KB in
+// flight, or 28 KB of rows that are not aligned; with 64 registers one architecture would spill.
 template <class T>
 inline constexpr int32_t kClassBlocks = sizeof(T) == 8 ? 4 : 7;
 
-// The segments of a row. What a block costs once, its start and its reductions, is as much as one
-// of the four tiles that a thread has of 16 bits. A row of 128K columns has eight segments.
+// The columns of a segment: a thread has four tiles of 16 bits. What a block costs once, its start
+// and its reductions, is as much as one of them. A row of 128K columns has eight segments.
 inline constexpr int32_t kClassSegmentCols = 16384;
 
 constexpr Segments plan_class_segments(int64_t cols) {
@@ -24,8 +25,8 @@ constexpr Segments plan_class_segments(int64_t cols) {
   return {static_cast<int32_t>(segment), static_cast<int32_t>(ceil_div(cols, segment))};
 }
 
-// Which rows and which segment of them a block has. A launch has segments.count blocks for each
-// blockDim.y rows.
+// Says which rows and which segment of them a block has, in a launch of segments.count blocks for
+// each blockDim.y rows.
 struct ClassBlock {
   int64_t first_row;
   int32_t segment;
@@ -54,18 +55,19 @@ struct RowClass {
   }
 };
 
-// Rows of logits may form runs: their offset is computed once for many columns.
+// Returns the address of a row of logits. The rows may form runs, whose cost is small here: the
+// offset of a row is computed once for many columns.
 template <class T>
 FUSEDOPS_DEVICE const T* logits_row(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + rows.spacing.offset(row);
 }
 
-// Whether an option that is not negative is on. A comparison of doubles takes 64 clocks of a
-// consumer's GPU, and each tile would make one.
+// Returns whether an option that is never negative is on. To compare doubles takes 64 clocks of a
+// consumer's GPU, and each tile would do it.
 FUSEDOPS_DEVICE bool is_positive(double option) { return bit_cast<int64_t>(option) > 0; }
 
-// 1 / x to the last bits of a double, for an x whose reciprocal is a normal float. A division would
-// call a function, for which the kernels have no registers.
+// Returns 1 / x to the last bits of a double, for an x whose reciprocal is a normal float. A
+// division would call a function, for which the kernels have no registers.
 FUSEDOPS_DEVICE double exact_reciprocal(double x) {
   double y = device::reciprocal(static_cast<float>(x));
 #pragma unroll
@@ -73,7 +75,8 @@ FUSEDOPS_DEVICE double exact_reciprocal(double x) {
   return y;
 }
 
-// log(1 + x) for an x in [0, 1]: the logarithm of the rounded sum, and what rounding took.
+// Returns log(1 + x) for an x in [0, 1]: the logarithm of the rounded sum, corrected by what
+// rounding took.
 FUSEDOPS_DEVICE double exact_log1p(double x) {
   const double sum = 1 + x;
   return device::log(sum) + (x - (sum - 1)) * exact_reciprocal(sum);
@@ -86,8 +89,9 @@ FUSEDOPS_DEVICE double exact_logit(const Logits& logits, double x) {
   return std::copysign(logits.softcap * (1 - e) * exact_reciprocal(1 + e), x);
 }
 
-// The logits of elements, as factor * value: of a positive scale alone, `value` is the element, so
-// that it is rounded once, in factor * value - shift. Otherwise it is the logit, and factor is 1.
+// The logits of elements, as factor * value. If the logits only have a positive scale, `value` is
+// the element and `factor` the scale, so that factor * value - shift is rounded once. Otherwise
+// `value` is the logit, and `factor` is 1.
 template <class T>
 struct LogitMap {
   using Acc = AccumulatorOf<T>;
@@ -103,14 +107,14 @@ struct LogitMap {
     if (is_linear) factor = scale;
   }
 
-  // Whether the logits are a positive multiple of the elements. A scale that is so small that its
-  // product with -inf may be NaN is no factor.
+  // Returns whether the logits are a positive multiple of the elements. A scale that is so small
+  // that its product with -inf may be NaN is no factor.
   static FUSEDOPS_DEVICE bool is_factor(const Logits& logits) {
     constexpr int64_t kLeast = 0x39b4484bfeebc2a0;  // 1e-30
     return !is_positive(logits.softcap) && bit_cast<int64_t>(logits.scale) > kLeast;
   }
 
-  // What the rounding of the scale took from it, in units of it.
+  // Returns what the rounding of the scale took from it, relative to the rounded scale.
   static FUSEDOPS_DEVICE Acc relative_rounding(const Logits& logits) {
     const auto rounded = static_cast<Acc>(logits.scale);
     const bool is_exact = rounded == logits.scale || std::fabs(rounded) < Acc(1e-30);
@@ -121,7 +125,8 @@ struct LogitMap {
   FUSEDOPS_DEVICE Acc argument(Acc x) const { return scale * x * device::reciprocal(cap); }
   FUSEDOPS_DEVICE Acc capped(Acc x) const { return cap * hyperbolic_tangent<T>(argument(x)); }
 
-  // How the soft cap grows: 1 - tanh^2, which would have lost its digits near the cap.
+  // Returns the derivative of the soft cap, 1 - tanh^2, in a form that keeps its digits near the
+  // cap.
   FUSEDOPS_DEVICE Acc slope(Acc x) const {
     const Acc e = exponential<T>(-2 * std::fabs(argument(x))), inverse = device::reciprocal(1 + e);
     return 4 * e * inverse * inverse;

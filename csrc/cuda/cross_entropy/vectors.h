@@ -1,11 +1,11 @@
-// Rows of any alignment, read in 16-byte vectors.
+// Reads rows of any alignment in 16-byte vectors.
 //
-// A vocabulary of odd size, as GPT-2's 50257, begins its rows at any element. Columns belong to
-// vectors by their index alone: the sums of a row then have the same bits wherever it lies. A
+// If a vocabulary has an odd size, as GPT-2's 50257, rows begin at any element. Columns belong to
+// vectors by their index alone, so that the sums of a row have the same bits wherever it lies. A
 // vector that is not aligned lies in two aligned words, which are loaded and shifted: two loads and
-// four shifts in place of eight loads of single elements. The second word is the next lane's first,
-// and comes from L1. Nothing outside of the row is read: of vectors at its ends, for which a word
-// would be partly outside, the elements are loaded one by one.
+// four shifts in place of eight loads of single elements. The second word is the first word of the
+// next lane, and comes from L1. Nothing outside of the row is read: if a word of a vector is partly
+// outside, the vector's elements are loaded one by one.
 #pragma once
 
 #include "cuda/block/tile.h"
@@ -13,13 +13,13 @@
 
 namespace fusedops::cuda {
 
-// The elements from the last aligned address to `pointer`.
+// Returns how many elements `pointer` is behind the last aligned address.
 template <int kWidth, class T>
 FUSEDOPS_DEVICE int32_t misalignment(const T* pointer) {
   return static_cast<int32_t>(reinterpret_cast<uintptr_t>(pointer) / sizeof(T) % kWidth);
 }
 
-// Sets element j, of which a register has the bits.
+// Sets element j, whose bits are the lower ones of `bits`.
 template <class T, int kWidth>
 FUSEDOPS_DEVICE void insert(Vec<T, kWidth>& vec, int j, uint32_t bits) {
   if constexpr (sizeof(T) == 2) {
@@ -30,7 +30,7 @@ FUSEDOPS_DEVICE void insert(Vec<T, kWidth>& vec, int j, uint32_t bits) {
   }
 }
 
-// Element j alone.
+// Returns element j alone.
 template <class T, int kWidth>
 FUSEDOPS_DEVICE Vec<T, 1> element_of(const Vec<T, kWidth>& vec, int j) {
   if constexpr (kWidth == 1) {
@@ -42,7 +42,7 @@ FUSEDOPS_DEVICE Vec<T, 1> element_of(const Vec<T, kWidth>& vec, int j) {
   }
 }
 
-// The columns of a tile of kVectors vectors a thread.
+// Returns the number of columns in a tile of kVectors vectors a thread.
 template <int kWidth, int kVectors>
 FUSEDOPS_DEVICE int32_t tile_columns() {
   return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;
@@ -55,8 +55,8 @@ class RowVectors {
  public:
   using Vector = Vec<T, kWidth>;
 
-  // The part begins at `origin`, from which `begin` and `end` are counted: the columns from `begin`
-  // to before `end` can be read.
+  // The part begins at `origin`. The columns from `begin` to before `end` can be read, counted from
+  // `origin`.
   FUSEDOPS_DEVICE RowVectors(const T* origin, int32_t begin, int32_t end)
       : own_(origin + column_of<kWidth>(0)),
         begin_(begin - column_of<kWidth>(0)),
@@ -66,7 +66,6 @@ class RowVectors {
   FUSEDOPS_DEVICE int32_t begin() const { return begin_; }
   FUSEDOPS_DEVICE int32_t end() const { return end_; }
 
-  // Goes on to the next tile.
   FUSEDOPS_DEVICE void advance() {
     constexpr auto kColumns = tile_columns<kWidth, kVectors>;
     own_ += kColumns();
@@ -74,12 +73,12 @@ class RowVectors {
     end_ -= kColumns();
   }
 
-  // Whether all vectors of the tile can be loaded as whole words.
+  // Returns whether all vectors of the tile can be loaded as whole words.
   FUSEDOPS_DEVICE bool is_whole() const {
     return has_words(0) && has_words(columns_before<kWidth>(kVectors - 1));
   }
 
-  // Loads the tile; `whole` says that it is. Elements that cannot be read are 0.
+  // Loads the tile; `whole` is is_whole(). Elements that cannot be read become 0.
   FUSEDOPS_DEVICE void load(Vector (&vectors)[kVectors], bool whole) const {
     if constexpr (kWidth == 1) {
       load_aligned(vectors);
@@ -100,7 +99,7 @@ class RowVectors {
   }
 
  private:
-  // Whether all words of the vector at this column can be read.
+  // Returns whether all words of the vector at this column can be read.
   FUSEDOPS_DEVICE bool has_words(int32_t col) const {
     const int32_t before = shift_ == 0 ? 0 : kWidth - 1;
     return begin_ + before <= col && col + kWidth + before <= end_;
@@ -130,8 +129,8 @@ class RowVectors {
     }
   }
 
-  // A vector begins this many registers after an aligned address, or half of one more. Two vectors
-  // are loaded at a time: the words of all would take 16 registers more.
+  // Each vector begins kRegisters registers after an aligned address, or half a register more. Two
+  // vectors are loaded at a time: the words of all four would take 16 registers more.
   template <int kRegisters>
   FUSEDOPS_DEVICE void load_shifted_by(Vector (&vectors)[kVectors]) const {
     constexpr int kEach = 2;
@@ -157,7 +156,7 @@ class RowVectors {
   template <int kRegisters>
   FUSEDOPS_DEVICE Vector shifted(const Vector& low, const Vector& high) const {
     constexpr int kEach = Vector::kRegisters;
-    const int32_t bits = shift_ % 2 * 16;  // of two bytes an element
+    const int32_t bits = shift_ % 2 * 16;  // if elements have two bytes
     const auto at = [&](int r) { return r < kEach ? low.registers[r] : high.registers[r % kEach]; };
     Vector result;
 #pragma unroll
