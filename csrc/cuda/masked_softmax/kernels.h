@@ -1,4 +1,4 @@
-// The kernels of masked softmax, for find_kernel().
+// Lists the kernels of masked softmax for find_kernel().
 #pragma once
 
 #include "cuda/launch/kernels.h"

@@ -1,4 +1,4 @@
-// Host side of masked_softmax: picks a kernel for the arguments and launches it. The emulator
+// The host side of masked_softmax picks a kernel for the arguments and launches it. The emulator
 // compiles this file too, as C++.
 #include "cuda/launch/launch.h"
 
@@ -9,8 +9,8 @@
 
 namespace fusedops::cuda {
 
-// The terms of the scores that a kernel is compiled for: one of them alone, or all, with a soft cap
-// or without. Unaligned rows and doubles only have kernels for all terms.
+// Returns the terms of the kernel for these scores: one term alone, or all, with or without a soft
+// cap. Unaligned rows and doubles only have kernels for all terms.
 int32_t terms_of(const Scores& scores, DType dtype, int32_t width) {
   if (scores.softcap != 0) return kCappedTerms;
   const bool is_wide = width * size_of(dtype) == kMaxVectorBytes;
@@ -23,8 +23,8 @@ int32_t terms_of(const Scores& scores, DType dtype, int32_t width) {
   return is_alone && operand.dtype == dtype ? kNumbersTerm : kAllTerms;
 }
 
-// Whether the kernels of unaligned.h take these scores: no soft cap, no sinks, no bounds but
-// causality; operands with a value for each column, bool or in the scores' dtype; a positive,
+// Returns whether the kernels of unaligned.h take these scores: no soft cap, no sinks, no bounds
+// but causality; operands with a value for each column, bool or in the scores' dtype; a positive,
 // finite scale; and a mask_value below +inf.
 bool is_plain(const Scores& scores, DType dtype) {
   const auto allows = [&](const Operand& operand) {
@@ -36,7 +36,8 @@ bool is_plain(const Scores& scores, DType dtype) {
       scores.mask_value < INFINITY;
 }
 
-// The plan of the kernels of unaligned.h; its `elements` are 0 if they do not take the rows.
+// Returns the plan of the kernels of unaligned.h. Its `elements` are 0 if these do not take the
+// rows.
 RowPlan plan_unaligned(
     const Scores& scores, const Dropout& dropout, int64_t cols, int32_t width, DType dtype) {
   const auto bytes = static_cast<int32_t>(size_of(dtype));
@@ -44,7 +45,7 @@ RowPlan plan_unaligned(
   return is_taken ? plan_rows(Pass::kPlainMasked, cols, width, bytes, 1) : RowPlan{};
 }
 
-// A thread of these kernels has rows_of_thread() rows.
+// Launches a kernel of unaligned.h, whose threads have rows_of_thread() rows each.
 template <class Args>
 Status launch_unaligned(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
@@ -103,12 +104,12 @@ Status launch_scope(const ForwardArgs& args, const RowPlan& plan, Stream stream)
   }
 }
 
-// The arguments as kernels expect them.
+// Returns the arguments as kernels expect them.
 ForwardArgs prepared(const MaskedSoftmaxForward& given) {
   ForwardArgs args(given);
   if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;
   limit_diagonal(args.scores.causal, args.cols);
-  // Mask and bias are both added. If only one is given, kernels look for it in `bias`.
+  // A mask of numbers and a bias are both added. Kernels look in `bias` for the only one.
   const bool adds_mask = args.scores.mask.data != nullptr && !args.scores.mask.is_bool;
   if (adds_mask && args.scores.bias.data == nullptr) std::swap(args.scores.bias, args.scores.mask);
   return args;
@@ -176,7 +177,8 @@ Status launch_scope(const BackwardArgs& args, const RowPlan& plan, Stream stream
   }
 }
 
-// Drops what the gradient kernels do not use: the terms added to the scores, and the soft cap.
+// Returns the arguments without what gradient kernels do not use: the terms that are added to the
+// scores, and the soft cap.
 BackwardArgs prepared(const MaskedSoftmaxBackward& given) {
   BackwardArgs args(given);
   args.scores.bias.data = nullptr;

@@ -1,21 +1,21 @@
-// masked_softmax with dropout, along rows, forward and backward.
+// Computes masked_softmax with dropout along rows, and its gradient.
 //
-// Contract: rows and operands as in args.h; kWidth divides cols, and every row and operand is
-// aligned for kWidth elements. _registers: the row stays in registers,
-// blockDim.x * kVectors * kWidth >= cols; blockDim.x threads share a row, and a block has
-// blockDim.y rows. _cluster: the threads of all blocks of a cluster share a row. _looped: any cols,
-// a block has a row and reads it twice.
+// Contract: rows and operands are as in args.h; kWidth divides cols, and every row and operand is
+// aligned for kWidth elements. In _registers the row stays in registers, blockDim.x * kVectors *
+// kWidth >= cols; blockDim.x threads share a row, and a block has blockDim.y rows. In _cluster the
+// threads of all blocks of a cluster share a row. In _looped, for any cols, a block has a row and
+// reads it twice.
 //
-// Numerics: computed in float (double for double) and rounded once. Vectors outside of the row's
-// interval are not read: their score is mask_value, whose exponential is added to the sum once for
-// each of their columns. NaN and infinities are handled as in softmax/rows.h, so the results are
-// those of masked_fill and softmax.
+// Numerics: results are computed in float (double for double) and rounded once. Vectors outside of
+// the row's interval are not read: their score is mask_value, whose exponential is added to the sum
+// once for each of their columns. NaN and infinities are handled as in softmax/rows.h, so that the
+// results are those of masked_fill and softmax.
 //
-// Kernels are compiled for scores (scores.h) of one term, or of all. Only the latter take sinks and
-// intervals that begin after column 0: a row's tile then begins at its first vector with a visible
-// column, so that a thread holds its first vectors, as with causality. Dropout, and whether
-// probabilities are wanted, are run-time options: each costs a branch a vector, and compiled in
-// they would make four times as many kernels.
+// Kernels are compiled for scores (scores.h) of one term, or of all terms. Only kernels for all
+// terms take sinks and intervals that begin after column 0: a row's tile then begins at its first
+// vector with a visible column, so that a thread holds its first vectors, as with causality.
+// Dropout, and whether probabilities are wanted, are run-time options: each costs a branch a
+// vector, and compiled in they would make four times as many kernels.
 #pragma once
 
 #include "cuda/block/cluster.h"
@@ -35,7 +35,7 @@ using BackwardArgs = WithDivisors<MaskedSoftmaxBackward>;
 template <int kTerms, class In>
 struct MaskedExponentials {
   using Acc = AccumulatorOf<In>;
-  Acc largest;           // score of the row, with sink and hidden columns
+  Acc largest;           // the largest score of the row, with sink and hidden columns
   Acc hidden = 0;        // the exponential of a column in a skipped vector
   Acc sink = -INFINITY;  // the score of the sink
   int32_t skipped;       // the number of columns in skipped vectors
@@ -63,7 +63,7 @@ struct MaskedExponentials {
   }
 };
 
-// The numbers that turn exponentials into probabilities, once the sum of the row is known.
+// The numbers that turn exponentials into probabilities, from the sum of the row.
 template <class Acc>
 struct Normaliser {
   Acc scale;
@@ -124,8 +124,8 @@ struct StoreDropped {
   }
 };
 
-// Stores this thread's vectors of the next `cols` columns of a row, those that the tile holds and
-// those that it skips. `to` is the address of the thread's first column.
+// Stores this thread's vectors in the next `cols` columns of a row, both those that the tile holds
+// and those that it skips. `to` is the address of the thread's first column.
 template <class Out, int kWidth, class ScoreTile, class Acc>
 FUSEDOPS_DEVICE void store_tile(
     Out* to, int32_t cols, const ScoreTile& tile, const Normaliser<Acc>& normaliser) {
@@ -134,8 +134,8 @@ FUSEDOPS_DEVICE void store_tile(
   tile.for_each_skipped(cols, StoreSame<Out, kWidth>{to, hidden});
 }
 
-// Stores what store_tile() stores, after dropout. Most skipped columns are zeros, for which dropout
-// is not computed, because it leaves them as they are.
+// Stores what store_tile() stores, after dropout. Dropout is not computed where skipped columns are
+// zeros, as they mostly are, because it leaves zeros as they are.
 template <class Out, int kWidth, class ScoreTile, class Acc>
 FUSEDOPS_DEVICE void store_dropped(
     Out* to, int32_t first, int32_t cols, const ScoreTile& tile, const Normaliser<Acc>& normaliser,
@@ -150,7 +150,7 @@ FUSEDOPS_DEVICE void store_dropped(
 }
 
 // Stores the columns of a row from `start` on, as far as a tile reaches. Each combination of
-// options, which all threads share, has loops of its own.
+// options has loops of its own; all threads take the same.
 template <class Out, int kWidth, class ScoreTile, class Acc>
 FUSEDOPS_DEVICE void store_row(
     const MaskedSoftmaxForward& args, const ScoreRow& row, int64_t start, const ScoreTile& tile,
@@ -261,8 +261,8 @@ masked_softmax_forward_cluster(ForwardArgs args, int64_t first_row) {
   masked_softmax_row<Cluster, In, kWidth, kVectors, kGeneralTerms>(args, cluster_row(first_row));
 }
 
-// A block has one row. The sum of a thread whose columns are all -inf stays 0, so that the rest of
-// the row is right.
+// A block has one row. The sum of a thread whose scores so far are all -inf stays 0, and is right
+// once a finite score joins them.
 template <class In, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
@@ -308,8 +308,9 @@ masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   });
 }
 
-// Whether the backward pass reads the hidden columns too, because they have a probability other
-// than 0. All have the same, so that the last column tells or, if it is visible, the first.
+// Returns whether the backward pass reads the hidden columns too, because their probability is not
+// 0. All hidden columns have the same probability: it is read in the last column or, if that is
+// visible, in the first.
 template <class T>
 FUSEDOPS_DEVICE bool reads_hidden(const MaskedSoftmaxBackward& args, const ScoreRow& row) {
   if (row.hidden_cols() == 0) return false;
@@ -317,8 +318,8 @@ FUSEDOPS_DEVICE bool reads_hidden(const MaskedSoftmaxBackward& args, const Score
   return Vec<T, 1>::load(row_of<T>(args.probabilities, row.index) + hidden).at(0) != 0;
 }
 
-// Tiles of grad_output and of the probabilities. As in ScoreTile, a thread holds only the vectors
-// that begin within its `read` columns.
+// A tile of grad_output and one of the probabilities. As in ScoreTile, a thread holds only the
+// vectors that begin within its `read` columns.
 template <class T, int kWidth, int kVectors>
 struct MaskedGradientTile {
   using Acc = AccumulatorOf<T>;
@@ -404,7 +405,8 @@ struct MaskedGradientTile {
   }
 
  private:
-  // Sets values from column `end` on to 0. At most one vector of a row lies across `end`.
+  // Sets the values of vector i from column `end` on to 0. One vector of a row at most lies across
+  // `end`, and its first value before it.
   static FUSEDOPS_DEVICE void limit(int i, int32_t end, Acc (&values)[kWidth]) {
     const int32_t own_end = end - columns_before<kWidth>(i);
     if (own_end >= kWidth) return;
@@ -413,8 +415,7 @@ struct MaskedGradientTile {
   }
 };
 
-// Stores what a row has besides the columns from `first` on: zeros before it, and the gradient of
-// the sink.
+// Stores what no tile reaches: zeros in the columns before `first`, and the sink's gradient.
 template <class Out, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store_rest(
     const MaskedSoftmaxBackward& args, const ScoreRow& row, int32_t first, Acc sum) {
@@ -427,7 +428,8 @@ FUSEDOPS_DEVICE void store_rest(
   for_each_before<kWidth>(first, [&](int64_t column) { zeros.store(to + column); });
 }
 
-// T is the type of grad_output and the probabilities.
+// Computes the gradient of a row that the threads of a scope share. T is the type of grad_output
+// and the probabilities.
 template <class RowScope, class T, int kWidth, int kVectors, int kTerms>
 FUSEDOPS_DEVICE void masked_softmax_gradient_row(const BackwardArgs& args, int64_t index) {
   using Acc = AccumulatorOf<T>;
@@ -480,8 +482,8 @@ masked_softmax_backward_cluster(BackwardArgs args, int64_t first_row) {
       args, cluster_row(first_row));
 }
 
-// Bound to one block a multiprocessor, which has 32 KB in flight: without the bound the compiler
-// makes room for two blocks of 16 bits, and spills.
+// The launch bound is one block a multiprocessor, which has 32 KB in flight: without it the
+// compiler makes room for two blocks of 16 bits, and registers spill.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, 1)
 masked_softmax_backward_looped(BackwardArgs args, int64_t first_row) {

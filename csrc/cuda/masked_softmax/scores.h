@@ -1,21 +1,23 @@
-// The scores of a masked softmax: a row's operands, and which of its columns are hidden.
+// Computes the scores of a masked softmax: finds a row's operands, and which columns are hidden.
 //
 // Contract: as in args.h; an operand with a value per column is aligned for kWidth elements in
 // every row. A kernel is compiled for some of the terms that scores may have (kTerms), and is
 // launched for no others: the path through a kernel for all terms is twice as long.
-// limit_diagonal() has limited the diagonals. Numerics: scale * x + (bias + mask), computed in
-// float (double for double), with a soft cap cap * tanh(scale * x / cap) + (bias + mask). Soft caps
-// have kernels of their own, because the others have no register left.
+// limit_diagonal() has limited the diagonals.
+//
+// Numerics: scores are scale * x + (bias + mask) or, with a soft cap, cap * tanh(scale * x / cap) +
+// (bias + mask), in float (double for double). Soft caps have kernels of their own, because the
+// other kernels have no register left.
 #pragma once
 
 #include "cuda/softmax/rows.h"
 
 namespace fusedops::cuda {
 
-// The terms of scores, a bit each. Alone, kBoolTerm is a bool mask, and kNumbersTerm a bias of the
-// input's dtype; both have a value for each column. kAllTerms is everything that args.h allows but
-// for a soft cap, and kCappedTerms everything with one. kGeneralTerms, for the kernels of long
-// rows, has a soft cap or none, as the arguments say.
+// The terms of scores are a bit each. Alone, kBoolTerm is a bool mask, and kNumbersTerm a bias of
+// the input's dtype; both have a value for each column. kAllTerms is everything that args.h allows
+// except a soft cap, and kCappedTerms is everything with a soft cap. kGeneralTerms, for the kernels
+// of long rows, is everything with or without one, as the arguments say.
 inline constexpr int kNoTerms = 0, kCausalTerm = 1, kBoolTerm = 2, kNumbersTerm = 4, kAllTerms = 7;
 inline constexpr int kCapTerm = 8, kCappedTerms = kAllTerms | kCapTerm;
 inline constexpr int kMaybeCapTerm = 16, kGeneralTerms = kCappedTerms | kMaybeCapTerm;
@@ -28,14 +30,14 @@ FUSEDOPS_HOST_DEVICE inline int64_t clamp(int64_t value, int64_t low, int64_t hi
 }
 
 // Clamps the diagonals, which may be any numbers, to the range in which they make a difference, so
-// that no sum overflows.
+// that no sum with them overflows.
 inline void limit_diagonal(Causal& causal, int64_t cols) {
   causal.diagonal = clamp(causal.diagonal, -causal.queries, cols);
   causal.lower_diagonal = clamp(causal.lower_diagonal, -causal.queries, cols);
 }
 
-// Divides the index of a row, less than 2^31, by a multiplication (Granlund and Montgomery, 1994)
-// that the host prepares: a division on the device takes 20 instructions, or 80 for 64 bits.
+// Divides the index of a row, less than 2^31, through a multiplication (Granlund and Montgomery,
+// 1994) that the host prepares: a division on the device takes 20 instructions, or 80 for 64 bits.
 struct RowDivisor {
   uint32_t divisor = 1, multiplier = 0, shift = 0;
 
@@ -79,16 +81,16 @@ struct WithDivisors : Args {
   }
 };
 
-// The interval of a row, and where its operands begin. A row past the last has no columns. Only
-// kernels for all terms know sinks, and intervals that begin after column 0.
+// The interval of a row, and where its operands begin. A row past the last one has no columns. Only
+// kernels for all terms handle sinks, and intervals that begin after column 0.
 struct ScoreRow {
   int64_t index;
   int32_t cols, visible;  // the columns from `visible` on are hidden
-  int32_t begin = 0;      // so are those before it; 0 if none is visible
+  int32_t begin = 0;      // so are the columns before `begin`; 0 if no column is visible
   // Offsets of the row in the operands, in elements.
   int64_t bias = 0, mask = 0, start = 0, end = 0, sinks = 0;
 
-  // Args: WithDivisors.
+  // `args` are a WithDivisors.
   template <int kTerms, class Args>
   static FUSEDOPS_DEVICE ScoreRow with_terms(const Args& args, int64_t index) {
     const int32_t cols = index < args.rows ? static_cast<int32_t>(args.cols) : 0;
@@ -119,27 +121,27 @@ struct ScoreRow {
 
   FUSEDOPS_DEVICE int32_t hidden_cols() const { return cols - visible + begin; }
 
-  // The column at which the first vector with a visible column begins, and with it the tiles.
+  // Returns the column at which the first vector with a visible column begins. Tiles begin there.
   template <int kWidth>
   FUSEDOPS_DEVICE int32_t first() const {
     return begin / kWidth * kWidth;
   }
 
-  // The number of columns in wholly hidden vectors.
+  // Returns the number of columns in wholly hidden vectors.
   template <int kWidth>
   FUSEDOPS_DEVICE int32_t skipped_cols() const {
     return cols - (visible + kWidth - 1) / kWidth * kWidth + first<kWidth>();
   }
 
  private:
-  // Index: uint32_t where rows are few.
+  // Index is uint32_t where rows are few.
   template <int kTerms, class Index, int kCount>
   static FUSEDOPS_DEVICE void find_operands(
       ScoreRow (&rows)[kCount], const Scores& scores, const ScoreDivisors& divisors) {
     Index rest[kCount];
 #pragma unroll
     for (int r = 0; r < kCount; ++r) rest[r] = static_cast<Index>(rows[r].index);
-    // Unrolled, because indexing the arguments would copy them to a stack.
+    // The loop is unrolled, because indexing the arguments would copy them to a stack.
 #pragma unroll
     for (int d = kMaxRowDims - 1; d >= 0; --d) {
       if (d >= scores.dims.count) continue;
@@ -206,8 +208,9 @@ struct ScoreRow {
   }
 };
 
-// The address `elements` after the thread's own. As a 32-bit number of bytes, `elements` is added
-// to that address and not to the index behind it: two instructions less an access.
+// Returns the address `elements` after `own`, this thread's. The compiler adds a 32-bit number of
+// bytes to the address, and not to the index that the address was computed from, which saves two
+// instructions an access.
 template <class T>
 FUSEDOPS_DEVICE T* moved_by(T* own, int32_t elements) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
@@ -236,7 +239,7 @@ struct ShownElements {
     }
   }
 
-  // The row has `cols` columns from the start of the tile on, whose mask is at `offset`.
+  // The row has `cols` columns from the start of the tile on, where its mask is at `offset`.
   template <int kTerms>
   FUSEDOPS_DEVICE void load(const Operand& mask, int64_t offset, int32_t cols) {
     fill(~0u);
@@ -295,8 +298,8 @@ FUSEDOPS_DEVICE void add_operand(
   add_elements<In>(sums, operand.data, offset, operand.col_stride, cols);
 }
 
-// tanh(x), so precise that its exponential has the precision of `Out`. For 16 bits one ex2, for
-// e^(-2|x|), and a reciprocal are enough: their error is a few ulp of 1.
+// Returns tanh(x), so precise that its exponential has the precision of `Out`. For 16 bits one ex2,
+// for e^(-2|x|), and a reciprocal are enough: their error is a few ulp of 1.
 template <class Out, class Acc>
 FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
   constexpr float kTwoLog2E = 2.88539008f;
@@ -308,7 +311,7 @@ FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
   }
 }
 
-// Compute a score before terms are added to it.
+// Scaling and SoftCap compute a score before terms are added to it.
 template <class Acc>
 struct Scaling {
   Acc scale;
@@ -330,7 +333,7 @@ struct SoftCap {
   }
 };
 
-// Loads bias and mask, which are added to the scores of a tile.
+// Loads the bias and the mask that are added to the scores of a tile. Other terms add nothing.
 template <int kTerms, class In, class Acc, int kWidth, int kVectors>
 struct AddedTerms {
   FUSEDOPS_DEVICE void load(const Scores&, const ScoreRow&, int64_t, int32_t) {}
@@ -363,10 +366,10 @@ struct AddedTerms<kAllTerms, In, Acc, kWidth, kVectors> {
   FUSEDOPS_DEVICE Acc added_to(Acc score, int i, int j) const { return score + sums[i][j]; }
 };
 
-// The scores of a row that one thread holds, laid out as in a Tile. A vector that begins at a
-// visible column is held as a whole, with mask_value as the score of hidden columns. Other vectors
-// are skipped: they are neither read nor computed, and have no values. A warp skips a vector at
-// once if causality hides all of its columns.
+// The scores of a row that one thread holds, laid out as in a Tile. A vector that begins before the
+// end of the visible columns is held as a whole, with mask_value as the score of hidden columns.
+// Other vectors are skipped: they are neither read nor computed, and have no values. A warp skips a
+// vector at once if causality hides all of its columns.
 template <int kTerms, class In, int kWidth, int kVectors, int kThreads = 0>
 struct ScoreTile {
   using Acc = AccumulatorOf<In>;
@@ -416,7 +419,7 @@ struct ScoreTile {
   // Skips all vectors from now on.
   FUSEDOPS_DEVICE void skip() { left = 0; }
 
-  // Whether any score is visible and not -inf.
+  // Returns whether any score is visible and not -inf.
   FUSEDOPS_DEVICE bool sees() const {
     bool seen = false;
 #pragma unroll
@@ -440,8 +443,8 @@ struct ScoreTile {
     return sum;
   }
 
-  // Calls f(offset, scale * exponentials) for each vector this thread holds; offset counts columns
-  // from the thread's first one.
+  // Calls f(offset, scale * exponentials) for each vector that this thread holds; offset counts
+  // columns from the thread's first one.
   template <class F>
   FUSEDOPS_DEVICE void for_each_held(Acc scale, F f) const {
 #pragma unroll
@@ -474,8 +477,8 @@ struct ScoreTile {
   }
 
   // Replaces the hidden scores of vector i by mask_value. A bool mask may hide any element.
-  // Causality can only hide part of the last vector that a thread holds; the others skip that
-  // comparison.
+  // Causality can only hide elements of the last vector that a thread holds; for the others, one
+  // comparison a vector is enough.
   FUSEDOPS_DEVICE void hide(int i, Acc mask_value) {
     if constexpr ((kTerms & kBoolTerm) != 0) {
 #pragma unroll

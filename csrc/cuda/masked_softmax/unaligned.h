@@ -1,34 +1,35 @@
-// masked_softmax of short rows in single elements, forward and backward.
+// Computes masked_softmax of short rows in single elements, and its gradient.
 //
 // Contract: as in rows.h, for plain scores (is_plain in launch.cu), without dropout. kThreads
 // threads of a warp share kRows rows, kThreads * kVectors >= cols. A block has kRowBlockThreads /
 // kThreads * kRows rows.
 //
-// A decision for each element would cost an instruction each. What rows.h decides for a vector is
-// therefore decided here once for all rows of a thread, or for a group of their elements.
+// To decide something for each element would cost an instruction an element. What rows.h decides
+// for a vector is therefore decided here once for all rows of a thread, or for a group of their
+// elements.
 //
-// Numerics: as in rows.h, but where nothing is added to the scores, scale * x is not
-// rounded before the largest score is subtracted.
+// Numerics: as in rows.h, but where nothing is added to the scores, scale * x is not rounded before
+// the largest score is subtracted.
 #pragma once
 
 #include "cuda/masked_softmax/rows.h"
 
 namespace fusedops::cuda {
 
-// The distance between the rows of a thread. A warp has neighbouring rows, because causality hides
-// about the same columns of them.
+// The distance between the rows of a thread. A warp has neighbouring rows, in which causality hides
+// about the same columns.
 template <int kThreads>
 inline constexpr int32_t kRowsApart = device::kWarpLanes / kThreads;
 
-// The rows of a thread. With 16 threads a row, half of the instructions are spent once for each
-// row; two rows of a thread share them.
+// Returns the number of rows of a thread. With 16 threads a row, half of the instructions are spent
+// once a row, and two rows of a thread share these.
 constexpr int rows_of_thread(int elements) { return elements <= 16 ? 2 : 1; }
 
 // How many blocks of a forward kernel the registers of a multiprocessor have room for.
 template <int kElements>
 inline constexpr int kUnalignedBlocks = kElements <= 8 ? 7 : 4;
 
-// The first row of this thread in a launch.
+// Returns the first row of this thread in a launch.
 template <int kThreads, int kRows>
 FUSEDOPS_DEVICE int64_t unaligned_row(int64_t first_row) {
   constexpr int32_t kBlockRows = kRowBlockThreads / kThreads * kRows, kApart = kRowsApart<kThreads>;
@@ -36,9 +37,9 @@ FUSEDOPS_DEVICE int64_t unaligned_row(int64_t first_row) {
   return first_row + static_cast<int64_t>(blockIdx.x) * kBlockRows + before + threadIdx.y;
 }
 
-// The rows of a thread. If the last one does not exist, the first takes its place too: all then
-// have the same number of columns, and one comparison says for all rows whether a column exists.
-// kCausal: whether causality hides columns.
+// The rows of a thread. If the last one does not exist, the first one takes its place: all rows
+// then have the same number of columns, and one comparison says for all of them whether a column
+// exists. kCausal says whether causality hides columns.
 template <int kElements_, int kThreads_, int kRows_, bool kCausal_>
 struct UnalignedRows {
   static constexpr int kElements = kElements_, kThreads = kThreads_, kRows = kRows_;
@@ -62,7 +63,7 @@ struct UnalignedRows {
   static FUSEDOPS_DEVICE int32_t offset_of(int i) { return columns_before<1, kThreads>(i); }
 
   // Calls f(row, i, is_inside) for the elements of a thread; is_inside says whether the row has the
-  // element. As in for_vectors(), one comparison decides for a group.
+  // element. As in for_vectors(), one comparison decides for a group of elements.
   template <class F>
   FUSEDOPS_DEVICE void for_each(F f) const {
     for_vectors<1, kElements, kThreads>(cols, [&](int i, bool is_inside) {
@@ -71,7 +72,8 @@ struct UnalignedRows {
     });
   }
 
-  // The same, but is_inside says whether the element is in a visible column.
+  // Calls f(row, i, is_inside) as for_each() does, but is_inside says whether the element is in a
+  // visible column.
   template <class F>
   FUSEDOPS_DEVICE void for_each_visible(F f) const {
     if constexpr (!kCausal) return for_each(f);
@@ -157,8 +159,8 @@ struct UnalignedRows {
     });
   }
 
-  // Stores hidden[row] in the columns that causality hides, unless it is 0, as it mostly is:
-  // store() has written zeros there.
+  // Stores hidden[row] in the columns that causality hides. Mostly all of `hidden` is 0, and
+  // nothing is left to do, because store() has written zeros there.
   template <class Out, class Acc>
   FUSEDOPS_DEVICE void store_hidden(const Rows& tensor, const Acc (&hidden)[kRows]) const {
     Out* own[kRows];
@@ -191,7 +193,7 @@ struct UnalignedRows {
   }
 };
 
-// A bool mask, as it was loaded. Elements outside the visible columns are true.
+// The elements of a bool mask, as they were loaded. Those outside the visible columns are true.
 template <class UnalignedRows>
 struct UnalignedMask {
   Vec<bool, 1> vectors[UnalignedRows::kRows][UnalignedRows::kElements];
@@ -205,8 +207,9 @@ struct UnalignedMask {
   FUSEDOPS_DEVICE bool shows(int row, int i) const { return vectors[row][i].registers[0] != 0; }
 };
 
-// The scores of a thread, factor * values; -inf outside the visible columns. If nothing is added,
-// the scale stays in `factor`: the fma that subtracts the largest score multiplies by it too.
+// The scores of a thread, factor * values, which are -inf outside the visible columns. If nothing
+// is added to the scores, the scale stays in `factor`: the fma that subtracts the largest score
+// also multiplies by the factor.
 template <class In, class Acc, class UnalignedRows>
 struct UnalignedScores {
   static constexpr int kRows = UnalignedRows::kRows, kElements = UnalignedRows::kElements;
@@ -244,7 +247,7 @@ struct UnalignedScores {
     return factor * largest;
   }
 
-  // Replaces the scores by e^(score - shift), and adds them to `sums`.
+  // Replaces the scores by e^(score - shift), which it adds to `sums`.
   template <class Out>
   FUSEDOPS_DEVICE void exponentiate(
       const UnalignedRows& rows, const Acc (&shifts)[kRows], Acc (&sums)[kRows]) {
@@ -276,7 +279,7 @@ struct UnalignedScores {
   }
 };
 
-// The softmax of this thread's rows.
+// Computes the softmax of this thread's rows.
 template <class In, class UnalignedRows>
 FUSEDOPS_DEVICE void unaligned_masked_softmax(const ForwardArgs& args, int64_t first) {
   using Acc = AccumulatorOf<In>;
@@ -340,7 +343,7 @@ masked_softmax_forward_unaligned(ForwardArgs args, int64_t first_row) {
   }
 }
 
-// The gradients of this thread's rows.
+// Computes the gradients of this thread's rows.
 template <class T, class UnalignedRows>
 FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(const BackwardArgs& args, int64_t first) {
   using Acc = AccumulatorOf<T>;
