@@ -218,7 +218,7 @@ SYNONYMS = {"self": "input", "x": "input", "A": "input", "axis": "dim", "ord": "
 SYNONYMS |= {"axis0": "dim0", "axis1": "dim1"}
 SYNONYMS |= {"training": "train", "size": "shape", "indices": "index"}
 
-# Exact types: a subclass may compute something else.
+# Only these exact types are read: a subclass may compute something else.
 MODULES: dict[type[nn.Module], str] = {
     nn.Softmax: "softmax",
     nn.Softmax2d: "softmax",
@@ -266,7 +266,7 @@ LEAVES: dict[Any, tuple[str, str]] = {
 
 
 def leaf(target: Any, kwargs: dict[str, Any]) -> tuple[str, str]:
-    """The name of an opaque call, and why it is not replaced."""
+    """Returns the name of an opaque call, and why it is not replaced."""
     name, reason = LEAVES[target]
     if target is F.multi_head_attention_forward and kwargs.get("need_weights") is False:
         return name, SDPA
@@ -290,7 +290,7 @@ KEYWORDS = {operator.and_, operator.or_, operator.not_, operator.is_}
 
 
 def parameters_of(op: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> Iterator[str]:
-    """The names of an ATen op's arguments; for a packet those of its first overload."""
+    """Returns the names of an ATen op's arguments; for a packet those of its first overload."""
     overload: torch._ops.OpOverload
     if isinstance(op, torch._ops.OpOverloadPacket):
         overload = getattr(op, next(name for name in op.overloads() if not name.endswith("out")))

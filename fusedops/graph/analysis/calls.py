@@ -53,7 +53,7 @@ class ModuleAttribute:
 
 
 def as_call(node: Node) -> Call | None:
-    """`node` in normal form, or None if no rule refers to such a call."""
+    """Returns `node` in normal form, or None if no rule refers to such a call."""
     if node.op == "call_module":
         return _module_call(node)
     if not node.op.startswith("call"):
@@ -87,7 +87,7 @@ def kind_of(node: Node) -> str:
 
 
 def _alias(node: Node) -> tuple[str, tuple[str, ...]] | None:
-    """The kind of a call and its parameters; None if no rule refers to its target."""
+    """Returns the kind of a call and its parameters, or None if no rule refers to its target."""
     if node.op == "call_method":
         return aliases.METHODS.get(str(node.target))
     target = packet(node)
@@ -103,7 +103,7 @@ def _is_cast(node: Node) -> bool:
 
 
 def _attribute_call(node: Node) -> Call | None:
-    """x.max(-1).values or x.data, which symbolic_trace records as calls of getattr."""
+    """Reads x.max(-1).values or x.data, which symbolic_trace records as calls of getattr."""
     input, name = node.args[:2]
     if name == "data":
         return Call("detach", "detach", node, {"input": input})
@@ -114,7 +114,7 @@ def _attribute_call(node: Node) -> Call | None:
 
 
 def _cast_call(node: Node) -> Call | None:
-    """A cast to the dtype that capture recorded; None where the device or memory format changes."""
+    """Returns a cast to the dtype that capture recorded, if device and memory format stay."""
     source, result = value(node.args[0]), value(node)
     if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
@@ -131,7 +131,7 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     arguments = dict(zip(parameters, node.args, strict=False)) | node.kwargs
     arguments = {aliases.SYNONYMS.get(name, name): argument for name, argument in arguments.items()}
     if kind == "reshape" and node.op == "call_method" and len(node.args) > 1:
-        arguments["shape"] = node.args[1:]  # x.view(2, 3) as x.view((2, 3))
+        arguments["shape"] = node.args[1:]  # reads x.view(2, 3) as x.view((2, 3))
     if kind == "permute" and node.op == "call_method" and len(node.args) > 2:
         arguments["dims"] = node.args[1:]
     name = kind.removeprefix("native_").removeprefix("fused_")
@@ -189,9 +189,9 @@ _NUMERIC_ARGUMENTS |= {
 
 
 def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call, with defaults filled in and constants as Python numbers."""
+    """Returns the arguments of a call, with defaults filled in and constants as Python numbers."""
     if kind == "arange":
-        # torch.arange(end)
+        # In torch.arange(end), the parameter `start` has the end.
         end = {} if "end" in arguments else {"end": arguments["start"], "start": 0}
         return {"start": 0, "step": 1} | arguments | end
     if kind not in _DEFAULTS:
@@ -264,7 +264,7 @@ def _module_refusal(module: nn.Module) -> str | None:
 
 
 def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
-    """The function among `expansions` that decomposes a leaf, or None."""
+    """Returns the function among `expansions` that decomposes a leaf, or None."""
     if node.op != "call_function" or node.target not in aliases.LEAVES:
         return None
     name, reason = aliases.leaf(node.target, node.kwargs)
@@ -272,7 +272,7 @@ def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable
 
 
 def named_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of an op call by name, with defaults filled in."""
+    """Returns all arguments of an op call by name, with defaults filled in."""
     normalized = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
     assert normalized is not None  # an op has a schema
     return normalized.kwargs

@@ -47,7 +47,7 @@ class Modes:
 
 
 def modes(graph: Graph) -> Iterator[tuple[Node, Modes]]:
-    """Each node with the modes after it. A call that is not a switch runs in these modes."""
+    """Yields each node with the modes after it. A call that is not a switch runs in these modes."""
     current = Modes()
     before: dict[Node, Modes] = {}
     for node in graph.nodes:
@@ -72,7 +72,7 @@ def _has_mode_switches(graph: Graph) -> bool:
 
 def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     current = before[node]
-    # The new mode, a bool; an exit has the node that entered the mode, enter_autocast a device.
+    # The new mode, a bool; or for exits the node that entered it, for enter_autocast a device.
     argument: Any = node.args[0]
     if switch == "set_grad":
         return replace(current, grad=argument)
@@ -123,7 +123,7 @@ def evaluating(site: Node) -> Iterator[None]:
 
 
 def has_left_inference_mode(site: Node, other: Node) -> bool:
-    """Whether `other` runs in inference mode, and `site` outside of it."""
+    """Returns whether `other` runs in inference mode, and `site` outside of it."""
     return bool(_modes_of(other).inference) and not _modes_of(site).inference
 
 
@@ -135,7 +135,7 @@ def barriers(graph: Graph) -> Iterator[None]:
         yield
     finally:
         for barrier in inserted:
-            if barrier._erased:  # along with a mask that nothing uses any more
+            if barrier._erased:  # it was erased with a mask that nothing uses any more
                 continue
             barrier.replace_all_uses_with(barrier.all_input_nodes[0])
             graph.erase_node(barrier)
@@ -166,8 +166,8 @@ def _runs_in_modes(node: Node) -> bool:
 
 
 def _with_inferred_grad(node: Node, graph_modes: Modes) -> Modes:
-    """The modes of a call. If the graph has not set the grad mode, a result that capture recorded
-    with requires_grad shows that it was on."""
+    """Returns the modes of a call. If the graph has not set the grad mode, a result that capture
+    recorded with requires_grad shows that it was on."""
     tensor = value(node)
     saw_gradient = isinstance(tensor, torch.Tensor) and tensor.requires_grad
     was_on = graph_modes.grad is None and saw_gradient and not written(node)
@@ -175,7 +175,7 @@ def _with_inferred_grad(node: Node, graph_modes: Modes) -> Modes:
 
 
 def _carries_gradients(node: Node) -> bool:
-    """Whether modes matter for a result. They do not for numbers and masks."""
+    """Returns whether modes matter for a result. They do not for numbers and masks."""
     recorded = value(node)
     if isinstance(recorded, torch.Tensor):
         return recorded.is_floating_point() or recorded.is_complex()
@@ -193,5 +193,5 @@ def _insert_barrier(node: Node, users: set[Node]) -> Node:
 
 
 def _barrier(tensor: Any) -> Any:
-    """The identity function, as a target that no rule matches."""
+    """Returns its argument. No rule matches a call of this function."""
     return tensor

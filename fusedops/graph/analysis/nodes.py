@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def packet(node: Node) -> Any:
-    """The target of a node, without the overload."""
+    """Returns the target of a node, without the overload."""
     return getattr(node.target, "overloadpacket", node.target)
 
 
@@ -22,15 +22,15 @@ OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def submodule(node: Node) -> nn.Module:
-    """The module that a `call_module` node calls."""
+    """Returns the module that a `call_module` node calls."""
     root = node.graph.owning_module
     assert root is not None  # the graph is a GraphModule's
     return root.get_submodule(str(node.target))
 
 
 def users(node: Node) -> list[Node]:
-    """The users of a node, without those that export leaves behind: assertions about its dtype, and
-    unused outputs."""
+    """Returns the users of a node, without those that export leaves behind: assertions about its
+    dtype, and unused outputs."""
     return [user for user in node.users if not is_assertion(user) and not _is_unread(user)]
 
 
@@ -43,8 +43,8 @@ def is_assertion(node: Node) -> bool:
 
 
 def outputs(node: Node) -> dict[Node, int] | None:
-    """The `getitem` users of a multi-output call by index; None if the tuple is used as a whole, or
-    is sliced, which symbolic_trace records."""
+    """Returns the `getitem` users of a multi-output call by index, or None if the tuple is used as
+    a whole, or is sliced, which symbolic_trace records."""
     if any(user.target is not operator.getitem for user in node.users):
         return None
     index_of = {user: user.args[1] for user in node.users}
@@ -53,8 +53,8 @@ def outputs(node: Node) -> dict[Node, int] | None:
 
 
 def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:
-    """The current nodes, and whether each is inside a `torch.func` transform, where the recorded
-    values are wrappers. The caller may erase nodes; erased ones are skipped."""
+    """Yields the current nodes, and whether each is inside a `torch.func` transform, where the
+    recorded values are wrappers. The caller may erase nodes; erased ones are skipped."""
     depth = 0
     for node in list(graph.nodes):
         if not node._erased:
@@ -63,13 +63,13 @@ def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:
 
 
 def _transform_depth_change(node: Node) -> int:
-    """+1 where Dynamo enters a `torch.func` transform, -1 where it leaves one, else 0."""
+    """Returns +1 where Dynamo enters a `torch.func` transform, -1 where it leaves one, else 0."""
     name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
     return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
 
 
 def subgraphs(graph_module: GraphModule) -> Iterator[GraphModule]:
-    """`graph_module` and the graph modules in it, such as bodies of checkpoint or cond."""
+    """Yields `graph_module` and the graph modules in it, such as bodies of checkpoint or cond."""
     yield graph_module
     used = {n.target for n in graph_module.graph.nodes if n.op in ("get_attr", "call_module")}
     for name, child in graph_module.named_children():

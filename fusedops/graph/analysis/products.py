@@ -16,8 +16,8 @@ VIEWS |= {"flatten", "unflatten", "t", "view_as"}
 
 
 def is_unchanged(node: Node) -> bool:
-    """Whether a call's result has the same elements as its input: a view, an inactive dropout, or a
-    cast to the same dtype."""
+    """Returns whether a call's result has the same elements as its input: a view, an inactive
+    dropout, or a cast to the same dtype."""
     kind = kind_of(node)
     if kind == "dropout":
         call = as_call(node)
@@ -28,20 +28,20 @@ def is_unchanged(node: Node) -> bool:
 
 
 def is_product(node: Any) -> bool:
-    """Whether a node is a matrix product, possibly cast, viewed or scaled by a number."""
+    """Returns whether a node is a matrix product, possibly cast, viewed or scaled by a number."""
     source = unscaled(node)
     return isinstance(source, Node) and kind_of(source) == "matmul"
 
 
 def unscaled(node: Any) -> Any:
-    """What a node was before it was cast, viewed and scaled by numbers."""
+    """Returns what a node was before it was cast, viewed and scaled by numbers."""
     while isinstance(node, Node) and (source := _source(node)) is not None:
         node = source
     return node
 
 
 def _source(node: Node) -> Any:
-    """The tensor of which a node is a cast, a view or a multiple; None if it is none of them."""
+    """Returns the tensor of which a node is a cast, a view or a multiple, if it is one."""
     kind = kind_of(node)
     if kind in VIEWS or kind == "cast":
         return next(iter(node.all_input_nodes), None)
@@ -54,8 +54,7 @@ def _source(node: Node) -> Any:
 
 
 def feeds_products(node: Node) -> bool:
-    """Whether a node is used only by matrix products, directly or through views, casts and
-    dropout."""
+    """Returns whether only matrix products use a node, perhaps after views, casts and dropout."""
     passed = VIEWS | {"cast", "dropout"}
     return bool(node.users) and all(
         kind_of(user) == "matmul" or (kind_of(user) in passed and feeds_products(user))

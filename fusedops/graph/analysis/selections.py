@@ -14,15 +14,15 @@ from fusedops.graph.analysis.writes import written
 
 #: Comparison -> whether its first operand is the larger one where it holds.
 _FIRST_IS_LARGER = {"gt": True, "ge": True, "lt": False, "le": False}
-#: Test -> whether it holds for finite numbers. For -inf it gives the opposite.
+#: Test -> whether it holds for finite numbers. For -inf it has the opposite result.
 _HOLDS_IF_FINITE = {"isfinite": True, "isinf": False, "isneginf": False}
-#: Comparison `x ? -inf` -> whether it holds for finite x. For x = -inf it is the opposite.
+#: Comparison `x ? -inf` -> whether it holds for finite x. For x = -inf it has the opposite result.
 _HOLDS_IF_FINITE_VS_NEG_INF = {"gt": True, "ne": True, "eq": False, "le": False}
 _FILLS = {"zeros": 0.0, "ones": 1.0}
 
 
 def filled_number(argument: Any) -> float | None:
-    """The number that an operand is, or that fills it if it is a tensor; or None."""
+    """Returns the number that an operand is, or that fills it if it is a tensor; or None."""
     call = call_of(argument)
     if call is None or call.kind not in ("full", *_FILLS):
         return known_number(argument)
@@ -32,8 +32,8 @@ def filled_number(argument: Any) -> float | None:
 
 
 def maximum_with_number(call: Call) -> tuple[Any, float] | None:
-    """x and eps, if the call is their maximum in any form: max(x, eps), where(x > eps, x, eps) or
-    x.masked_fill(x < eps, eps)."""
+    """Returns x and eps, if the call is their maximum in any form: max(x, eps), where(x > eps, x,
+    eps) or x.masked_fill(x < eps, eps)."""
     if call.kind == "max":
         other = call.arguments.get("other", call.arguments.get("dim"))
         limit = filled_number(other) if isinstance(value(other), torch.Tensor) else None
@@ -54,7 +54,7 @@ def maximum_with_number(call: Call) -> tuple[Any, float] | None:
 
 
 def without_guard(node: Any) -> Any:
-    """x, if `node` is x with a number in place of -inf; else `node`."""
+    """Returns x, if `node` is x with a number in place of -inf; else `node`."""
     call = call_of(node)
     if call is None:
         return node
@@ -76,7 +76,8 @@ def without_guard(node: Any) -> Any:
 
 
 def _is_finiteness(condition: Any, x: Any) -> bool | None:
-    """True if a condition holds for finite x and not for -inf, False if the reverse; else None."""
+    """Returns True if a condition holds for finite x and not for -inf, False if it holds for -inf
+    and not for finite x, else None."""
     call = call_of(condition)
     if call is None:
         return None
@@ -92,7 +93,7 @@ def _is_finiteness(condition: Any, x: Any) -> bool | None:
 
 
 def selection(call: Call) -> tuple[Any, Any, Any] | None:
-    """A condition, the operand that is taken where it holds, and the one taken elsewhere."""
+    """Returns a condition, the operand taken where it holds, and the operand taken elsewhere."""
     arguments = call.arguments
     if call.kind == "where":
         return arguments.get("condition"), arguments.get("input"), arguments.get("other")

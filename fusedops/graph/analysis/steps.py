@@ -18,19 +18,19 @@ Result = TypeVar("Result")
 
 
 def call_of(node: Any, kind: str | None = None) -> Call | None:
-    """The normal form of `node`, if it has the requested kind and no refusal."""
+    """Returns the normal form of `node`, if it has the kind `kind` and no refusal."""
     call = as_call(node) if isinstance(node, Node) else None
     fits = call is not None and call.refusal is None and kind in (None, call.kind)
     return call if fits else None
 
 
 def call_used_once(node: Any, kind: str | None = None) -> Call | None:
-    """Like `call_of`, but only for a node with a single user."""
+    """Returns `call_of(node, kind)` if the node has a single user, else None."""
     return call_of(node, kind) if isinstance(node, Node) and len(users(node)) == 1 else None
 
 
 def read_once(call: Call, name: str, read: Callable[[Call], Result]) -> Result:
-    """The result of read(call), which is computed once for all rules and cached under `name`."""
+    """Returns read(call), which is computed once for all rules and cached under `name`."""
     if name not in call.cache:
         call.cache[name] = read(call)
     result: Result = call.cache[name]
@@ -42,14 +42,14 @@ def only_user(node: Node, kind: str | None = None) -> Call | None:
 
 
 def tensor_and_number(call: Call) -> tuple[Any, Any]:
-    """The operands of a sum or product; if one is a number, it is the last."""
+    """Returns the operands of a sum or product; if one is a number, it is the last."""
     first, other = call.arguments.get("input"), call.arguments.get("other")
     # `number` is not called here: reading a symbol makes it a constant of the compiled graph.
     return (other, first) if is_number(first) and not is_number(other) else (first, other)
 
 
 def known_number(argument: Any) -> float | None:
-    """The number that an operand is, or None. Reading a symbol makes it a constant of the graph."""
+    """Returns an operand's number, or None. To read a symbol makes it a constant of the graph."""
     python_number = number(argument) if is_number(argument) else None
     return None if python_number is None else float(python_number)
 
@@ -67,7 +67,7 @@ def other_operand(call: Call, operand: Node) -> Any:
 
 
 def difference(node: Any) -> tuple[Any, Any] | None:
-    """a and b, if `node` is a - b, also as a + (-b) or -(b - a)."""
+    """Returns a and b, if `node` is a - b, also as a + (-b) or -(b - a)."""
     call = call_of(node)
     if call is None or call.kind not in ("sub", "add", "neg"):
         return None
@@ -84,8 +84,8 @@ def difference(node: Any) -> tuple[Any, Any] | None:
 
 
 def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
-    """The dimensions of a reduction, kept or not, in ascending order; None if it also changes the
-    dtype."""
+    """Returns the dimensions of a reduction, kept or not, in ascending order, or None if it also
+    changes the dtype."""
     argument = reduction.arguments.get("dim")
     dims = [
         constant(dim) for dim in (argument if isinstance(argument, (list, tuple)) else (argument,))
@@ -100,14 +100,14 @@ def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | No
 
 
 def inserts_dims(index: Any) -> bool:
-    """Whether an index inserts dimensions of size 1 and takes all elements: x[..., None]."""
+    """Returns whether an index only inserts dimensions of size 1, as in x[..., None]."""
     indices = index if isinstance(index, tuple) else (index,)
     return None in indices and all(i in (None, ..., slice(None)) for i in indices)
 
 
 def has_keepdim_shape(node: Any, input: Any, dims: Sequence[int]) -> bool:
-    """Whether a node has the shape of `input` with size 1 in the dimensions `dims`; if `input` is a
-    vector, a node without dimensions counts too."""
+    """Returns whether a node has the shape of `input` with size 1 in the dimensions `dims`; if
+    `input` is a vector, a node without dimensions counts too."""
     sizes = enumerate(value(input).shape)
     kept = has_shape(node, [1 if dim in dims else size for dim, size in sizes])
     return kept or (value(input).dim() == 1 and has_shape(node, []))
@@ -122,7 +122,7 @@ _DIMS = {
 
 
 def permutation(node: Any) -> tuple[int, ...] | None:
-    """The input's dimension at each dimension of a permutation's result; None for another call."""
+    """Returns the input's dimension at each dimension of a permutation's result, else None."""
     call = call_of(node)
     if call is None or call.kind not in _DIMS:
         return None
@@ -150,8 +150,8 @@ def _known_dims(argument: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def view_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
-    """The chain of views that ends in `node`, the last first, and the chain's input. Each view
-    keeps the order of the elements, such as one that adds dimensions of size 1."""
+    """Returns the chain of views that ends in `node`, the last first, and the chain's input. Each
+    view keeps the order of the elements, such as one that adds dimensions of size 1."""
     views: tuple[Node, ...] = ()
     while (call := call_of(node)) is not None:
         index = call.arguments.get("index")
@@ -164,12 +164,12 @@ def view_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
 
 
 def before_view_chain(node: Any) -> Any:
-    """The tensor before the order-keeping views that end in `node`."""
+    """Returns the tensor before the order-keeping views that end in `node`."""
     return view_chain(node)[1]
 
 
 def cast_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
-    """The chain of lossless casts that ends in `node`, the last first, and the chain's input."""
+    """Returns the lossless casts that end in `node`, the last first, and the first one's input."""
     casts: tuple[Node, ...] = ()
     while (call := call_of(node, "cast")) is not None and is_widening(call):
         casts, node = (*casts, node), call.arguments["input"]
@@ -177,8 +177,8 @@ def cast_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
 
 
 def upstream(node: Node, until: set[Node]) -> set[Node]:
-    """`node` and all calls that its elements depend on, up to but without `until`, and reads of
-    attributes that only these calls use, such as a dtype."""
+    """Returns `node` and all calls that its elements depend on, up to but without `until`, and
+    reads of attributes that only these calls use, such as a dtype."""
     calls: set[Node] = set()
     waiting = [node]
     while waiting:
@@ -192,7 +192,7 @@ def upstream(node: Node, until: set[Node]) -> set[Node]:
 
 
 def same_value(a: Any, b: Any, depth: int = 4) -> bool:
-    """Whether two nodes are the same, or the same computation of the same nodes."""
+    """Returns whether two nodes are the same, or the same computation of the same nodes."""
     if a is b:
         return True
     x, y = call_of(a), call_of(b)
@@ -215,19 +215,19 @@ _LOSSLESS_CASTS = {
 
 
 def is_widening(cast: Call) -> bool:
-    """Whether an op may read a cast's input instead of its result."""
+    """Returns whether an op may read a cast's input instead of its result."""
     lossless = _LOSSLESS_CASTS.get(value(cast.arguments["input"]).dtype, ())
     return cast.arguments["dtype"] in lossless
 
 
 def same_shape(node: Any, other: Any) -> bool:
-    """Whether two nodes are tensors known to have the same shape, without adding a guard."""
+    """Returns whether two tensors are known to have the same shape, without adding a guard."""
     tensor = value(other)
     return isinstance(tensor, torch.Tensor) and has_shape(node, tensor.shape)
 
 
 def has_shape(node: Any, shape: Sequence[Any]) -> bool:
-    """Whether a node is a tensor known to have that shape, without adding a guard."""
+    """Returns whether a node is a tensor known to have that shape, without adding a guard."""
     tensor = value(node)
     if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(shape):
         return False
@@ -235,12 +235,12 @@ def has_shape(node: Any, shape: Sequence[Any]) -> bool:
 
 
 def known_size(size: int | torch.SymInt) -> int | None:
-    """A size as a number, or None where that would add a guard."""
+    """Returns a size as a number, or None where that would add a guard."""
     return int(size) if is_concrete_int(size) else None
 
 
 def known_count(tensor: torch.Tensor, dims: Iterable[int]) -> int | None:
-    """The number of elements over some dimensions, or None where that would add a guard."""
+    """Returns the number of elements over some dimensions, or None where that would add a guard."""
     count = 1
     for dim in dims:
         size = known_size(tensor.shape[dim])
@@ -251,8 +251,8 @@ def known_count(tensor: torch.Tensor, dims: Iterable[int]) -> int | None:
 
 
 def broadcasts(node: Any, to: Any) -> bool:
-    """Whether a tensor is known to broadcast to the shape of another on the same device, without
-    adding a guard."""
+    """Returns whether a tensor is known to broadcast to the shape of another on the same device,
+    without adding a guard."""
     a, b = value(node), value(to)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dim() > b.dim():
         return False

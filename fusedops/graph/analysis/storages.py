@@ -46,7 +46,7 @@ _FACTS: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
 
 def record(graph: Graph) -> None:
     """Reads the memory of a graph, for all other functions. Call it again after editing the graph,
-    unless `hold` was told, or the new calls neither write nor return their input."""
+    unless `hold` was called for the new nodes, or these neither write nor return their input."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
         if node.op != "output":  # it reads memory, but holds none
@@ -60,16 +60,16 @@ def record(graph: Graph) -> None:
 
 
 def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
-    """Maps storages of calls that return their input, but were captured as copies, to the
-    input's."""
+    """Maps the storage of a call that returns its input, but was captured as a copy, to the input's
+    storage."""
     returning = [node for node in graph.nodes if _returns_its_input(node)]
     pairs = ((_recorded(node), _recorded(node.all_input_nodes[0])) for node in returning)
     return {ours: theirs for ours, theirs in pairs if ours not in (None, theirs)}
 
 
 def _returns_its_input(node: Node) -> bool:
-    """Whether a call may return its input itself although the fake tensors have separate memory: an
-    inactive dropout."""
+    """Returns whether a call may return its input itself although the fake tensors have separate
+    memory: an inactive dropout."""
     call = as_call(node) if kind_of(node) == "dropout" else None
     return call is not None and not (call.arguments["train"] is True and call.arguments["p"])
 
@@ -86,8 +86,8 @@ def _facts(graph: Graph) -> _Facts:
 
 
 def storage(node: Node) -> Memory:
-    """The identity of a tensor's memory, the same for all its views and inside `torch.func`
-    transforms; None if the value is not a strided tensor."""
+    """Returns the identity of a tensor's memory, the same for all its views and inside `torch.func`
+    transforms, or None if the value is not a strided tensor."""
     facts, memory = _FACTS.get(node.graph), _recorded(node)
     while facts is not None and memory in facts.eager_storage:
         memory = facts.eager_storage[memory]
@@ -105,7 +105,7 @@ def _recorded(node: Node) -> int | None:
 
 
 def written_between(fused_nodes: Sequence[Node]) -> str | None:
-    """Why nodes cannot all be computed at the place of the last one; None if they can.
+    """Returns why nodes cannot all be computed at the place of the last one, or None if they can.
 
     `fused_nodes` are in program order. They cannot be fused if another node in between writes into
     memory that one of them reads, or if one of them writes into memory that another node reads.
@@ -128,39 +128,39 @@ def _writers_between(first: Node, last: Node) -> list[Node]:
 
 
 def is_written_after(node: Node, place: Node, ours: set[Node]) -> bool:
-    """Whether a call after `place`, except `ours`, writes into the memory of a node."""
+    """Returns whether a call after `place`, except `ours`, writes into the memory of a node."""
     writers = (writer for writer in reversed(writers_of(node)) if writer not in ours)
     last = next(writers, None)
     return last is not None and place < last
 
 
 def writers_of(node: Node) -> list[Node]:
-    """The calls that write into the memory of a node, in program order."""
+    """Returns the calls that write into the memory of a node, in program order."""
     writers = _facts(node.graph).writers_of.get(storage(node), [])
     return [writer for writer in writers if not writer._erased]
 
 
 def holders_of(node: Node) -> list[Node]:
-    """The nodes that hold the same memory as a node, itself included."""
+    """Returns the nodes that hold the same memory as a node, itself included."""
     holders = _facts(node.graph).holders.get(storage(node), [])
     return [holder for holder in holders if not holder._erased]
 
 
 def is_returned(node: Node) -> bool:
-    """Whether the graph returns the memory of a node to its caller."""
+    """Returns whether the graph returns the memory of a node to its caller."""
     return storage(node) in _facts(node.graph).returned
 
 
 def written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> bool:
-    """Whether a tensor is written after its own call and before a call that reads it. `calls` read
-    their inputs, `reader` reads `operands`."""
+    """Returns whether a tensor is written after its own call and before a call that reads it.
+    `calls` read their inputs, `reader` reads `operands`."""
     reads = [(node, call) for call in calls for node in call.all_input_nodes]
     reads += [(node, reader) for node in operands]
     return any(node < writer < call for node, call in reads for writer in writers_of(node))
 
 
 def live(graph: Graph) -> set[Node]:
-    """The nodes that the graph's outputs or side effects depend on."""
+    """Returns the nodes that the graph's outputs or side effects depend on."""
     writers = {*_facts(graph).writers}
     alive: set[Node] = set()
     for node in reversed(graph.nodes):
@@ -171,7 +171,7 @@ def live(graph: Graph) -> set[Node]:
 
 def thread_writes(graph: Graph) -> None:
     """Edits `graph` so that calls read the result of the last in-place call on a tensor, instead of
-    the tensor. Both are one object, which the graph does not show:
+    the tensor. Result and tensor are one object, which the graph does not show:
 
         before    t.exp_();        y = t / t.sum(-1, keepdim=True)
         after     e = t.exp_();    y = e / e.sum(-1, keepdim=True)
@@ -187,7 +187,7 @@ def thread_writes(graph: Graph) -> None:
 
 
 def _last(results: dict[Node, Node], node: Node) -> Node:
-    """The end of the chain of results that begins with a node; shortens the next search."""
+    """Returns the end of the chain of results that begins with a node, and shortens the chain."""
     last = node
     while last in results:
         last = results[last]
@@ -197,7 +197,7 @@ def _last(results: dict[Node, Node], node: Node) -> Node:
 
 
 def _returns_what_it_writes(node: Node) -> bool:
-    """Whether a call writes its first argument as a whole and returns it."""
+    """Returns whether a call writes its first argument as a whole and returns it."""
     first = node.args[0] if node.op.startswith("call") and node.args else None
     if not isinstance(first, Node) or written(node) != [first]:
         return False
@@ -208,7 +208,7 @@ def _returns_what_it_writes(node: Node) -> bool:
 
 
 def _has_same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether tensors in the same memory have the same elements."""
+    """Returns whether tensors in the same memory have the same elements."""
     pairs = ((a.shape, b.shape), (a.stride(), b.stride()))
     at_same_place = statically_known_true(a.storage_offset() == b.storage_offset())
     same = all(len(m) == len(n) and statically_known_true(sym_eq(m, n)) for m, n in pairs)
@@ -216,8 +216,8 @@ def _has_same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _is_private(target: Node, fused_nodes: Sequence[Node]) -> bool:
-    """Whether the memory of `target` is allocated in this graph and read only by `fused_nodes`. The
-    last of them may have other readers, which will read the op's new tensor."""
+    """Returns whether the memory of `target` is allocated in this graph and read only by
+    `fused_nodes`. The last of them may have other readers, which will read the op's new tensor."""
     holders = holders_of(target)
     allowed = {*holders, *fused_nodes}
     return all(

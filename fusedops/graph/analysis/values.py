@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def value(argument: Any) -> Any:
-    """The value that capture recorded for a node (a fake tensor, a symbol, ...), or None.
+    """Returns the value that capture recorded for a node (a fake tensor, a symbol, ...), or None.
 
     An argument that is not a node is returned unchanged.
     """
@@ -29,26 +29,26 @@ def value(argument: Any) -> Any:
 
 
 def hints(tensor: torch.Tensor) -> list[int] | None:
-    """A tensor's sizes, with symbols replaced by their values at capture; None if one has none."""
+    """Returns a tensor's sizes at capture, or None if a symbol had no value then."""
     sizes = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
     return None if None in sizes else sizes
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor's elements, with sizes as at capture; 0 where one has no hint."""
+    """Returns the bytes of a tensor's elements at capture, or 0 if a size has no hint."""
     return math.prod(hints(tensor) or [0]) * tensor.dtype.itemsize
 
 
 def fake_mode(node: Node) -> FakeTensorMode:
-    """The fake mode of the inputs of `node`. Dynamo's tracing context has a new one by the time
-    passes run."""
+    """Returns the fake mode of the inputs of `node`. Dynamo's tracing context has a new one by the
+    time passes run."""
     values = (value(argument) for argument in node.all_input_nodes)
     plain = (tensor for recorded in values for tensor in _plain_tensors(recorded))
     return next(recorded.fake_mode for recorded in plain if isinstance(recorded, FakeTensor))
 
 
 def _plain_tensors(recorded: Any) -> list[Any]:
-    """The plain tensors inside a subclass such as DTensor; any other value alone in a list."""
+    """Returns the plain tensors inside a subclass such as DTensor, or any other value in a list."""
     if not is_traceable_wrapper_subclass(recorded):
         return [recorded]
     tensors: list[Any] = []
@@ -57,7 +57,7 @@ def _plain_tensors(recorded: Any) -> list[Any]:
 
 
 def constant(argument: Any) -> int | float | None:
-    """`argument` as a Python number, or None.
+    """Returns `argument` as a Python number, or None.
 
     With dynamic=True module attributes such as eps are graph inputs. Reading one here adds a guard
     that makes it a constant of the compiled graph. Symbols that depend on a size are not read,
@@ -74,7 +74,7 @@ def constant(argument: Any) -> int | float | None:
 
 
 def is_readable(recorded: Any) -> bool:
-    """Whether a value is a Python number, or a symbol for one that does not depend on a size."""
+    """Returns whether a value is a Python number, or a symbol for one that depends on no size."""
     if isinstance(recorded, (torch.SymInt, torch.SymFloat)):
         return all(symbol_is_type(symbol, _NUMBER_SYMBOLS) for symbol in free_symbols(recorded))
     return isinstance(recorded, (int, float))
@@ -84,13 +84,13 @@ _NUMBER_SYMBOLS = (SymT.FLOAT, SymT.UNBACKED_FLOAT)
 
 
 def rounded(number: float, dtype: torch.dtype) -> int | float:
-    """`number` rounded to `dtype`; infinite if it is out of range."""
+    """Returns `number` rounded to `dtype`; the result is infinite if it is out of range."""
     with _disable_current_modes():
         return torch.tensor(number, dtype=torch.float64).to(dtype).item()
 
 
 def number(argument: Any) -> int | float | None:
-    """Like `constant`, but also reads tensors without dimensions that are created from a number."""
+    """Returns `constant(argument)`, or the number that a tensor without dimensions is made from."""
     if isinstance(value(argument), torch.Tensor):
         return _tensor_number(argument) if isinstance(argument, Node) else None
     return constant(argument)

@@ -18,7 +18,7 @@ DimMap = dict[int, tuple[int, Any]]
 
 
 def dim_map_of(call: Call) -> DimMap | None:
-    """The dimension map of a view; None if the call is no view, or may skip or reorder elements."""
+    """Returns the dimension map of a view, or None for calls that may skip or reorder elements."""
     find = _DIM_MAPS.get(call.kind)
     source = value(call.arguments.get("input"))
     return find(call, source) if find and isinstance(source, torch.Tensor) else None
@@ -35,14 +35,14 @@ def _unsqueezed(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _in_order(places: Sequence[int], rank: int) -> DimMap:
-    """The map of a view of `rank` dimensions: those at `places` are the viewed tensor's, in their
-    order and from index 0 on, and the view adds the others."""
+    """Returns the map of a view of `rank` dimensions: those at `places` are the viewed tensor's, in
+    their order and from index 0 on, and the view adds the others."""
     count = len(places)
     return {place - rank: (old - count, 0) for old, place in enumerate(places)}
 
 
 def _reshaped(call: Call, source: torch.Tensor) -> DimMap | None:
-    """The dimension map of a view that only adds or removes dimensions of size 1."""
+    """Returns the dimension map of a view that only adds or removes dimensions of size 1."""
     result = value(call.node)
     old, new = _long_dims(source), _long_dims(result)
     if len(old) != len(new):
@@ -56,13 +56,13 @@ def _reshaped(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _long_dims(tensor: torch.Tensor) -> list[int]:
-    """The dimensions whose size is not known to be 1."""
+    """Returns the dimensions whose size is not known to be 1."""
     dims = range(-tensor.dim(), 0)
     return [dim for dim in dims if not statically_known_true(tensor.shape[dim] == 1)]
 
 
 def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
-    """The dimension map of aten.slice, whose end does not matter: it moves no element."""
+    """Returns the dimension map of aten.slice, whose end does not matter: it moves no element."""
     arguments = call.arguments
     rank, start = source.dim(), _start(slice(arguments.get("start"), None, arguments.get("step")))
     if start is None:
@@ -72,7 +72,7 @@ def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
-    """The dimension map of tensor[index], if the index consists of slices, None and an ellipsis."""
+    """Returns the dimension map of tensor[index], for slices, None and an ellipsis."""
     index = call.arguments["index"]
     items = list(index) if isinstance(index, (tuple, list)) else [index]
     if not all(item is None or item is ... or isinstance(item, slice) for item in items):
@@ -89,7 +89,7 @@ def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _start(part: slice) -> Any:
-    """The first index of a slice; None if it has gaps, or may count from the end."""
+    """Returns the first index of a slice, or None if it has gaps, or may count from the end."""
     if part.step not in (None, 1):
         return None
     start = 0 if part.start is None else part.start

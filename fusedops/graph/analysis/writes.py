@@ -16,7 +16,7 @@ from fusedops.graph.analysis.nodes import OPS, submodule
 
 
 def written(node: Node) -> list[Node]:
-    """The arguments that a call writes into."""
+    """Returns the arguments that a call writes into."""
     if not node.op.startswith("call"):
         return []
     if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -32,7 +32,7 @@ def written(node: Node) -> list[Node]:
 
 
 def _writes_inside(node: Node) -> bool:
-    """Whether the body of a higher-order op writes into anything, which may be an input."""
+    """Returns whether the body of a higher-order op writes into anything, which may be an input."""
     if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
         return True
     read = [operator.attrgetter(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
@@ -44,8 +44,8 @@ def _writes_inside(node: Node) -> bool:
 def _written_by_schema(
     node: Node, op: torch._ops.OpOverload | torch._ops.OpOverloadPacket
 ) -> list[Any]:
-    """The arguments that an op writes into. For a packet, the overload is unknown, so that all of
-    them are considered."""
+    """Returns the arguments that an op writes into. For a packet, the overload is unknown, so that
+    all of them are considered."""
     if isinstance(op, torch._ops.OpOverloadPacket):
         overloads = [getattr(op, name) for name in op.overloads()]
     else:
@@ -79,7 +79,7 @@ def _has_inplace_true(node: Node) -> bool:
 
 @functools.cache
 def _inplace_position(function: Callable[..., Any]) -> int | None:
-    """The position of `inplace` in a function such as F.dropout; Dynamo passes it by position."""
+    """Returns the position of `inplace` in a function of F, since Dynamo passes it by position."""
     if getattr(function, "__module__", "") != "torch.nn.functional":
         return None
     parameters = list(inspect.signature(function).parameters)

@@ -35,9 +35,9 @@ def _arange(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
-    """Interprets `compute` on two operands. Numbers and tensors of two values (bools too) give what
-    it gives for each pair of values; integers that are affine in the positions stay affine in sums,
-    differences and products with a number. Nothing else is known."""
+    """Interprets `compute` on two operands. On numbers and tensors of two values (bools too) it is
+    computed for each pair of values; integers that are affine in the positions stay affine in sums,
+    differences and products with a number. Of other operands nothing is known."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
@@ -72,7 +72,7 @@ def _magnitude(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
-    """Sums of a constant are positions; sums of numbers that are not negative ascend."""
+    """Interprets cumsum: sums of a constant are positions; sums of numbers >= 0 ascend."""
     added, dim = reader.read(call.arguments["input"]), call.arguments["dim"]
     tensor = value(call.node)
     if tensor.dtype not in INTEGERS or type(dim) is not int or tensor.dim() == 0:
@@ -87,8 +87,8 @@ def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _without_jumps(count: Call) -> Node | None:
-    """The tensor x of (x.diff(prepend=...) != 1).cumsum(-1): where the sum stays the same, x rises
-    by one."""
+    """Returns the tensor x of (x.diff(prepend=...) != 1).cumsum(-1): where the sum stays the same,
+    x rises by one."""
     jumps = call_of(count.arguments["input"], "ne")
     differences = call_of(jumps.arguments["input"], "diff") if jumps else None
     if jumps is None or differences is None or _differenced_dim(differences) != COLUMNS:
@@ -99,14 +99,14 @@ def _without_jumps(count: Call) -> Node | None:
 
 
 def _differenced_dim(call: Call) -> int | None:
-    """The dimension along which a call subtracts from each element the one before it."""
+    """Returns the dimension along which a call subtracts from each element the one before it."""
     tensor, dim = value(call.arguments["input"]), call.arguments.get("dim", -1)
     once = call.arguments.get("n", 1) == 1 and type(dim) is int and tensor.dim() > 0
     return dim % tensor.dim() - tensor.dim() if once else None
 
 
 def _differences(reader: Interpreter, call: Call) -> Known | None:
-    """Numbers that rise evenly have equal differences."""
+    """Interprets diff: numbers that rise evenly have equal differences."""
     dim, input = _differenced_dim(call), reader.affine(call.arguments["input"])
     if dim is None or input is None or input.tensors or call.arguments.get("append") is not None:
         return None
@@ -119,7 +119,8 @@ def _differences(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _count_below(reader: Interpreter, call: Call) -> Known | None:
-    """The number of boundaries below each number ascends where the numbers do."""
+    """Interprets bucketize: the number of boundaries below each number ascends where the numbers
+    do."""
     boundaries = call.arguments.get("sorted_sequence", call.arguments.get("boundaries"))
     if not isinstance(boundaries, Node) or value(boundaries).dim() != 1:
         return None
@@ -127,8 +128,8 @@ def _count_below(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _count_reached(reader: Interpreter, call: Call) -> Known | None:
-    """(columns >= limits[:, None]).sum(0) counts the limits that each column has reached, which
-    ascends."""
+    """Interprets (columns >= limits[:, None]).sum(0), which counts the limits that each column has
+    reached, and so ascends."""
     reached = reader.read(call.arguments["input"])
     parts = reached.when_true if isinstance(reached, BoolTensor) else None
     dims = reduced_dims(call, value(call.arguments["input"]))
@@ -140,7 +141,8 @@ def _count_reached(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _repeated(reader: Interpreter, call: Call) -> Known | None:
-    """Repeats ascending numbers or, if only `repeats` is given, its indices: the result ascends."""
+    """Interprets repeat_interleave: it repeats ascending numbers or, with `repeats` alone, indices,
+    so that the result ascends."""
     input, repeats = call.arguments.get("input"), call.arguments.get("repeats")
     if input is None or repeats is None:
         return Ascending(call.node, COLUMNS)
@@ -148,8 +150,7 @@ def _repeated(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _ascending_as(reader: Interpreter, argument: Any, node: Node) -> Ascending | None:
-    """`node` as a tensor that ascends along the one dimension along which `argument` does, or
-    None."""
+    """Returns `node` as a tensor that ascends, if `argument` does so along a single dimension."""
     numbers = reader.affine(argument)
     if numbers is None or numbers.tensors or value(node).dtype not in INTEGERS:
         return None

@@ -36,7 +36,7 @@ def two_valued(truth: Logical, yes: Number, no: Number) -> Number | TwoValued:
 def elementwise(
     compute: Callable[[Any, Any], Number], a: Selectable, b: Selectable
 ) -> Number | TwoValued | None:
-    """compute(a, b); None if it has more than two values, or two as in an exclusive or."""
+    """Returns compute(a, b), or None if it has more than two values, or two as an exclusive or."""
     x, y = _as_two_valued(a), _as_two_valued(b)
     if x is None and y is None:
         return compute(a, b)
@@ -51,7 +51,7 @@ def elementwise(
 def _elementwise_pair(
     compute: Callable[[Any, Any], Number], a: TwoValued, b: TwoValued
 ) -> Number | TwoValued | None:
-    """compute(a, b), if three of the four combinations of values have the same result."""
+    """Returns compute(a, b), if three of the four pairs of values have the same result."""
     for x in (a, a.swapped):
         for y in (b, b.swapped):
             rest = {compute(x.yes, y.no), compute(x.no, y.yes), compute(x.no, y.no)}
@@ -61,7 +61,7 @@ def _elementwise_pair(
 
 
 def selected(condition: Logical, yes: Selectable, no: Selectable) -> Selectable | None:
-    """torch.where(condition, yes, no)."""
+    """Returns torch.where(condition, yes, no), or None if it may have more than two values."""
     if isinstance(condition, bool):
         return yes if condition else no
     if not isinstance(no, (int, float)):

@@ -45,7 +45,7 @@ from fusedops.graph.analysis.values import value
 
 
 def _is_unwritten(*nodes: Node) -> bool:
-    """Whether no tensor that `nodes` depend on is written before it is read."""
+    """Returns whether no tensor that `nodes` depend on is written before it is read."""
     calls = {call for node in nodes for call in upstream(node, until=set())}
     return not written_before_read(calls, set(), nodes[0])
 
@@ -83,7 +83,7 @@ def _ordered_in_document(
     reader: Interpreter, kind: str, difference: Affine, node: Node
 ) -> BoolTensor | None:
     """Compares a row's number with a column's, as in position_ids[:, None, :] <=
-    position_ids[:, :, None]. Within one document their order is that of the indices."""
+    position_ids[:, :, None]. Within one document the numbers have the order of the indices."""
     tensors = [term for term in difference.tensors if isinstance(term, Node)]
     columns = [term for term in tensors if Affine(terms={term: 1}).varies_over_columns]
     rows = [term for term in tensors if term not in columns]
@@ -99,8 +99,8 @@ def _ordered_in_document(
 
 
 def _document(rows: Pick, columns: Pick) -> Document | None:
-    """The document that the numbers of rows and of columns define, such as positions within a
-    packed sequence, if both are picked from one tensor at places that differ in the last index
+    """Returns the document that the numbers of rows and of columns define, such as positions within
+    a packed sequence, if both are picked from one tensor at places that differ in the last index
     alone."""
     same = rows.source is columns.source and rows.places[:-1] == columns.places[:-1]
     return Document(rows.source, rows.places, columns.places) if same and rows.places else None
@@ -118,7 +118,7 @@ def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
 
 
 def _with_known_column(equal: BoolTensor, x: Known | None, y: Known | None) -> BoolTensor:
-    """`equal` with the column in which the dividends are equal, if x and y are quotients."""
+    """Adds to `equal` the column in which the dividends are equal, if x and y are quotients."""
     if not isinstance(x, Quotient) or not isinstance(y, Quotient) or x.divisor != y.divisor:
         return equal
     column = column_of_zero(x.dividend - y.dividend)
@@ -133,7 +133,7 @@ def _less(x: Any, y: Any) -> Logical | None:
 
 
 def _at_most(x: Any, y: Any) -> Logical | None:
-    """x <= y, if it holds in one interval of each row's columns, or outside of one; or None."""
+    """Returns where x <= y: in one interval of each row's columns, or outside of one; else None."""
     if isinstance(x, Affine) and isinstance(y, Affine):
         return at_most_zero(x - y)
     if isinstance(x, Quotient) and isinstance(y, Affine):
@@ -158,7 +158,8 @@ def _equal(reader: Interpreter, x: Any, y: Any) -> Logical | None:
 
 
 def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> BoolTensor | None:
-    """Where ascending keys equal the row's number: between two bounds that are searched."""
+    """Returns where ascending keys equal the row's number: between two bounds, which searchsorted
+    finds."""
     row = next(iter(rows.terms), None)
     if not isinstance(row, Node) or rows != Affine(terms={row: 1}):
         return None
@@ -174,7 +175,7 @@ def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> Bool
 
 
 def _can_search(keys: Node, rows: Node) -> bool:
-    """Whether torch.searchsorted takes these keys and rows, once the rows are transposed."""
+    """Returns whether torch.searchsorted takes these keys and the transposed rows."""
     sorted_keys, numbers = value(keys), value(rows)
     if not isinstance(numbers, torch.Tensor) or sorted_keys.dtype != numbers.dtype:
         return False

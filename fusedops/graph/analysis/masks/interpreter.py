@@ -56,7 +56,7 @@ Known = Number | BoolTensor | TwoValued | Affine | Quotient | Magnitude | Ascend
 
 
 class Interpreter:
-    """Finds out what is known of the tensors that a mask is made of.
+    """Finds out what is known of the tensors from which a mask is computed.
 
     steps: for each kind of call the function that interprets it, or returns None if it cannot.
     """
@@ -66,12 +66,12 @@ class Interpreter:
         self.known: dict[Node, Known | None] = {}
 
     def read(self, argument: Any) -> Known | None:
-        """Says what is known of a node or a number; None if nothing is."""
+        """Returns what is known of a node or a number, or None if nothing is."""
         if not isinstance(argument, Node):
             return argument if isinstance(argument, (int, float)) else None
         if argument not in self.known:
             many = len(self.known) >= _MAX_CALLS
-            self.known[argument] = None  # counts it while its operands are read
+            self.known[argument] = None  # counts the call while its operands are read
             self.known[argument] = _unknown(argument) if many else self._interpreted(argument)
         return self.known[argument]
 
@@ -97,9 +97,9 @@ class Interpreter:
         return first, other
 
     def position(self, argument: Any) -> Known | None:
-        """Like `read`, but an integer tensor with one number for each row becomes a single term,
-        which can limit a bound where its formula, such as 2 * i, cannot. The row's index plus a
-        constant keeps its formula."""
+        """Reads an operand of a comparison. An integer tensor with one number for each row becomes
+        a single term, which can limit a bound where its formula, such as 2 * i, cannot. The row's
+        index plus a constant keeps its formula."""
         operand = as_affine(self.read(argument))
         if not isinstance(argument, Node) or isinstance(operand, (BoolTensor, TwoValued, float)):
             return operand
@@ -158,7 +158,7 @@ def _fitted(result: Known, node: Node) -> Known:
 def changed(
     operand: Affine | Quotient | Magnitude, change: Callable[[Affine], Affine | None]
 ) -> Affine | Quotient | Magnitude | None:
-    """A number with its affine part changed; None if `change` gives None."""
+    """Returns a number with its affine part changed, or None if `change` gives None."""
     if isinstance(operand, Affine):
         return change(operand)
     inner = change(operand.dividend if isinstance(operand, Quotient) else operand.signed)

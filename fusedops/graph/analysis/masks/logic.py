@@ -71,7 +71,7 @@ def _selected(condition: Any, yes: Any, no: Any) -> Known | None:
 
 
 def _triangle(sign: int) -> Step:
-    """tril (1) or triu (-1)."""
+    """Interprets tril (`sign` 1) or triu (-1)."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         input = reader.read(call.arguments["input"])

@@ -28,7 +28,7 @@ class Pick:
 
 
 def pick_of(read: Reader, node: Node) -> Pick:
-    """The tensor that `node` picks from through views and indices; if none, `node` itself."""
+    """Returns the tensor from which views and indices pick `node`, which may be `node` itself."""
     call, sizes = call_of(node), value(node).shape
     move = _move(read, call) if call else None
     source, places = node, [Affine(steps={dim: 1}) for dim in range(-len(sizes), 0)]
@@ -41,8 +41,9 @@ def pick_of(read: Reader, node: Node) -> Pick:
 
 
 def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
-    """Returns a function that turns a number in terms of the indices of a call's input into one in
-    terms of those of its result; None if the result may have elements that the input has not."""
+    """Returns a function that writes a number, which depends on the indices of a call's input, in
+    terms of the indices of its result; None if the result may have elements that the input lacks.
+    """
     dim_map = dim_map_of(call)
     if dim_map is not None:
         return lambda number: through_view(read, number, dim_map)
@@ -51,8 +52,8 @@ def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
 
 
 def indices_of(read: Reader, call: Call) -> Places | None:
-    """The index along each dimension, if a tensor is indexed by positions; None if one may be
-    negative, since such an index counts from the end."""
+    """Returns the index along each dimension, if a tensor is indexed by positions. Returns None if
+    an index may be negative, since it then counts from the end."""
     if call.kind not in ("item", "index"):
         return None
     index, source = call.arguments.get("index"), value(call.arguments["input"])
@@ -67,7 +68,7 @@ def indices_of(read: Reader, call: Call) -> Places | None:
 
 
 def at(number: Affine, indices: Sequence[Affine]) -> Affine:
-    """`number`, which depends on a tensor's indices, with `indices` in their place."""
+    """Returns `number`, which depends on a tensor's indices, with `indices` in their place."""
     total = replace(number, steps={})
     for dim, step in number.steps.items():
         total = total + indices[dim] * step
@@ -75,8 +76,9 @@ def at(number: Affine, indices: Sequence[Affine]) -> Affine:
 
 
 def through_view(read: Reader, number: Affine, dim_map: DimMap) -> Affine | None:
-    """`number`, which depends on a tensor's indices, in terms of those of a view; None if it
-    depends on tensors, or on a dimension that the view lacks or whose first index is not known."""
+    """Returns `number`, which depends on a tensor's indices, in terms of those of a view. Returns
+    None if it depends on tensors, or on a dimension that the view lacks or whose first index is not
+    known."""
     places = {old: (dim, start) for dim, (old, start) in dim_map.items()}
     if number.tensors or not places.keys() >= number.steps.keys():
         return None

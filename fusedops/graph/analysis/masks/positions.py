@@ -83,7 +83,7 @@ class Affine:
 
     @property
     def offset(self) -> int | torch.SymInt:
-        """The value where all indices are 0, if no term is a tensor."""
+        """The value of the element whose indices are all 0, if no term is a tensor."""
         total: int | torch.SymInt = self.constant
         for term, times in self.terms.items():
             total = total + times * value(term)
@@ -103,7 +103,7 @@ class Affine:
 
 
 def without_short_dims(affine: Affine, sizes: Sequence[int | torch.SymInt]) -> Affine:
-    """A tensor of these sizes, without the indices of dimensions of size 1, which are 0."""
+    """Drops the indices of dimensions of size 1, which are 0, from a tensor of these sizes."""
     long = {d: n for d, n in affine.steps.items() if not statically_known_true(sizes[d] == 1)}
     return replace(affine, steps=long)
 
@@ -118,7 +118,7 @@ def is_symbol(term: Term) -> bool:
 
 
 def _is_one_per_row(term: Term) -> bool:
-    """Whether a term has the same value for all columns of a row."""
+    """Returns whether a term has the same value for all columns of a row."""
     if isinstance(term, Search) or is_symbol(term):
         return True
     shape = value(term).shape
@@ -181,7 +181,7 @@ Condition = tuple[Part, ...]
 @dataclass(frozen=True)
 class BoolTensor:
     """A bool tensor: True where every part of `when_true` holds, and False where every part of
-    `when_false` holds; None where that is not known."""
+    `when_false` holds. A condition that is not known is None."""
 
     when_true: Condition | None
     when_false: Condition | None
@@ -207,7 +207,7 @@ def inverse(truth: Logical) -> Logical:
 
 
 def both(a: Logical, b: Logical) -> Logical:
-    """a and b."""
+    """Returns a and b."""
     if isinstance(a, bool):
         return b if a else False
     if isinstance(b, bool):
@@ -219,20 +219,20 @@ def both(a: Logical, b: Logical) -> Logical:
 
 
 def either(a: Logical, b: Logical) -> Logical:
-    """a or b."""
+    """Returns a or b."""
     return inverse(both(inverse(a), inverse(b)))
 
 
 def column_of_zero(number: Affine) -> Affine | None:
-    """The column of each row in which a number is 0; None if it is not known as an index."""
+    """Returns the column in which a number is 0, if it is the row's index plus a number."""
     step = number.steps.get(COLUMNS, 0)
     column = (number + Affine(steps={COLUMNS: -step})) * -step
     return column if abs(step) == 1 and column.is_index else None
 
 
 def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
-    """A condition as bounds and bool tensors: a bound within a document that is not part of the
-    condition becomes its bool tensor."""
+    """Returns a condition as bounds and bool tensors. A bound within a document holds if the
+    document is part of the condition; otherwise its bool tensor takes its place."""
     documents = [part for part in condition if isinstance(part, Document)]
     parts: list[Bound | Leaf] = []
     for part in condition:
@@ -244,8 +244,8 @@ def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
 
 
 def at_most_zero(affine: Affine) -> Logical | None:
-    """Where affine <= 0: in the columns of each row before a limit, or from it on; None if it has
-    another form."""
+    """Returns where affine <= 0, if that is in the columns of each row before a limit, or from a
+    limit on."""
     step = affine.steps.get(COLUMNS, 0)
     rest = affine + Affine(steps={COLUMNS: -step})
     if step == 0:
@@ -258,7 +258,7 @@ def at_most_zero(affine: Affine) -> Logical | None:
 
 
 def operands(parts: Iterable[Bound | Leaf]) -> Iterator[Node]:
-    """The nodes that a condition refers to."""
+    """Yields the nodes that a condition refers to."""
     for part in parts:
         for term in [part.node] if isinstance(part, Leaf) else part.limit.terms:
             yield from (term.keys, term.rows) if isinstance(term, Search) else (term,)

@@ -58,8 +58,8 @@ class Mask:
 
 
 def read_bool(mask: Node, hides: bool, reader: Node) -> Mask | None:
-    """A bool mask, True for hidden columns if `hides` and else for visible ones, as `reader` sees
-    it; None if nothing is known of it."""
+    """Reads a bool mask, which is True for hidden columns if `hides`, and else for visible ones, as
+    the call `reader` sees it. Returns None if nothing is known of it."""
     result = Interpreter(_STEPS).read(mask)
     if not isinstance(result, (BoolTensor, bool)):
         return None
@@ -67,7 +67,7 @@ def read_bool(mask: Node, hides: bool, reader: Node) -> Mask | None:
 
 
 def read_added(addend: Node, reader: Node) -> Mask | None:
-    """A mask that is added to scores: 0 for visible columns, and another number for hidden ones."""
+    """Reads a mask that is added to scores: 0 in visible columns, another number in hidden ones."""
     result = Interpreter(_STEPS).read(addend)
     if not isinstance(result, TwoValued) or 0 not in (result.yes, result.no):
         return None
@@ -76,7 +76,7 @@ def read_added(addend: Node, reader: Node) -> Mask | None:
 
 
 def why_unknown(mask: Node) -> str:
-    """Why a mask is not known as bounds of rows."""
+    """Returns why a mask is not known as bounds of rows."""
     calls = upstream(mask, until=set()) or {mask}
     read = {node for call in calls for node in (call, *call.all_input_nodes)}
     inputs = [node for node in sorted(read) if node.op in ("placeholder", "get_attr")]

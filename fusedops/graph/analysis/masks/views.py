@@ -47,7 +47,7 @@ def _bool_tensor_view(truth: BoolTensor, dim_map: DimMap) -> BoolTensor:
 
 
 def _stays(condition: Condition, dim_map: DimMap) -> bool:
-    """Whether a view leaves the dimensions that a condition refers to in place."""
+    """Returns whether a view leaves the dimensions that a condition refers to in place."""
     parts = [part.fallback if isinstance(part, Within) else part for part in condition]
     bounds_and_leaves = [part for part in parts if not isinstance(part, Document)]
     ranks = [2 if isinstance(part, Bound) and part.limit.steps else 1 for part in bounds_and_leaves]
@@ -57,7 +57,7 @@ def _stays(condition: Condition, dim_map: DimMap) -> bool:
 
 
 def _gathered(reader: Interpreter, call: Call) -> Known | None:
-    """A tensor indexed by positions, as in segments[batch, keys]."""
+    """Reads a tensor that is indexed by positions, as in segments[batch, keys]."""
     source, places = reader.read(call.arguments["input"]), indices_of(reader.affine, call)
     if places is None:
         return None
@@ -69,7 +69,7 @@ def _gathered(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _ascending_at(ascending: Ascending, places: Sequence[Affine], node: Node) -> Ascending | None:
-    """The elements of an ascending tensor at these places."""
+    """Returns the elements of an ascending tensor at these places."""
     steps = places[ascending.dim].steps
     others = {dim for place in places if place is not places[ascending.dim] for dim in place.steps}
     dims = [dim for dim, step in steps.items() if step > 0 and dim not in others]
