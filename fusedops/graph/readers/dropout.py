@@ -11,7 +11,7 @@ from fusedops.graph.rule import OpCall
 
 
 def draws_own_numbers(dropout: Call) -> bool:
-    """Whether a dropout is active, and may use other random numbers than eager mode."""
+    """Returns whether a dropout is active, and may use other random numbers than eager mode."""
     arguments = dropout.arguments
     if arguments["train"] is not True or not arguments["p"] or inductor_config.fallback_random:
         return False
@@ -20,7 +20,7 @@ def draws_own_numbers(dropout: Call) -> bool:
 
 
 def drawn_seed(device: torch.device) -> OpCall:
-    """A seed for the op's random numbers, drawn from the generator that eager's dropout uses."""
+    """Draws a seed for the op's random numbers from the generator that eager's dropout uses."""
     limits = (-(2**63), 2**63 - 1)
     dtype_and_device = {"dtype": torch.int64, "device": device}
     return OpCall(torch.ops.aten.randint.low, (*limits, ()), dtype_and_device)

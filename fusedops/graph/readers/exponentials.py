@@ -42,7 +42,7 @@ OVERFLOWS = "in float16, the exponential of the sink overflows where the op does
 
 
 def read_quotient(call: Call) -> SoftmaxChain | None:
-    """The softmax that a quotient, or a product with a reciprocal, computes; or None."""
+    """Returns the softmax that a quotient, or a product with a reciprocal, computes; or None."""
     if call.kind == "normalize":
         return _read_normalize(call)
     for numerator, divisor in _quotients(call):
@@ -57,7 +57,7 @@ def read_quotient(call: Call) -> SoftmaxChain | None:
 
 
 def _read_normalize(call: Call) -> SoftmaxChain | None:
-    """F.normalize(exp(x - max), p=1, dim), whose eps is less than any sum."""
+    """Reads F.normalize(exp(x - max), p=1, dim), whose eps is less than any sum."""
     arguments = call.arguments
     dim, eps = constant(arguments.get("dim", 1)), known_number(arguments.get("eps", 1e-12))
     rank = value(arguments["input"]).dim()
@@ -72,7 +72,7 @@ def _read_normalize(call: Call) -> SoftmaxChain | None:
 
 
 def _quotients(call: Call) -> Iterator[tuple[Any, Any]]:
-    """The numerator and the divisor of a quotient, or of a product with a reciprocal."""
+    """Yields the numerator and the divisor of a quotient, or of a product with a reciprocal."""
     if call.kind not in ("mul", "div"):
         return
     first, other = call.arguments["input"], call.arguments["other"]
@@ -86,7 +86,7 @@ def _quotients(call: Call) -> Iterator[tuple[Any, Any]]:
 
 
 def _inverted(node: Any) -> Any:
-    """s, if `node` is 1 / s."""
+    """Returns s, if `node` is 1 / s."""
     call = call_of(node)
     if call is None:
         return None
@@ -121,9 +121,9 @@ class _Total:
 
 
 def _read_denominator(node: Any, steps: int = 4) -> _Total | None:
-    """`node` as a sum of exponentials with at most `steps` numbers or limits added to it, or None.
-    A lower limit of at most 1 has no effect: the sum holds the exponential of the maximum, which is
-    1."""
+    """Reads `node` as a sum of exponentials with at most `steps` numbers or limits added to it. A
+    lower limit of at most 1 has no effect: the sum has the exponential of the maximum, which is 1.
+    """
     call = call_of(before_view_chain(node))
     if call is None or steps == 0:
         return None
@@ -142,7 +142,7 @@ def _read_denominator(node: Any, steps: int = 4) -> _Total | None:
 
 
 def _summed(call: Call) -> _Total | None:
-    """A sum, or a norm with p=1, which is the sum of numbers that are positive."""
+    """Reads a sum, or a norm with p=1, which is the sum of numbers that are positive."""
     summed = call.arguments["input"]
     dims = reduced_dims(call, value(summed))
     is_sum = call.kind == "sum" or constant(call.arguments["p"]) == 1
@@ -175,7 +175,7 @@ def _with_limit(total: _Total, floor: float, has_no_effect: bool) -> _Total:
 
 
 def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
-    """The softmax of the exponentials that `total` adds up; None if these are something else."""
+    """Returns the softmax of the exponentials that `total` adds up, if they are exponentials."""
     exponential = _exponential(total.summed)
     if exponential is None:
         return None
@@ -201,7 +201,7 @@ def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
 
 
 def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
-    """s, the mask and the refusal, if `node` is exp(s), or exp(s) with 0 where a mask hides it."""
+    """Returns s, the mask and the refusal, if `node` is exp(s), with 0 where a mask hides it."""
     call = call_of(node)
     if call is None:
         return None
@@ -220,7 +220,7 @@ def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
 
 
 def _masked(exp: Call, factor: Any, node: Node) -> tuple[Node, Hidden | None, str | None] | None:
-    """exp(s) * mask"""
+    """Reads exp(s) * mask."""
     scores = exp.arguments["input"]
     if not isinstance(value(factor), torch.Tensor) or is_number(factor):
         return None
@@ -236,7 +236,7 @@ def _masked(exp: Call, factor: Any, node: Node) -> tuple[Node, Hidden | None, st
 
 @dataclass(frozen=True)
 class Shift:
-    """x - m, where m is the maximum of x, or the larger one of it and the sink.
+    """x - m, where m is the maximum of x, or of x and the sink.
 
     is_masked: whether m is the maximum of the columns that are not hidden.
     gives_zeros: whether the exponentials of a row of -inf are 0, and not NaN.
@@ -252,8 +252,7 @@ class Shift:
 def read_shift(
     node: Node, dim: int, sink_exponent: Node | None = None, hidden: Hidden | None = None
 ) -> Shift:
-    """Reads `node` as x minus its maximum over `dim`, and `sink_exponent` as a sink minus the same
-    maximum."""
+    """Reads `node` as x minus its maximum over `dim`, and `sink_exponent` as a sink minus that."""
     operands = difference(node)
     if operands is None:
         return Shift(node, NO_MAXIMUM)
@@ -277,7 +276,7 @@ def read_shift(
 
 
 def _is_masked(node: Any, x: Node, hidden: Hidden) -> bool:
-    """Whether `node` is x with -inf in the hidden columns."""
+    """Returns whether `node` is x with -inf in the hidden columns."""
     call = call_of(node)
     condition, *options = (selection(call) if call else None) or (None,)
     if not same_value(condition, hidden.mask):
@@ -287,7 +286,7 @@ def _is_masked(node: Any, x: Node, hidden: Hidden) -> bool:
 
 
 def _sink(sink_exponent: Node, subtracted: Node, x: Node) -> Node | float | None:
-    """t if `sink_exponent` is t - m, and 0 if it is -m, where m is `subtracted`."""
+    """Returns t if `sink_exponent` is t - m, and 0 if it is -m, where m is `subtracted`."""
     negation = call_of(before_view_chain(sink_exponent), "neg")
     if negation is not None and _is_same(negation.arguments["input"], subtracted):
         return 0.0
@@ -306,7 +305,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _without_sink(node: Node, sink: Node | float) -> Any:
-    """m if `node` is the larger one of m and the sink, else `node`."""
+    """Returns m if `node` is the maximum of m and the sink, else `node`."""
     call = call_of(_undetached(node))
     if call is None:
         return node
@@ -324,14 +323,14 @@ def _without_sink(node: Node, sink: Node | float) -> Any:
 
 
 def maximum_of(node: Any) -> Call | None:
-    """The maximum that `node` is: an amax, a max, or the values of a max with indices. It may be
-    detached, because a softmax does not depend on what is subtracted, and be replaced where it is
-    -inf, because a row of -inf is NaN either way."""
+    """Returns the maximum that `node` is: an amax, a max, or the values of a max with indices. It
+    may be detached, because a softmax does not depend on what is subtracted, and be replaced where
+    it is -inf, because a row of -inf is NaN either way."""
     return _maximum(node)[0]
 
 
 def _maximum(node: Any) -> tuple[Call | None, bool]:
-    """The maximum, and whether it is replaced where it is -inf."""
+    """Returns the maximum, and whether it is replaced where it is -inf."""
     is_guarded, before = False, None
     while node is not before:
         before = node

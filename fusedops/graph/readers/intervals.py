@@ -20,13 +20,13 @@ Scalar = int | Node | OpCall
 
 
 def _rows_and_columns(scores: Node) -> tuple[Any, Any]:
-    """The last two sizes; a vector is one row."""
+    """Returns the last two sizes; a vector is one row."""
     rows, columns = (1, *value(scores).shape)[-2:]
     return rows, columns
 
 
 def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
-    """Whether each row is known to see a column."""
+    """Returns whether each row is known to see a column."""
     known_columns = [bound.known_column for bound in bounds if bound.known_column is not None]
     if any(_every_row_has(column, bounds, scores) for column in known_columns):
         return True
@@ -44,7 +44,7 @@ def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
 
 
 def _every_row_has(column: Affine, bounds: Sequence[Bound], scores: Node) -> bool:
-    """Whether all bounds are known to leave each row the column with that index."""
+    """Returns whether all bounds are known to leave each row the column with that index."""
     rows, columns = _rows_and_columns(scores)
     last = column.offset + column.steps.get(ROWS, 0) * (rows - 1)
     exists = statically_known_true(column.offset >= 0) and statically_known_true(last < columns)
@@ -52,7 +52,7 @@ def _every_row_has(column: Affine, bounds: Sequence[Bound], scores: Node) -> boo
 
 
 def _leaves(bound: Bound, column: Affine, rows: Any) -> bool:
-    """Whether a bound is known to leave each row a column."""
+    """Returns whether a bound is known to leave each row a column."""
     if bound.known_column == column or not bound.limit.is_index:
         return bound.known_column == column
     first, last = (bound.limit, column) if bound.is_start else (column + 1, bound.limit)
@@ -60,14 +60,14 @@ def _leaves(bound: Bound, column: Affine, rows: Any) -> bool:
 
 
 def _is_below(start: Affine, end: Affine, rows: Any) -> bool:
-    """Whether start < end holds in all rows."""
+    """Returns whether start < end holds in all rows."""
     width = end - start
     at_last = width.offset + width.steps.get(ROWS, 0) * (rows - 1)
     return statically_known_true(width.offset > 0) and statically_known_true(at_last > 0)
 
 
 def arguments(bounds: Sequence[Bound], scores: Node) -> dict[str, Any]:
-    """The arguments of masked_softmax for these bounds, by name."""
+    """Returns the arguments of masked_softmax for these bounds, by name."""
     needed = [bound for bound in bounds if not _is_implied(bound, scores)]
     diagonals = [bound for bound in needed if _is_diagonal(bound, scores)]
     starts = [bound.limit for bound in diagonals if bound.is_start]
@@ -85,13 +85,13 @@ def arguments(bounds: Sequence[Bound], scores: Node) -> dict[str, Any]:
 def _joined(
     join: Callable[..., Any], bounds: Sequence[Bound], scores: Node
 ) -> Node | OpCall | None:
-    """A tensor of the greatest start or the least end of each row."""
+    """Returns a tensor of each row's greatest start or least end, or None without bounds."""
     limits = [_tensor(bound.limit, scores) for bound in bounds]
     return functools.reduce(lambda a, b: OpCall(join, (a, b)), limits) if limits else None
 
 
 def _is_implied(bound: Bound, scores: Node) -> bool:
-    """Whether a bound leaves out no column of any row."""
+    """Returns whether a bound leaves out no column of any row."""
     if not bound.limit.is_index:
         return False
     rows, columns = _rows_and_columns(scores)
@@ -102,14 +102,14 @@ def _is_implied(bound: Bound, scores: Node) -> bool:
 
 
 def _is_diagonal(bound: Bound, scores: Node) -> bool:
-    """Whether the columns that a bound leaves are those before or after a diagonal."""
+    """Returns whether the columns that a bound leaves are those before or after a diagonal."""
     if value(scores).dim() < 2 or not bound.limit.is_index:
         return False
     return ROWS in bound.limit.steps or statically_known_true(value(scores).shape[ROWS] == 1)
 
 
 def _extreme(limits: Sequence[Affine], least: bool) -> Scalar:
-    """The least or greatest number, which the graph computes if the order is not known."""
+    """Returns the least or greatest number, which the graph computes if the order is not known."""
     is_better = operator.le if least else operator.ge
     best, offset = _scalar(limits[0]), limits[0].offset
     for limit in limits[1:]:
@@ -124,7 +124,7 @@ def _extreme(limits: Sequence[Affine], least: bool) -> Scalar:
 
 
 def _scalar(limit: Affine) -> Scalar:
-    """The value of a limit in the first row, without its tensors."""
+    """Returns the value of a limit in the first row, without its tensors."""
     total: Scalar = limit.constant
     for symbol, times in limit.terms.items():
         if isinstance(symbol, Search) or not is_symbol(symbol):
@@ -135,7 +135,7 @@ def _scalar(limit: Affine) -> Scalar:
 
 
 def _tensor(limit: Affine, scores: Node) -> Node | OpCall:
-    """A limit as a tensor of one number for each row, with the scores' dimensions but the last."""
+    """Returns a limit as a tensor with one number for each row, without the last dimension."""
     offset = _scalar(limit)
     total: Node | OpCall | None = None
     for term in limit.tensors:

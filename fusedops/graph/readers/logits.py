@@ -18,8 +18,8 @@ from fusedops.graph.readers.scores import Scores, through_factor
 
 
 def read_logits(logits: Node, readers: Iterable[Node]) -> Scores:
-    """The tensor whose rows of the last dimension, scaled and capped, are `logits`; it may have
-    other dimensions before the last one. `readers` are the calls of the loss.
+    """Returns the tensor whose rows of the last dimension, scaled and capped, are `logits`; it may
+    have other dimensions before the last one. `readers` are the calls of the loss.
 
     The shifted logits of a language model are read through the copy that makes them contiguous:
 
@@ -38,7 +38,7 @@ def read_logits(logits: Node, readers: Iterable[Node]) -> Scores:
 
 
 def _through_view(read: Scores, call: Call) -> Scores | None:
-    """The logits before a copy, or before a view that leaves the rows of the last dimension."""
+    """Returns the logits before a copy, or before a view that keeps the last dimension."""
     source, result = value(call.arguments.get("input")), value(call.node)
     if call.kind not in ("same", "reshape") or not isinstance(source, torch.Tensor):
         return None
@@ -49,6 +49,6 @@ def _through_view(read: Scores, call: Call) -> Scores | None:
 
 
 def _is_safe(read: Scores, step: Call) -> bool:
-    """Whether the op computes the step in the precision in which it was written."""
+    """Returns whether the op computes the step in the precision in which it was written."""
     dtype, result = value(read.input).dtype, value(step.node).dtype
     return dtype in KERNEL_DTYPES and (result == torch.float64) == (dtype == torch.float64)

@@ -64,7 +64,7 @@ class Loss:
 
 
 def read_loss(call: Call) -> Loss | None:
-    """The loss that ends in `call`, or None."""
+    """Returns the loss that ends in `call`, or None."""
     if call.kind in ("cross_entropy", "nll_loss"):
         return _read_call(call)
     find = {"gather": _read_gather, "sum": _read_one_hot}.get(call.kind, _read_difference)
@@ -98,7 +98,7 @@ def _read_call(call: Call) -> Loss | None:
 
 
 def _unsupported(arguments: dict[str, Any]) -> str | None:
-    """Why the op does not compute a call of a loss with these arguments, or None."""
+    """Returns why the op does not compute a call of a loss with these arguments, or None."""
     target, smoothing = value(arguments["target"]), arguments.get("label_smoothing", 0.0)
     weight = arguments["weight"]
     tensor = weight.tensor if isinstance(weight, ModuleAttribute) else value(weight)
@@ -115,7 +115,7 @@ def _unsupported(arguments: dict[str, Any]) -> str | None:
 
 
 def _before_nll_loss(loss: Loss) -> Loss | None:
-    """The loss with the log_softmax that an nll_loss reads."""
+    """Returns the loss with the log_softmax that an nll_loss reads."""
     chain = _log_softmax(loss.logits, loss.last)
     if chain is None or not _is_dim(chain, loss.dim):
         return None
@@ -123,7 +123,7 @@ def _before_nll_loss(loss: Loss) -> Loss | None:
 
 
 def _log_softmax(node: Any, reader: Node) -> SoftmaxChain | None:
-    """The log_softmax that a node is, if `reader` alone reads it."""
+    """Returns the log_softmax that a node is, if `reader` alone reads it."""
     if not isinstance(node, Node) or users(node) != [reader]:
         return None
     cast = call_of(node, "cast")
@@ -145,8 +145,8 @@ def _is_dim(chain: SoftmaxChain, dim: int) -> bool:
 
 
 def _read_gather(call: Call) -> Loss | None:
-    """log_softmax(x, -1).gather(-1, target.unsqueeze(-1)), also as torch.distributions.Categorical
-    writes it, which broadcasts both first."""
+    """Reads log_softmax(x, -1).gather(-1, target.unsqueeze(-1)), also in the form of
+    torch.distributions.Categorical, which broadcasts both tensors first."""
     index = _class_index(call)
     input, reader = _before_broadcast(call.arguments["input"], call.node)
     chain = None if index is None else _log_softmax(input, reader)
@@ -158,7 +158,7 @@ def _read_gather(call: Call) -> Loss | None:
 def _private(
     call: Call, logits: Node, target: OpCall | Node, is_log_probability: bool
 ) -> Loss | None:
-    """The loss that `call` and the calls before it compute, if nothing else uses these."""
+    """Returns the loss that `call` and the calls before it compute, if nothing else uses these."""
     nodes = tuple(sorted(upstream(call.node, until={logits, viewed(target)})))
     is_private = all(set(nodes).issuperset(users(node)) for node in nodes if node is not call.node)
     loss = Loss(logits, -1, target, nodes, is_log_probability=is_log_probability)
@@ -166,7 +166,7 @@ def _private(
 
 
 def _class_index(gather: Call) -> OpCall | None:
-    """The classes of the rows, if a gather takes one column of each row."""
+    """Returns the classes of the rows, if a gather takes one column of each row."""
     source, index = value(gather.arguments["input"]), value(gather.arguments["index"])
     if not isinstance(source, torch.Tensor) or not isinstance(index, torch.Tensor):
         return None
@@ -181,8 +181,8 @@ def _class_index(gather: Call) -> OpCall | None:
 
 
 def _before_slice(index: Node) -> Node:
-    """The column of classes of which an index is the first column, after it was broadcast to all
-    of them; or the index itself."""
+    """Returns x, if an index is the first column of x after x was broadcast to all classes; else
+    the index."""
     call = call_of(index, "item")
     if call is None or call.arguments["index"] != (..., slice(None, 1, None)):
         return index
@@ -191,8 +191,8 @@ def _before_slice(index: Node) -> Node:
 
 
 def _before_broadcast(node: Any, reader: Node) -> tuple[Any, Node]:
-    """What torch.broadcast_tensors makes `node` of, and the call that reads it; or `node` and its
-    reader."""
+    """Returns what torch.broadcast_tensors broadcasts to `node`, and that call; else `node` and
+    `reader`."""
     call = call_of(node, "item")
     source = call.arguments["input"] if call else None
     if call is None or not isinstance(source, Node) or kind_of(source) != "broadcast_tensors":
@@ -201,7 +201,7 @@ def _before_broadcast(node: Any, reader: Node) -> tuple[Any, Node]:
 
 
 def _read_one_hot(call: Call) -> Loss | None:
-    """(log_softmax(x, -1) * one_hot(target, classes)).sum(-1)"""
+    """Reads (log_softmax(x, -1) * one_hot(target, classes)).sum(-1)."""
     product = call_of(call.arguments["input"], "mul")
     if product is None or users(product.node) != [call.node]:
         return None
@@ -231,7 +231,7 @@ def _one_hot_target(node: Any, logits: Node) -> Node | None:
 
 
 def _read_difference(call: Call) -> Loss | None:
-    """logsumexp(x, -1) - x.gather(-1, target.unsqueeze(-1)).squeeze(-1), or its negative."""
+    """Reads logsumexp(x, -1) - x.gather(-1, target.unsqueeze(-1)).squeeze(-1), or its negative."""
     operands = difference(call.node)
     if operands is None or not isinstance(value(call.node), torch.Tensor):
         return None
@@ -256,7 +256,7 @@ def _of_parts(call: Call, total: Any, element: Any, is_log_probability: bool) ->
 
 
 def _summed_logits(total: Any) -> Node | None:
-    """x, if a node is logsumexp(x, -1), or the stack of logsumexp(x[i], -1) for every i."""
+    """Returns x, if a node is logsumexp(x, -1), or the stack of logsumexp(x[i], -1) for every i."""
     node = before_view_chain(total)
     logarithm, stack = call_of(node, "logsumexp"), call_of(node, "stack")
     if logarithm is not None:
@@ -283,7 +283,7 @@ def _before_squeeze(node: Any) -> Any:
 
 
 def log_sums(loss: Loss) -> list[Node]:
-    """The calls that compute the logsumexp of the same rows, as a z-loss does."""
+    """Returns the calls that compute the logsumexp of the same rows, as a z-loss does."""
     rank = value(loss.logits).dim()
     calls = (call_of(user, "logsumexp") for user in users(loss.logits))
     return [

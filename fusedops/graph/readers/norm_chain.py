@@ -61,10 +61,11 @@ class Norm:
 
     kind: "layer_norm", "std_norm", "rms_norm" or "l2_norm".
     over: the dimensions that are normalised.
-    input: the tensor that is normalised, before its casts; computed_in: after them.
+    input: the tensor that is normalised, before its casts.
+    computed_in: the tensor after these casts.
     last: the last call that has been matched.
     source: the tensor that the scale of its rows is computed from, if that is not the input.
-    factor, scalars: numbers, and tensors with a single element, by which it is multiplied.
+    factor, scalars: a number, and tensors with a single element, that multiply the norm.
     rounded_to: the 16-bit dtype of a cast between the normalised value and the weight.
     absorbed: calls that compute the weight or the bias, which the op does not need.
     """
@@ -132,8 +133,8 @@ class _Factor:
 
 
 def read_norm(call: Call) -> Norm | None:
-    """The norm whose first complete product or quotient is `call`: one operand has the tensor as a
-    factor, the other the scale of its rows."""
+    """Returns the norm whose first complete product or quotient is `call`: one operand has the
+    tensor as a factor, the other the scale of its rows."""
     return read_once(call, "norm", _read_norm)
 
 
@@ -156,7 +157,7 @@ def _read_norm(call: Call) -> Norm | None:
 
 
 def _normalize(call: Call) -> Norm | None:
-    """F.normalize(x, dim=-1), or over another dimension"""
+    """Reads F.normalize(x, dim=-1), or over another dimension."""
     arguments = call.arguments
     input, dim = arguments["input"], constant(arguments.get("dim", 1))
     rank = value(input).dim()
@@ -188,7 +189,7 @@ def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_
 def _product(
     node: Node, factors: list[_Factor], scale: _Factor, rest: list[_Factor]
 ) -> Norm | None:
-    """The norm whose tensor is one of `factors`; `rest` and the other factors multiply it."""
+    """Returns the norm of the tensor among `factors`; `rest` and the other factors multiply it."""
     by = as_one_per_row(scale.scale, scale.operand) if scale.scale else None
     if by is None:
         return None
@@ -211,7 +212,7 @@ def _product(
 
 
 def _not_centred(factors: list[_Factor], by: RowScale, node: Node) -> Norm | None:
-    """x / std(x), which no op computes, as a refused norm for the report."""
+    """Returns x / std(x), which no op computes, as a refused norm for the report."""
     plain = replace(by, centred=False)
     if not by.centred or not any(_is_scaled_by(f.operand, plain) for f in factors):
         return None
@@ -224,7 +225,7 @@ def _is_computed_in_half(norm: Norm) -> bool:
 
 
 def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
-    """Whether `operand` is the tensor whose rows have that scale, cast or not."""
+    """Returns whether `operand` is the tensor whose rows have that scale, cast or not."""
     if not isinstance(operand, Node):
         return False
     if scale.centred:
@@ -238,7 +239,7 @@ def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
 
 
 def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
-    """The norm of `tensor`, which is the input of the scale, or that input minus its mean."""
+    """Returns the norm of `tensor`, which is the scale's input, or that input minus its mean."""
     over = norm_dims(scale.dims, value(scale.input).shape)
     if over is None:
         return None
@@ -253,9 +254,9 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
 
 
 def _as_mean_square_of(scale: RowScale, residue: Node) -> RowScale:
-    """The scale in terms of the mean square of `residue`, which is its input minus the mean. The
-    two are equal if the variance divides by N; if it divides by another number and N is unknown,
-    the scale that is returned has a refusal."""
+    """Returns the scale in terms of the mean square of `residue`, which is its input minus the
+    mean. The two are equal if the variance divides by N; if it divides by another number and N is
+    unknown, the scale that is returned has a refusal."""
     biased = scale.corrected(0)
     refusal = scale.refusal or (None if biased else _why_not_corrected(scale))
     return replace(
@@ -264,8 +265,9 @@ def _as_mean_square_of(scale: RowScale, residue: Node) -> RowScale:
 
 
 def _centred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
-    """The kind of a norm with a mean, its eps, the factor that is left, and the refusal if no op
-    computes it. The kind is layer_norm if eps is added to the variance, std_norm if to the root."""
+    """Returns the kind of a norm with a mean, its eps, the factor that is left, and the refusal if
+    no op computes it. The kind is layer_norm if eps is added to the variance, std_norm if to the
+    root."""
     is_unbiased = scale.correction == 1 and scale.inner == 1 and not over.order("std_norm")
     is_deviation = math.isclose(scale.power, 0.5) if scale.eps_mode else is_unbiased
     kind, correction = ("std_norm", 1) if is_deviation else ("layer_norm", 0)
@@ -288,7 +290,7 @@ def _why_not_corrected(scale: RowScale) -> str:
 
 
 def _uncentred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
-    """What `_centred_kind` returns, for a norm without a mean."""
+    """Returns the same as `_centred_kind`, for a norm without a mean."""
     columns = scale.columns
     # Without eps an l2_norm is an rms_norm with another factor.
     if scale.eps_mode == "max" or (
@@ -312,7 +314,7 @@ def _uncentred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float,
 
 
 def continued(norm: Norm | None) -> Iterator[Norm]:
-    """The norm, then the norm extended by each cast, factor or bias that follows."""
+    """Yields the norm, then the norm extended by each cast, factor or bias that follows."""
     while norm is not None:
         yield norm
         step = only_user(norm.last)
@@ -337,7 +339,7 @@ def _extended(extended: Norm, norm: Norm, step: Call) -> Norm | None:
 
 
 def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
-    """bias + weight * norm, or bias + norm * weight"""
+    """Returns bias + weight * norm, or bias + norm * weight, as a norm with parameters."""
     arguments = step.arguments
     bias, first, second = arguments["input"], arguments["tensor1"], arguments["tensor2"]
     weight = second if first is norm.last else first
@@ -361,8 +363,8 @@ def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> No
 def _multiplied(
     norm: Norm, operand: Any, inverted: bool, before: Norm | None = None
 ) -> Norm | None:
-    """The norm times `operand`, or divided by it if `inverted`; None if the op cannot do that.
-    `before` is the norm before this product, or None while `read_norm` reads the product."""
+    """Returns the norm times `operand`, or divided by it if `inverted`, or None if the op cannot do
+    that. `before` is the norm before this product, or None while `read_norm` reads the product."""
     if is_number(operand):
         takes = before is None or (_takes_scalars(before) and not before.is_half)
         return _times(norm, known_number(operand), inverted) if takes else None
@@ -386,7 +388,7 @@ def _times(norm: Norm, factor: float | None, inverted: bool) -> Norm | None:
 
 
 def _is_single(operand: Node, norm: Norm) -> bool:
-    """Whether `operand` is a tensor with one element that broadcasts to the norm's input."""
+    """Returns whether a tensor has one element and broadcasts to the norm's input."""
     tensor = value(operand)
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in KERNEL_DTYPES:
         return False
@@ -398,8 +400,8 @@ def _takes_scalars(norm: Norm) -> bool:
 
 
 def _with_weight(norm: Norm, weight: Node) -> Norm:
-    """The norm with that weight. A number that is added to the weight becomes its offset, if the op
-    has one."""
+    """Returns the norm with that weight. A number added to it becomes its offset, if the op has
+    one."""
     absorbed: tuple[Node, ...] = ()
     offset = 0.0
     call = call_of(weight, "add") if norm.kind == "rms_norm" and norm.over.has_variants else None
@@ -419,7 +421,7 @@ def _with_bias(norm: Norm, bias: Node) -> Norm:
 
 
 def _is_affine(operand: Any, norm: Norm) -> bool:
-    """Whether `operand` is a tensor that can be a parameter of the op."""
+    """Returns whether `operand` is a tensor that can be a parameter of the op."""
     if not isinstance(operand, Node) or not isinstance(value(operand), torch.Tensor):
         return False
     return norm.over.has_parameter(operand) and value(operand).dtype in KERNEL_DTYPES
@@ -429,7 +431,7 @@ def _is_affine(operand: Any, norm: Norm) -> bool:
 
 
 def input_of(norm: Norm) -> Node | None:
-    """The input, cast or not, with which the op's output has eager's dtype; None if neither."""
+    """Returns the input, cast or not, with which the op's output has eager's dtype, or None."""
     result = value(norm.last).dtype
     if norm.rounded_to not in (None, result):
         return None
@@ -438,7 +440,7 @@ def input_of(norm: Norm) -> Node | None:
 
 
 def arguments_of(norm: Norm, input: Node) -> dict[str, Any]:
-    """The op's arguments by name, in its order."""
+    """Returns the op's arguments by name, in its order."""
     multiplies = norm.has_factors and None not in norm.over.known_row
     arguments = {"input": input, **norm.over.arguments(norm.kind)}
     arguments["weight"] = (
@@ -458,8 +460,8 @@ def _parameter(norm: Norm, operand: Node | None) -> Node | OpCall | None:
 
 
 def _weight_times_factors(norm: Norm) -> OpCall:
-    """The weight times the factors, in the dtype of the computation. A product as long as a row
-    costs next to nothing, and the norm's result is rounded once."""
+    """Returns the weight times the factors, in the dtype of the computation. A product as long as a
+    row costs next to nothing, and the norm's result is rounded once."""
     is_double = value(norm.input).dtype == torch.float64
     dtype = torch.float64 if is_double else torch.float32
     weight = _parameter(norm, norm.weight)

@@ -47,22 +47,22 @@ class NormDims(ABC):
 
     @abstractmethod
     def has_parameter(self, operand: Node) -> bool:
-        """Whether a tensor broadcasts to a row, and is the same for all rows."""
+        """Returns whether a tensor broadcasts to a row, and is the same for all rows."""
 
     def view_chain_of(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
-        """The views of a parameter that the op does not need, and the tensor that they view."""
+        """Returns a parameter's views that the op does not need, and the tensor before them."""
         return (), operand
 
     @abstractmethod
     def parameter(self, operand: Node) -> Node | OpCall:
-        """A parameter in the shape of a row."""
+        """Returns a parameter in the shape of a row."""
 
     def order(self, kind: str) -> tuple[int, ...] | None:
-        """The order of the dimensions that the op of that kind needs; None for the input's."""
+        """Returns the order of dimensions that the op of that kind needs, or None for any."""
         return None
 
     def arguments(self, kind: str) -> dict[str, Any]:
-        """The arguments of the op of that kind that name the dimensions."""
+        """Returns the arguments of the op of that kind that name the dimensions."""
         return {"normalized_shape": self.known_row}
 
 
@@ -76,8 +76,9 @@ class LastDims(NormDims):
     has_variants: ClassVar[bool] = True
 
     def has_parameter(self, operand: Node) -> bool:
-        """Whether a tensor broadcasts to a row, and is the same for all rows: with one value for
-        each element, or for each channel of an image, if the row has several dimensions."""
+        """Returns whether a tensor broadcasts to a row, and is the same for all rows: with one
+        value for each element, or for each channel of an image, if the row has several
+        dimensions."""
         extra = value(operand).dim() - len(self.dims)
         if extra > len(self.sizes) - len(self.dims):
             return False
@@ -142,7 +143,7 @@ class SpatialDim(NormDims):
 
 
 def norm_dims(dims: Sequence[int], sizes: torch.Size) -> NormDims | None:
-    """The dimensions `dims` of a tensor of that shape; None if no op normalises over these."""
+    """Returns the dimensions `dims` of a tensor, or None if no op normalises over them."""
     if tuple(dims) == tuple(range(len(sizes) - len(dims), len(sizes))):
         return LastDims(tuple(dims), sizes)
     return SpatialDim(tuple(dims), sizes) if len(dims) == 1 else None

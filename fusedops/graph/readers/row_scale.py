@@ -1,8 +1,8 @@
-"""Reads the number that a norm divides each row by, which is made of the row's mean square.
+"""Reads the number by which a norm divides each row, a function of the row's mean square.
 
-Models compute it in many orders: by a mean, a sum, a norm or a variance; with eps added to the mean
+Models compute it in many ways: by a mean, a sum, a norm or a variance; with eps added to the mean
 square or to its root, or as a lower limit; with factors in between; as a divisor or a reciprocal.
-Here all are one formula, `RowScale`, and each call that is read changes its parameters.
+All are one formula, `RowScale`, and each call that is read changes its parameters.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ CANCELS = "mean(x^2) - mean(x)^2 cancels where the variance is small, and the op
 
 @dataclass(frozen=True)
 class RowScale:
-    """outer * f(inner * m ** power) ** exponent, where f adds eps (`eps_mode` "add"), is the
-    larger of its argument and eps ("max"), or changes nothing ("").
+    """outer * f(inner * m ** power) ** exponent, where f(x) is x + eps (`eps_mode` "add"), max(x,
+    eps) ("max") or x ("").
 
     m: the mean of the squares of `input` over its dimensions `dims`; if `centred`, of its
         deviations from their mean, with the divisor N - correction.
@@ -74,13 +74,13 @@ class RowScale:
         return known_count(value(self.input), self.dims)
 
     def raised_to(self, exponent: float) -> RowScale:
-        """The scale to that power."""
+        """Returns the scale to that power."""
         if not self.eps_mode:
             return replace(self, inner=self.inner**exponent, power=self.power * exponent)
         return replace(self, outer=self.outer**exponent, exponent=self.exponent * exponent)
 
     def times(self, factor: float) -> RowScale | None:
-        """The scale times a positive number; None for another."""
+        """Returns the scale times a number, if this is positive and finite."""
         if not (math.isfinite(factor) and factor > 0):
             return None
         if not self.eps_mode:
@@ -88,14 +88,14 @@ class RowScale:
         return replace(self, outer=self.outer * factor)
 
     def with_eps(self, eps_mode: str, eps: float) -> RowScale | None:
-        """The scale with eps, if it has none yet."""
+        """Returns the scale with eps, if it has none yet."""
         if eps_mode == "add" and eps == 0:
             return self
         return None if self.eps_mode else replace(self, eps_mode=eps_mode, eps=eps)
 
     def corrected(self, correction: int) -> RowScale | None:
-        """The scale as one of a variance with the divisor N - correction; None where this is
-        not known or not a number."""
+        """Returns the scale as one of a variance with the divisor N - correction, or None where
+        this is not known or not a number."""
         if correction == self.correction:
             return self
         columns = self.columns
@@ -110,7 +110,7 @@ class RowScale:
 
 
 def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
-    """`node` as a scale of rows, or None."""
+    """Reads `node` as a scale of rows; returns None if it is none."""
     call = call_of(node)
     if call is None or steps == 0 or not isinstance(value(node), torch.Tensor):
         return None
@@ -122,8 +122,8 @@ def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
 
 
 def as_one_per_row(scale: RowScale, node: Node) -> RowScale | None:
-    """The scale, if `node` has one element for each row of the scale's input and broadcasts to it,
-    or is expanded to its shape; the same with the tensor that the input views. Else None."""
+    """Returns the scale, if `node` has one element for each row of the scale's input, or of the
+    tensor that the input views, and broadcasts to it or is expanded to its shape; else None."""
     for input, dims in ((scale.input, scale.dims), before_views(scale.input, scale.dims)):
         if has_keepdim_shape(node, input, dims) or same_shape(node, input):
             return replace(scale, input=input, dims=dims)
@@ -145,8 +145,8 @@ def _of_squares(squares: Node, dims: tuple[int, ...]) -> RowScale | None:
 
 
 def _scale_of_mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
-    """The scale for the mean over `dims` of the square of `base`: a variance, if `base` is a tensor
-    minus its mean over the same dimensions."""
+    """Returns the scale for the mean over `dims` of the square of `base`: a variance, if `base` is
+    a tensor minus its mean over the same dimensions."""
     deviation = centred(base)
     if deviation is None:
         return RowScale(base, dims)
@@ -167,7 +167,7 @@ def _times_columns(mean: RowScale) -> RowScale | None:
 
 
 def _of_einsum(call: Call) -> RowScale | None:
-    """einsum("...d,...d->...", x, x), or of other dimensions"""
+    """Reads einsum("...d,...d->...", x, x), or a sum over other dimensions."""
     equation, base, *others = call.node.args[:1] + _operands(call.node)
     if not isinstance(equation, str) or len(others) != 1 or not same_value(base, others[0]):
         return None
@@ -181,8 +181,8 @@ def _of_einsum(call: Call) -> RowScale | None:
 
 
 def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
-    """The dimensions that an einsum sums, if it keeps the others in their order. Dimensions without
-    a name ("...") have to be the first."""
+    """Returns the dimensions that an einsum sums, if it keeps the others in their order. Dimensions
+    without a name ("...") have to be the first."""
     names, kept = input.removeprefix("..."), output.removeprefix("...")
     is_plain = names.isalpha() and len(set(names)) == len(names)
     keeps_unnamed = input.startswith("...") == output.startswith("...")
@@ -231,7 +231,7 @@ def _of_item(call: Call) -> RowScale | None:
 
 
 def _of_difference(call: Call) -> RowScale | None:
-    """mean(x^2) - mean(x)^2"""
+    """Reads mean(x^2) - mean(x)^2."""
     first = read_row_scale(call.arguments["input"])
     subtracted = call.arguments["other"]
     if first is None or first.centred or not is_square_of_mean(subtracted, first.input):
@@ -287,7 +287,7 @@ def _through_div(call: Call, steps: int) -> RowScale | None:
 
 def _through_add(call: Call, steps: int) -> RowScale | None:
     first, eps = tensor_and_number(call)
-    if not is_number(eps):  # without this, every residual connection would be followed
+    if not is_number(eps):  # it is a residual connection, which need not be followed
         return None
     scale = read_row_scale(first, steps)
     eps_value = known_number(eps) if scale else None
@@ -302,7 +302,7 @@ def _through_clamp(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_larger(call: Call, steps: int) -> RowScale | None:
-    """max(norm, eps), where(norm > eps, norm, eps) or norm.masked_fill(norm < eps, eps)"""
+    """Reads max(norm, eps), where(norm > eps, norm, eps) or norm.masked_fill(norm < eps, eps)."""
     maximum = maximum_with_number(call)
     scale = read_row_scale(maximum[0], steps) if maximum else None
     return scale.with_eps("max", maximum[1]) if maximum and scale else None
@@ -317,17 +317,17 @@ def _through_cast(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_reshape(call: Call, steps: int) -> RowScale | None:
-    """Views do not change the order of rows; `as_one_per_row` compares the shape in the end."""
+    """Reads a view, which keeps the order of rows; `as_one_per_row` compares the shape later."""
     return read_row_scale(call.arguments["input"], steps)
 
 
 def _through_index(call: Call, steps: int) -> RowScale | None:
-    """mean[..., None]"""
+    """Reads mean[..., None]."""
     return _through_reshape(call, steps) if inserts_dims(call.arguments["index"]) else None
 
 
 def _through_expand(call: Call, steps: int) -> RowScale | None:
-    """An expansion to the shape of the input, from one element a row."""
+    """Reads an expansion to the shape of the input, from one element a row."""
     source = call.arguments["input"]
     scale = read_row_scale(source, steps)
     return as_one_per_row(scale, source) if scale is not None else None

@@ -42,9 +42,9 @@ class Scores:
     nodes: the calls that compute this, in program order.
     bounds: limits of the columns that each row sees; `visible` does not repeat them.
     mask_calls: the calls that compute masks that `bounds` replace.
-    mask_adds_finite: whether a mask adds a finite number to scores, so that they may still differ.
-    mask_absorbs_scores: whether that number is so large that they are equal, and no gradient is
-        needed.
+    mask_adds_finite: whether a mask adds a finite number, so that hidden scores may still differ.
+    mask_absorbs_scores: whether that number is so large that hidden scores are equal, and no
+        gradient is needed.
     has_sink: whether each row has one more logit, beside which hidden columns have no weight.
     notes: why masks are not, or not entirely, bounds.
     product: a matrix product to insert as the input; used if `input` is a baddbmm, which contains
@@ -97,7 +97,7 @@ def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
 
 
 def _is_safe(scores: Scores, step: Call, chain: SoftmaxChain) -> bool:
-    """Whether the op can compute the step at the position of the softmax."""
+    """Returns whether the op can compute the step at the position of the softmax."""
     wide = torch.float64
     dtype = value(step.node).dtype
     narrows = dtype == wide and value(chain.last).dtype != wide  # the op would compute in float32
@@ -133,8 +133,8 @@ _LEAST_CAP, _GREATEST_CAP = 2.0**-126, 2.0**126
 
 
 def _through_tanh(scores: Scores, call: Call) -> Scores | None:
-    """The factor of a tanh is the soft cap, and part of the scale of the tanh's argument. A tanh
-    without a factor is an activation, which Inductor fuses."""
+    """Reads a soft cap: the factor of a tanh, which is also part of the scale of its argument. A
+    tanh without a factor is an activation, which Inductor fuses."""
     cap = abs(scores.scale)
     if cap == 1 or not _LEAST_CAP <= cap <= _GREATEST_CAP:
         return None
@@ -176,7 +176,7 @@ def _through_sub(scores: Scores, call: Call) -> Scores | None:
 
 
 def _through_baddbmm(scores: Scores, call: Call) -> Scores | None:
-    """beta * input + alpha * batch1 @ batch2"""
+    """Reads beta * input + alpha * batch1 @ batch2."""
     arguments = call.arguments
     alpha, beta = (constant(arguments.get(name, 1)) for name in ("alpha", "beta"))
     if scores.scale != 1 or not alpha or not beta or not _is_addend(arguments["input"], call.node):
@@ -195,7 +195,7 @@ def _is_addend(addend: Any, input: Any) -> bool:
 
 
 def _has_product(node: Any) -> bool:
-    """Whether a node is a matrix product, perhaps followed by calls that are read as scores."""
+    """Returns whether a matrix product, and calls that are read as scores, end in a node."""
     while (call := call_of(node := unscaled(node))) is not None and call.kind in _STEPS:
         node = call.arguments.get("input")
     return is_product(node)
@@ -228,7 +228,7 @@ def _through_where(scores: Scores, call: Call) -> Scores | None:
 def _filled(
     scores: Scores, call: Call, input: Any, mask: Any, fill: Any, hides: bool
 ) -> Scores | None:
-    """The scores `input` with `fill` where `mask` is True (`hides`) or False (not `hides`)."""
+    """Returns the scores `input` with `fill` where `mask` is `hides`."""
     if not isinstance(input, Node) or not isinstance(mask, Node) or not is_number(fill):
         return None
     if (fill_number := number(fill)) is None:
@@ -251,7 +251,7 @@ def _filled(
 
 
 def _with_hidden(scores: Scores, hidden: Hidden) -> Scores | None:
-    """The scores with a mask for the columns whose exponentials the model sets to 0."""
+    """Returns the scores with a mask for the columns whose exponentials the model sets to 0."""
     call = Call("masked_fill", "masked_fill", hidden.node)
     return _filled(scores, call, scores.input, hidden.mask, -math.inf, hidden.hides)
 
@@ -261,7 +261,7 @@ def _and(mask: Operand, other: Operand | None) -> Operand:
 
 
 def _bounded(scores: Scores, input: Node, mask: Mask, fill: float) -> Scores | None:
-    """The scores with what is known of a mask as bounds, and with the rest as bool masks."""
+    """Returns the scores with the bounds of a mask as bounds, and its rest as a bool mask."""
     visible = scores.visible
     for leaf in mask.leaves:
         if not broadcasts(leaf.node, input):
@@ -286,10 +286,11 @@ _HIDING = -3e4
 
 
 def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Scores | None:
-    """The scores with an added mask turned into one that hides; None if that would change values.
+    """Returns the scores with an added mask as a mask that hides, or None if values would change.
 
     Adding -inf hides as a fill does. Adding a finite number does not in a row that sees no column:
-    its scores still differ and have gradients, unless the number is so large that it absorbs them.
+    the row's scores still differ and have gradients, unless the number is so large that it absorbs
+    them.
     """
     assert mask.added is not None  # it is no bool mask
     fill = rounded(mask.added, value(call.node).dtype) * scores.scale
@@ -303,14 +304,14 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
 
 
 def _absorbs_scores(sum: Node, fill: float) -> bool:
-    """Whether scores plus this number equal the number, for any score that occurs, and need no
-    gradient. Only Dynamo captures a graph again for inputs with one."""
+    """Returns whether scores plus this number equal the number, for any score that occurs, and need
+    no gradient. Only Dynamo captures a graph again for inputs with one."""
     absorbs = torch.finfo(torch.float32).min <= fill <= -(2.0**126)  # finite in a float32 softmax
     return absorbs and "example_value" in sum.meta and not value(sum).requires_grad
 
 
 def _keeps_values(scores: Scores) -> bool:
-    """Whether rows that see no column get eager's values, or cannot exist."""
+    """Returns whether rows that see no column get eager's values, or cannot exist."""
     if not scores.mask_adds_finite or scores.mask_absorbs_scores or scores.has_sink:
         return True
     return scores.visible is None and intervals.every_row_sees(scores.bounds, scores.input)
@@ -338,8 +339,7 @@ _STEPS_UNDER_A_CAP = {kind: _STEPS[kind] for kind in ("cast", "mul", "div")}
 
 
 def through_factor(scores: Scores, call: Call) -> Scores | None:
-    """The scores with a cast, a factor or a soft cap before them taken in; None for another
-    call."""
+    """Returns the scores with `call`, if this is a cast, a factor or a soft cap, else None."""
     steps = _STEPS_UNDER_A_CAP if scores.softcap is not None else _STEPS_UNDER_A_CAP | _CAP
     return steps[call.kind](scores, call) if call.kind in steps else None
 

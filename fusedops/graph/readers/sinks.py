@@ -40,16 +40,17 @@ class Sink:
     is_joined: bool = True
 
     def may_need_gradient(self, result: Node) -> bool:
-        """Whether the sink's gradient may be needed. That is unknown outside of Dynamo, which alone
-        captures again for tensors that require grad."""
+        """Returns whether the sink's gradient may be needed. That is unknown outside of Dynamo,
+        which alone captures again for tensors that require grad."""
         if not isinstance(self.logit, Node):
             return False
         needed = value(self.logit).requires_grad and value(result).requires_grad
         return needed or "example_value" not in result.meta
 
     def operand(self, device: torch.device) -> OpCall:
-        """The call that makes the argument `sinks` of masked_softmax: the model joins the logit to
-        the scores as a column, a dimension that the argument lacks; a number becomes a tensor."""
+        """Returns the call that makes the argument `sinks` of masked_softmax: the model joins the
+        logit to the scores as a column, a dimension that the argument lacks; a number becomes a
+        tensor."""
         if isinstance(self.logit, Node):
             return OpCall(aten.squeeze.dim, (self.logit, -1))
         kwargs = {"dtype": torch.float32, "device": device}
@@ -57,7 +58,7 @@ class Sink:
 
 
 def read_sink(chain: SoftmaxChain) -> tuple[SoftmaxChain, Sink] | None:
-    """The softmax of the scores without their sink, and the sink; None if there is none."""
+    """Returns the softmax without its sink, and the sink, or None if there is none."""
     if chain.sink is not None:
         sink = _sink(chain.sink) if isinstance(chain.sink, Node) else Sink(chain.sink)
         return replace(chain, sink=None), replace(sink, is_joined=False)
@@ -90,7 +91,7 @@ def _drops_last_column(call: Call) -> bool:
 
 
 def _without_maximum(joined: Node) -> Node:
-    """x if `joined` is x - x.max(-1, keepdim=True), which has the same softmax."""
+    """Returns x, if `joined` is x - x.max(-1, keepdim=True), which has the same softmax."""
     shifted = call_of(joined, "sub")
     maximum = maximum_of(shifted.arguments["other"]) if shifted else None
     if shifted is None or maximum is None:
@@ -102,7 +103,7 @@ def _without_maximum(joined: Node) -> Node:
 
 
 def _joined(joined: Node) -> tuple[Node, Sink] | None:
-    """The scores and the sink that a call puts beside them."""
+    """Returns the scores and the sink that a call puts beside them."""
     if (padded := call_of(joined, "pad")) is not None:
         pad, fill = padded.arguments.get("pad"), number(padded.arguments.get("value") or 0.0)
         is_constant = padded.arguments.get("mode", "constant") == "constant"
@@ -119,7 +120,7 @@ def _joined(joined: Node) -> tuple[Node, Sink] | None:
 
 
 def _is_row_of(scores: Node, logit: Node) -> bool:
-    """Whether a tensor has one element for each row of the scores."""
+    """Returns whether a tensor has one element for each row of the scores."""
     one = statically_known_true(value(logit).shape[-1] == 1)
     return one and value(logit).dim() == value(scores).dim() and broadcasts(logit, scores)
 
@@ -136,6 +137,6 @@ def _sink(logit: Node) -> Sink:
 
 
 def _is_seen_by_products_alone(result: Node) -> bool:
-    """Whether nothing depends on the strides of a result, which are those of the longer rows in
-    eager mode, nor on its memory."""
+    """Returns whether nothing depends on the memory of a result or on its strides, which are those
+    of the longer rows in eager mode."""
     return feeds_products(result) and not storages.writers_of(result)

@@ -65,8 +65,8 @@ class SoftmaxChain:
 
 
 def read_softmax(call: Call) -> SoftmaxChain | None:
-    """The softmax that `call` computes, with its casts, and with the `exp` of a log_softmax; None
-    if `call` computes something else."""
+    """Returns the softmax that `call` computes, with its casts, and with the `exp` of a
+    log_softmax; None if `call` computes something else."""
     if call.kind not in ("softmax", "log_softmax", "safe_softmax"):
         return None
     arguments, is_safe = call.arguments, call.kind == "safe_softmax"
@@ -97,7 +97,7 @@ def decomposed(
     hidden: Hidden | None = None,
     zeroes_hidden_rows: bool = False,
 ) -> SoftmaxChain:
-    """A softmax of `input` that several calls compute, the last of which is `last`."""
+    """Returns a softmax of `input` that several calls compute, the last of which is `last`."""
     nodes: tuple[Node, ...] = (last,)
     if not refusal:
         operands = (input, sink, hidden.mask if hidden else None)
@@ -109,7 +109,7 @@ def decomposed(
 
 
 def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
-    """The chain with the casts that widen its input, and the cast back to the input's dtype."""
+    """Returns the chain with casts that widen its input, and the cast back to the input's dtype."""
     casts, input = cast_chain(chain.input)
     result = value(chain.last).dtype
     if casts:

@@ -25,7 +25,7 @@ from fusedops.graph.readers.softmax_chain import SoftmaxChain, decomposed, with_
 
 
 def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
-    """The softmax or log_softmax that ends in `call`, or in the exp and casts after it; or None."""
+    """Returns the softmax or log_softmax that ends in `call`, or in the exp and casts after it."""
     return read_once(call, "softmax", _read)
 
 
@@ -57,7 +57,7 @@ def _read_logarithm(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | None:
 
 
 def _log_of_sum(node: Any) -> tuple[Node, int] | None:
-    """s and dim, if `node` is log(sum(exp(s), dim))."""
+    """Returns s and dim, if `node` is log(sum(exp(s), dim))."""
     log = call_of(before_view_chain(node), "log")
     total = call_of(before_view_chain(log.arguments["input"]), "sum") if log else None
     exp = call_of(total.arguments["input"], "exp") if total else None
@@ -66,7 +66,7 @@ def _log_of_sum(node: Any) -> tuple[Node, int] | None:
 
 
 def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> SoftmaxChain | None:
-    """s - log(sum(exp(s))), where s is x - max(x)."""
+    """Reads s - log(sum(exp(s))), where s is x - max(x)."""
     log_of_sum = _log_of_sum(subtracted)
     if log_of_sum is None or not same_value(log_of_sum[0], shifted):
         return None
@@ -74,7 +74,7 @@ def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> SoftmaxChain | N
 
 
 def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> SoftmaxChain | None:
-    """x - (m + log(sum(exp(x - m)))), where m is max(x)."""
+    """Reads x - (m + log(sum(exp(x - m)))), where m is max(x)."""
     both = call_of(subtracted, "add")
     operands = (both.arguments["input"], both.arguments["other"]) if both else ()
     for logarithm, maximum in (operands, operands[::-1]) if operands else ():
@@ -86,7 +86,7 @@ def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> SoftmaxChain |
 
 
 def _log_softmax(call: Call, shifted: Node, dim: int, subtracted: Node) -> SoftmaxChain | None:
-    """The log_softmax of x, if `shifted` is x - max(x) and `subtracted` one number a row."""
+    """Returns the log_softmax of x, if `shifted` is x - max(x), minus one number a row."""
     shift = read_shift(shifted, dim)
     chain = decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
     return chain if has_keepdim_shape(subtracted, shifted, (dim,)) else None

@@ -25,7 +25,7 @@ from fusedops.graph.analysis.values import value
 
 
 def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
-    """x and dims, if `node` is x - mean(x, dims)."""
+    """Returns x and dims, if `node` is x - mean(x, dims)."""
     operands = difference(node)
     if operands is None:
         return None
@@ -34,14 +34,14 @@ def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
 
 
 def is_square_of_mean(node: Any, input: Node) -> bool:
-    """Whether `node` is mean(input, dims) ** 2."""
+    """Returns whether `node` is mean(input, dims) ** 2."""
     square = call_of(node)
     base = base_of_square(square) if square else None
     return any(same_value(mean[0], input) for mean in _row_means(base))
 
 
 def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """Each x and dims for which `node` is mean(x, dims), in a shape that broadcasts to x, or
+    """Yields each x and dims for which `node` is mean(x, dims), in a shape that broadcasts to x, or
     expanded to its shape."""
     expansion = call_of(node, "expand")
     kept = expansion.arguments["input"] if expansion else node
@@ -52,7 +52,7 @@ def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
 
 
 def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """x and dims, if `node` is mean(x, dims); then, if x is a mean itself, both means as one."""
+    """Yields x and dims, if `node` is mean(x, dims); then both means as one, if x is a mean too."""
     call = _mean(node)
     input: Any = call.arguments["input"] if call else None
     dims = reduced_dims(call, value(input)) if call else None
@@ -67,9 +67,9 @@ def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
 
 
 def before_views(input: Node, dims: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
-    """The tensor that `input` views in the same order, and its dimensions that `dims` cover: for
-    x.view(n, -1) and dimension 1, all of x but the first. `input` and `dims` if these are not the
-    last dimensions, or a size is not known."""
+    """Returns the tensor that `input` views in the same order, and its dimensions that `dims`
+    cover: for x.view(n, -1) and dimension 1, all dimensions of x but the first. Returns `input` and
+    `dims` if these are not the last dimensions, or a size is not known."""
     source = before_view_chain(input)
     shape, sizes = value(input).shape, value(source).shape
     row = known_count(value(input), dims)
@@ -87,15 +87,14 @@ def _mean(node: Any) -> Call | None:
 
 
 def _mean_beside_variance(node: Any) -> Call | None:
-    """The var_mean or std_mean whose mean is `node`."""
+    """Returns the var_mean or std_mean whose mean is `node`."""
     item = call_of(node, "item")
     pair = call_of(item.arguments["input"]) if item and item.arguments["index"] == 1 else None
     return pair if pair is not None and pair.kind in ("var_mean", "std_mean") else None
 
 
 def _sum_over_size(node: Any) -> Call | None:
-    """The sum in sum(x, dims) / N or sum(x, dims) * (1 / N), where N is the number of elements of a
-    row."""
+    """Returns the sum in sum(x, dims) / N or sum(x, dims) * (1 / N), if a row has N elements."""
     call = call_of(node)
     if call is None or call.kind not in ("div", "mul"):
         return None
@@ -113,8 +112,8 @@ def _sum_over_size(node: Any) -> Call | None:
 
 
 def base_of_square(call: Call) -> Node | None:
-    """The tensor that a call squares: by square, by pow with exponent 2, or by a product with
-    itself; without abs, which a square does not need. None for another call."""
+    """Returns the tensor that a call squares: by square, by pow with exponent 2, or by a product
+    with itself; without abs, which a square does not need. None for another call."""
     base = call.arguments.get("input")
     is_square = (
         call.kind == "square"
