@@ -12,13 +12,13 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def has_kernels(device_type: str) -> bool:
-    """Whether this build has kernels for tensors on `device_type` ("cpu", "cuda", ...)."""
+    """Returns whether this build has kernels for tensors on `device_type` ("cpu", "cuda", ...)."""
     return libraries.has_kernels(device_type)
 
 
 def ops_take(tensor: torch.Tensor) -> bool:
-    """Whether the ops take a tensor of this class: a plain one, or one of a subclass that they have
-    rules for, such as DTensor."""
+    """Returns whether the ops take a tensor of this class: a plain one, or one of a subclass that
+    they have rules for, such as DTensor."""
     if not is_traceable_wrapper_subclass(tensor):
         return True
     softmax = torch.ops.fusedops.softmax.default

@@ -67,7 +67,7 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
 
 
 def _fits(model: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether a model's signature takes the arguments, as far as it has one."""
+    """Returns whether a model's signature takes the arguments, as far as it has one."""
     try:
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):  # functions in C may have none
@@ -92,7 +92,7 @@ def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mode(model: Callable[..., Any]) -> tuple[bool, str]:
-    """Whether autograd records the call, and the mode in words where all sites have the same."""
+    """Returns whether autograd records the call, and the mode in words if all sites share it."""
     if not torch.is_grad_enabled():
         return False, "inference"
     root = _root(model)
@@ -102,14 +102,14 @@ def _mode(model: Callable[..., Any]) -> tuple[bool, str]:
 
 
 def _root(model: Callable[..., Any]) -> nn.Module | None:
-    """The model, or the module of a bound method; None for other functions."""
+    """Returns the model, or the module of a bound method, or None for other functions."""
     root = getattr(model, "__self__", model)
     return root if isinstance(root, nn.Module) else None
 
 
 def _module_names(model: Callable[..., Any]) -> dict[str, str]:
-    """Dotted paths of the modules by identity. Dynamo's own paths are not used, because after a
-    graph break they start at the inner frame."""
+    """Returns the dotted paths of the modules by identity. Dynamo's own paths are not used, because
+    after a graph break they start at the inner frame."""
     root = _root(model)
     modules = root.named_modules() if root is not None else ()
     return {str(id(module)): name for name, module in modules}

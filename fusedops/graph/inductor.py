@@ -1,20 +1,21 @@
 """Workarounds for two bugs of Inductor that corrupt memory or results of compiled programs.
 
-A scatter: torch 2.10 to 2.13 generate a wrong index where an accumulating scatter (the gradient of
-an embedding, `index_put(accumulate=True)`, `scatter_add`) is tiled over two dimensions and runs on
-several threads: the offset inside the tile is added twice, so that values are written to other
-elements, some of them past the end of the tensor. torch 2.14 has the same fix
+The first bug is a wrong index. torch 2.10 to 2.13 generate it where an accumulating scatter (the
+gradient of an embedding, `index_put(accumulate=True)`, `scatter_add`) is tiled over two dimensions
+and runs on several threads: the offset inside the tile is added twice, so that values are written
+to other elements, some of them past the end of the tensor. torch 2.14 has the same fix
 (pytorch/pytorch#191837). Plain Inductor has the bug too, but rarely tiles in this way: a value has
 to be read in two layouts, as the gradient of a position bias is that two attention layers share.
 Our ops are fusion barriers that keep both layouts in the graph, which makes this case more
-frequent. The method is replaced when the first of our passes is made. It behaves like the original
-in graphs that are compiled without our passes, even concurrently, and with the setting
-`repair_inductor="never"`.
+frequent. The method with the bug is replaced when the first of our passes is made. The new method
+behaves like the original in graphs that are compiled without our passes, even concurrently, and
+with the setting `repair_inductor="never"`.
 
-A dtype: AOTInductor packages of torch 2.10 and 2.11 hold the dtype arguments of custom ops as the
-numbers of `torch.export`'s files (float32 is 7), but read them as those of `c10::ScalarType` (7 is
-float64). The op then returns another dtype than the one that the code after it was compiled for.
-torch 2.12 reads the numbers that it wrote. The arguments of our ops alone are changed.
+The second bug is a wrong dtype. AOTInductor packages of torch 2.10 and 2.11 hold the dtype
+arguments of custom ops as the numbers of `torch.export`'s files (float32 is 7), but read them as
+those of `c10::ScalarType` (7 is float64). The op then returns another dtype than the one that the
+code after it was compiled for. torch 2.12 reads the numbers that it wrote. Only the arguments of
+our ops are changed.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _C10_NUMBERS = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bflo
 
 
 def repair_scatters(is_ours: Callable[[], bool]) -> None:
-    """Replaces the method with the wrong index, in versions of torch that have it, for the graphs
-    that are compiled while `is_ours()`. A second call does nothing."""
+    """Replaces the method that generates the wrong index, if torch has it, for the graphs that are
+    compiled while `is_ours()`. A second call does nothing."""
     if _TORCH < _SCATTER_REPAIRED_IN:
         _replace_store(is_ours)
 

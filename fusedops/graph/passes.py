@@ -31,15 +31,15 @@ class _Pass(CustomGraphPass):
         repair_dtypes()
 
     def uuid(self) -> str:
-        """Part of Inductor's cache key: all that the result depends on, which is the sources, the
-        available kernels, the settings and the policy tables."""
+        """Returns the pass's part of Inductor's cache key, on which its result depends: sources,
+        available kernels, settings and policy tables."""
         devices = [device for device in ("cpu", "cuda") if has_kernels(device)]
         settings = dataclasses.astuple(config.active())
         return f"fusedops-{_sources_digest()}-{devices}-{settings}-{costs.identity()}"
 
 
 class Pass(_Pass):
-    """Replaces softmaxes and norms by our ops; for Inductor's `pre_grad_custom_pass`.
+    """Replaces softmaxes and norms by our ops, as Inductor's `pre_grad_custom_pass`.
 
     From torch 2.12 on, Inductor looks into its caches before it runs a pass that has a `uuid`. With
     a warm cache the pass is then not called, and nothing is counted or logged, except with the
@@ -51,7 +51,7 @@ class Pass(_Pass):
 
 
 class ReusePass(_Pass):
-    """Drops unused outputs, and lets softmax ops write into memory that nothing else needs; for
+    """Drops unused outputs, and lets softmax ops write into memory that nothing else needs. It is
     Inductor's `post_grad_custom_post_pass`, which runs on forward and backward graphs."""
 
     def __call__(self, graph: Graph) -> None:
@@ -72,7 +72,7 @@ _TIMING = "pre_grad_pass_timing"
 
 
 def options_with_ours(current: Callable[[str], Any]) -> dict[str, Any]:
-    """Inductor's options, given their `current` values, with our passes.
+    """Returns Inductor's options, whose values are `current`, with our passes.
 
     The rewrite comes before the look into Inductor's caches, so that it is logged and counted with
     a warm cache too. It takes 0.2 s of the 8 s in which 12 layers of BERT start from the cache.
@@ -106,7 +106,7 @@ class Chain(CustomGraphPass):
         self.ours(graph)
 
     def uuid(self) -> tuple[Any, ...] | None:
-        """The uuids of all passes. None, which disables Inductor's caches, if one has no uuid."""
+        """Returns the uuids of all passes, or None, which disables the caches, if one has none."""
         passes = (*_as_tuple(self.existing), self.ours)
         uuids = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in passes]
         return None if None in uuids else tuple(uuids)
@@ -117,7 +117,7 @@ def _is_ours(graph_pass: Any) -> bool:
 
 
 def _runs_ours() -> bool:
-    """Whether Inductor's options, for the graph that it compiles now, have one of our passes."""
+    """Returns whether Inductor's options have one of our passes for the graph it compiles now."""
     return any(
         _is_ours(graph_pass)
         for name in PASSES
@@ -126,7 +126,7 @@ def _runs_ours() -> bool:
 
 
 def with_ours(existing: Any, option: str) -> Any:
-    """`existing`, a value of one of Inductor's options in PASSES, with our pass after it."""
+    """Adds our pass after `existing`, the value of one of Inductor's options in PASSES."""
     if any(map(_is_ours, _as_tuple(existing))):
         return existing
     ours = PASSES[option]()
@@ -152,8 +152,8 @@ def _as_tuple(passes: Any) -> tuple[GraphPass, ...]:
 
 @functools.cache
 def _sources_digest() -> str:
-    """A hash of the source files that a compiled graph depends on: the passes, and the ops whose
-    formulas and rules are traced into the graph. The tables are not part of it."""
+    """Returns a hash of the source files that a compiled graph depends on: the passes, and the ops
+    whose formulas and rules are traced into the graph. The tables are not part of it."""
     import fusedops  # not above: fusedops itself imports this module
 
     package = Path(__file__).parents[1]

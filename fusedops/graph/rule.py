@@ -24,13 +24,13 @@ class OpCall:
 
 
 def viewed(operand: Node | OpCall) -> Node:
-    """The node that an operand is, or is a view of."""
+    """Returns the node that an operand is, or is a view of."""
     while isinstance(operand, OpCall):
         operand = operand.args[0]
     return operand
 
 
-#: Which output of an op replaces a node, or what is computed from its outputs.
+#: The output of an op that replaces a node, or a function that computes it from the op's call.
 Output = int | None | Callable[[OpCall], OpCall]
 
 
@@ -50,7 +50,7 @@ class Match:
         last site that uses them.
     any_strides: whether nothing depends on the strides of the results.
     note: what the op cannot take over, and why, for the report.
-    order: the order of the input's dimensions in which the op gets it, if it needs another one.
+    order: the order in which the op needs the input's dimensions, if it is another one.
     """
 
     call: Call
@@ -65,13 +65,13 @@ class Match:
 
 
 def schema_of(call: OpCall) -> torch.FunctionSchema:
-    """The schema of the op that is called."""
+    """Returns the schema of the op that is called."""
     assert isinstance(call.op, torch._ops.OpOverload)
     return call.op._schema
 
 
 def op_of(match: Match) -> OpCall:
-    """The op call of a match whose call has the op's arguments in the op's order."""
+    """Returns the op call of a match whose call has the op's arguments in the op's order."""
     op = getattr(torch.ops.fusedops, match.op).default
     return OpCall(op, tuple(match.call.arguments.values()))
 
@@ -87,12 +87,12 @@ class Rule(ABC):
 
     @abstractmethod
     def match(self, call: Call) -> Match | None:
-        """The site that is found from `call`, or None if the rule does not apply."""
+        """Returns the site that is found from `call`, or None if the rule does not apply."""
 
     def refusal(self, match: Match) -> str | None:
-        """Why this rule must not replace the site, or None."""
+        """Returns why this rule must not replace the site, or None."""
         return None
 
     def emit(self, match: Match) -> Iterator[OpCall]:
-        """Replacements in order of preference; the first with eager's metadata is used."""
+        """Yields calls in order of preference; the first with eager's metadata is used."""
         yield op_of(match)

@@ -23,8 +23,8 @@ and `value` what capture recorded for a node: a fake tensor with shape, dtype an
 else of a node is looked at, so that a rule holds for torch IR, ATen IR and modules alike.
 
 A `Match` has the op and its arguments, in the op's order; which nodes the op's outputs replace (by
-index, None for a single output); and the nodes that the op fuses, in program order. It is no
-promise: the rewriter goes on to prove that
+index, None for a single output); and the nodes that the op fuses, in program order. The site may
+still be refused, since the rewriter goes on to prove that
 
     the input is a plain tensor on a device with kernels          availability.py
     nothing writes in between into memory that is read            analysis/storages.py
@@ -32,10 +32,10 @@ promise: the rewriter goes on to prove that
     the replacement pays on this machine                          policy/decision.py
     its dtype, device, shape and strides are eager's              rewriting/rewriter.py
 
-Where the op cannot compute what was found, the `refusal` of the match's call says why, for the
-report; `Rule.refusal` says so once the input is known to be a tensor. `Rule.emit` is overridden
-where several calls of the op are possible: the first with eager's metadata is taken. Nodes that
-have other users stay in the graph by themselves.
+If the op cannot compute what the site computes, the `refusal` of the match's call says why, for the
+report; `Rule.refusal` does the same for reasons that need a tensor as the input. `Rule.emit` is
+overridden if several calls of the op are possible: the first one with eager's metadata is taken.
+Nodes that have other users stay in the graph, without any effort of the rule.
 
 The rule goes into RULES below, before rules that find a part of what it finds, and its name into
 `fusedops.config.RULES`. What several rules recognise is in `readers/`. To see what a rule did:
@@ -69,7 +69,7 @@ NORMS: tuple[Rule, ...] = (
     Norm("rms_norm", "fused_rms_norm"),
     NormDecomposed("rms_norm_decomposed", "rms_norm"),
 )
-#: In the order in which they are tried: those that fuse more nodes first.
+#: The rules in the order in which they are tried: those that fuse more nodes come first.
 RULES: tuple[Rule, ...] = (
     MaskedSoftmax(),
     Softmax(),
@@ -83,5 +83,5 @@ RULES: tuple[Rule, ...] = (
     GroupNorm(),
     Leaf(),
 )
-#: Rules for sites that contain other sites; they are tried on the whole graph first.
+#: The rules for sites that contain other sites, which are tried on the whole graph first.
 STACKS: tuple[Rule, ...] = (Stack(RULES), LinearCrossEntropy(), CrossEntropy())

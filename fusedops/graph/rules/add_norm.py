@@ -108,7 +108,7 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
 
 
 def _remaining(norm_nodes: tuple[Node, ...], norm: Match) -> set[Node]:
-    """The nodes of the norm that remain in the graph because they have other users."""
+    """Returns the nodes of the norm that remain in the graph because they have other users."""
     remaining: set[Node] = set()
     for node in reversed(norm_nodes):
         inner = node is not norm.call.node and node not in norm.results
@@ -128,7 +128,7 @@ def _nodes(arguments: Any) -> Iterator[Node]:
 
 
 def _residual(norm: Match) -> _Residual | None:
-    """The sum that is normalised, directly or after a reshape."""
+    """Returns the sum that is normalised, directly or after a reshape."""
     total = norm.call.arguments["input"]
     view = call_of(total, "reshape")
     if view is None:
@@ -151,14 +151,14 @@ def _shape(view: Call) -> tuple[Any, ...]:
 
 
 def _keeps_rows(node: Node, reshaped: Node, rank: int) -> bool:
-    """Whether a reshape does not change the last `rank` dimensions."""
+    """Returns whether a reshape does not change the last `rank` dimensions."""
     pairs = zip(value(node).shape[-rank:], value(reshaped).shape[-rank:], strict=True)
     return all(statically_known_true(m == n) for m, n in pairs)
 
 
 def _sum(node: Any) -> _Residual | None:
-    """`node` as a sum of floating tensors of its shape. They have its dtype, or one has a narrower
-    one, as under autocast."""
+    """Reads `node` as a sum of floating tensors of its shape. Both tensors have its dtype, or one
+    has a narrower dtype, as under autocast."""
     call = call_of(node, "add")
     if call is None:
         return None
@@ -174,14 +174,14 @@ def _sum(node: Any) -> _Residual | None:
 
 
 def _adds_to(first: Node, other: Node, total: Node) -> bool:
-    """Whether the op would give the sum of two tensors the dtype that it has in the graph."""
+    """Returns whether the op would give the sum of two tensors the dtype of `total`."""
     dtypes = [value(node).dtype for node in (first, other)]
     are_supported = all(dtype in KERNEL_DTYPES for dtype in dtypes)
     return are_supported and torch.promote_types(*dtypes) == value(total).dtype
 
 
 def _from_branch(branch: Node, residual: Node, total: Node) -> _Residual:
-    """The sum with the dropout and the lossless casts of its branch, which nothing else reads."""
+    """Returns the sum with its branch's dropout and lossless casts, which nothing else reads."""
     nodes: tuple[Node, ...] = (total,)
     node, p = branch, 0.0
     while (call := call_of(node)) is not None and users(node) == [nodes[0]]:
@@ -194,7 +194,7 @@ def _from_branch(branch: Node, residual: Node, total: Node) -> _Residual:
 
 
 def _is_unneeded_cast(call: Call, residual: Node, total: Node) -> bool:
-    """Whether the op can take the input of this cast: the cast loses nothing, and the op adds that
-    input to `residual` in the dtype of `total` anyway."""
+    """Returns whether the op can take the input of this cast: the cast loses nothing, and the op
+    adds that input to `residual` in the dtype of `total` anyway."""
     is_lossless = call.kind == "cast" and is_widening(call)
     return is_lossless and _adds_to(call.arguments["input"], residual, total)

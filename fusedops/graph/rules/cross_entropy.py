@@ -91,7 +91,7 @@ def _same_rows(logits: Node, loss: Loss) -> bool:
 
 
 def _before_target(loss: Loss, beside: Sequence[Node]) -> list[Node]:
-    """The calls beside the loss that come after its target, so that one op can compute both."""
+    """Returns the calls `beside` the loss that come after its target: one op can compute both."""
     operands = [node for node in (viewed(loss.target), loss.weight) if isinstance(node, Node)]
     return [node for node in beside if all(operand < node for operand in operands)]
 
@@ -112,7 +112,7 @@ def _with_classes_last(loss: Loss) -> OpCall:
 
 
 def _result(loss: Loss, op: OpCall) -> OpCall:
-    """What the model reduces the op's losses to, in the dtype and shape of its own result."""
+    """Returns the op's losses as the model reduces them, in the dtype and shape of its result."""
     losses = OpCall(operator.getitem, (op, 0))
     if loss.is_log_probability:
         losses = OpCall(aten.neg.default, (losses,))
@@ -130,12 +130,12 @@ def _result(loss: Loss, op: OpCall) -> OpCall:
 
 
 def counted_rows(loss: Loss, target: Any) -> OpCall:
-    """Which rows are not ignored."""
+    """Returns which rows are not ignored."""
     return OpCall(aten.ne.Scalar, (target, loss.ignore_index))
 
 
 def row_weights(loss: Loss, target: Any, counted: OpCall) -> OpCall | None:
-    """The weight of each row's class, 0 for rows that are ignored."""
+    """Returns the weight of each row's class, 0 for rows that are ignored."""
     if loss.weight is None:
         return None
     classes = OpCall(aten.where.ScalarOther, (counted, target, 0))
@@ -149,7 +149,7 @@ def _log_sum(loss: Loss, node: Node, op: OpCall) -> OpCall:
 
 
 def _as_result(computed: OpCall, loss: Loss, old: Node, op: OpCall) -> OpCall:
-    """`computed`, one number a row, in the shape and dtype of the node `old`."""
+    """Returns `computed`, one number a row, in the shape and dtype of the node `old`."""
     shape, logits = value(old).shape, op.args[0]
     has_rows = isinstance(logits, Node) and has_shape(old, value(logits).shape[:-1])
     if not has_rows:
@@ -158,18 +158,18 @@ def _as_result(computed: OpCall, loss: Loss, old: Node, op: OpCall) -> OpCall:
 
 
 def as_dtype(computed: OpCall, loss: Loss, old: Node | None = None) -> OpCall:
-    """`computed`, which has the op's dtype, in the dtype of a node; by default of the loss."""
+    """Casts `computed`, which has the op's dtype, to that of a node, by default of the loss."""
     dtype = value(old or loss.last).dtype
     return computed if dtype == wide_dtype(loss) else OpCall(aten.to.dtype, (computed, dtype))
 
 
 def wide_dtype(loss: Loss) -> torch.dtype:
-    """The dtype of the op's losses."""
+    """Returns the dtype of the op's losses."""
     return torch.promote_types(value(loss.logits).dtype, torch.float32)
 
 
 def _shaped(tensor: Any, shape: Sequence[Any], sources: Sequence[Node]) -> OpCall:
-    """`tensor` in a shape whose symbolic sizes are those of dimensions of `sources`."""
+    """Reshapes `tensor`; the symbolic sizes in `shape` are those of dimensions of `sources`."""
 
     def size_of(size: Any) -> Any:
         found = (

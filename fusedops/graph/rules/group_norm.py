@@ -49,7 +49,7 @@ class GroupNorm(Rule):
 
 
 def _expanded(parameter: Any, row: list[int | None]) -> OpCall | None:
-    """A parameter of channels in the shape of a row."""
+    """Returns a parameter of channels in the shape of a row."""
     if parameter is None:
         return None
     of_channels = OpCall(aten.reshape.default, (parameter, [-1] + [1] * (len(row) - 1)))

@@ -4,9 +4,9 @@ before    loss = F.cross_entropy(F.linear(x, weight).float().view(-1, classes), 
 after     scale = 1 / (target != -100).sum()
           loss = torch.ops.fusedops.linear_cross_entropy(x, weight, target, scale=scale)
 
-The rule applies only where the setting `fuse` names it: it saves memory rather than time, since the
-gradient of a cross entropy takes the place of its logits anyway, and products of chunks of rows
-have other last bits than one of all rows.
+The rule applies only if the setting `fuse` names it. Why is it not a default? It saves memory
+rather than time, since the gradient of a cross entropy takes the place of its logits anyway, and
+products of chunks of rows differ in their last bits from one product of all rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 
 class LinearCrossEntropy(Rule):
-    """A mean or sum of cross entropies of a linear layer, whose results nothing else uses."""
+    """A mean or sum of cross entropies of a linear layer's results, which nothing else uses."""
 
     name = "linear_cross_entropy"
 
@@ -88,7 +88,7 @@ def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) ->
 
 
 def _scale(loss: Loss, counts: Any) -> OpCall | None:
-    """The factor of the sum of the losses."""
+    """Returns the factor of the sum of the losses."""
     if loss.reduction == "sum":
         return None
     count = OpCall(aten.sum.default, (counts,))

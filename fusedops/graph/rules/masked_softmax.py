@@ -84,8 +84,8 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
 
 
 def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
-    """The chain with the cast of its float32 result back to the dtype of the scores. Under autocast
-    these are narrower, and a float32 mask makes the softmax compute in float32."""
+    """Returns the chain with the cast of its float32 result back to the dtype of the scores. Under
+    autocast these are narrower, and a float32 mask makes the softmax compute in float32."""
     cast = only_user(chain.last, "cast")
     dtype = value(scores.input).dtype
     if cast is None or cast.arguments["dtype"] != dtype or value(chain.last).dtype != torch.float32:
@@ -102,7 +102,7 @@ def _op(chain: SoftmaxChain, dropout: Call | None, sink: Sink | None) -> str:
 def _arguments(
     scores: Scores, chain: SoftmaxChain, dropout: Call | None, sink: Sink | None
 ) -> dict[str, Any]:
-    """The op's arguments by name, in its order."""
+    """Returns the op's arguments by name, in its order."""
     operands = [scores.visible, *scores.addends] if scores.visible else [*scores.addends]
     mask, bias = map(_with_adjacent_values, (*operands, None, None)[:2])
     result = value(chain.last).dtype
@@ -133,8 +133,8 @@ def _arguments(
 
 
 def _with_adjacent_values(operand: Operand | None) -> Operand | None:
-    """A mask or bias, with a copy if the values of a row are not adjacent, as in a position bias
-    whose last dimension is the heads. The op would copy it at every call. With the copy in the
+    """Returns a mask or bias, with a copy if the values of a row are not adjacent, as in a position
+    bias whose last dimension is the heads. The op would copy it at every call. With the copy in the
     graph, Inductor computes the operand in this layout, once for all layers that share it."""
     source = operand
     while isinstance(source, OpCall):  # elementwise calls have the layout of their first operand

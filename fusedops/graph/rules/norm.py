@@ -49,8 +49,7 @@ class Norm(Rule):
         return unsupported_dtype(match)
 
     def emit(self, match: Match) -> Iterator[OpCall]:
-        """The op with the site's arguments; then with tensors cast to the dtype of eager's
-        result."""
+        """Yields the op with the site's arguments; then with tensors in eager's result dtype."""
         op, arguments = op_of(match).op, match.call.arguments
         yield op_of(match)
         if match.fused_nodes:  # the site's own casts leave the parameters as they are
@@ -63,20 +62,20 @@ class Norm(Rule):
 
 
 def unsupported_dtype(match: Match) -> str | None:
-    """Why no kernel takes the input of a norm, or None."""
+    """Returns why no kernel takes the input of a norm, or None."""
     dtype = value(match.call.arguments["input"]).dtype
     return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
 
 
 def unsupported_row(match: Match) -> str | None:
-    """Why no op takes rows of that length or dtype, or None."""
+    """Returns why no op takes rows of that length or dtype, or None."""
     is_unknown = None in match.call.arguments.get("normalized_shape", ())
     return UNKNOWN_ROW if is_unknown else unsupported_dtype(match)
 
 
 def _with_casts(call: Call) -> Match | None:
-    """norm(x.float()).to(x.dtype), which the op computes from x, with the result rounded once; None
-    without both casts."""
+    """Matches norm(x.float()).to(x.dtype), which the op computes from x, with the result rounded
+    once. Returns None if a cast is missing."""
     cast = None if call.refusal else only_user(call.node, "cast")
     casts, input = cast_chain(call.arguments["input"])
     if cast is None or not casts or cast.arguments["dtype"] != value(input).dtype:

@@ -59,7 +59,7 @@ class NormDecomposed(Rule):
         norm = read_norm(call)
         if norm is None or norm.op not in self.ops:
             return None
-        # The longest chain whose result has the dtype of the input, cast or not.
+        # The site is the longest chain whose result has the dtype of the input, cast or not.
         ends = [(extended, input_of(extended)) for extended in continued(norm)]
         norm, input = next(((n, i) for n, i in reversed(ends) if i), (norm, None))
         refusal = norm.refusal

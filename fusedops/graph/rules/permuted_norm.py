@@ -57,7 +57,7 @@ class PermutedNorm(Rule):
 
 
 def _is_spatial(norm: Match) -> bool:
-    """Whether a norm is one over a single dimension that the spatial ops compute too."""
+    """Returns whether a spatial op computes the same norm, over a single dimension."""
     arguments: Mapping[str, Any] = norm.call.arguments
     has_variant = arguments.get("weight_offset") or arguments.get("rounds_normalized")
     is_shared = norm.op in _SHARED and not norm.call.refusal and not has_variant
@@ -67,6 +67,6 @@ def _is_spatial(norm: Match) -> bool:
 
 
 def _moves_channels(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Whether a permutation makes another dimension the last, and another one reverts it."""
+    """Returns whether `before` makes another dimension the last, and `after` reverts it."""
     rank = len(before)
     return before[-1] != rank - 1 and [before[dim] for dim in after] == list(range(rank))

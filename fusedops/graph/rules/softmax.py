@@ -43,7 +43,7 @@ class Softmax(Rule):
         )
 
     def emit(self, match: Match) -> Iterator[OpCall]:
-        """The op with the site's arguments; then with the dtype of eager's result."""
+        """Yields the op with the site's arguments; then with the dtype of eager's result."""
         call = op_of(match)
         yield call
         # On some devices autocast runs softmax in float32; with this dtype the op does the same.
@@ -51,7 +51,7 @@ class Softmax(Rule):
 
 
 def match_softmax(chain: SoftmaxChain) -> Match:
-    """The site of a chain, refused if only masked_softmax computes it."""
+    """Returns the site of a chain, refused if only masked_softmax computes it."""
     arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
     refusal = chain.refusal
     if chain.needs_masks:

@@ -54,7 +54,7 @@ class Stack(Rule):
         return Match(site, op, {call.node: index}, (*sorted(fused), call.node))
 
     def _match_of(self, result: Any, stack: Node) -> Match | None:
-        """The match of an element of the stack, if its op can be stacked."""
+        """Returns the match of an element of the stack, if its op can be stacked."""
         if not isinstance(result, Node) or users(result) != [stack]:
             return None
         cast = call_of(result, "cast")
@@ -75,7 +75,7 @@ class Stack(Rule):
 
 
 def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict[str, Any]] | None:
-    """The stacked op and its arguments without stack_dim, if the elements have equal settings."""
+    """Returns the stacked op and its arguments without stack_dim, if all settings are equal."""
     inputs = [each["input"] for each in arguments]
     if len(set(ops)) > 1 or not all(isinstance(node, Node) for node in inputs):
         return None
