@@ -7,10 +7,11 @@ Attention scores are such an x, and so is the gradient from the matrix product a
 each reuse lowers the peak memory by one tensor of queries x keys. The logits of a language model
 are one too: the forward graph has computed them and *donates* them to the backward graph, where the
 gradient of the cross entropy is written over them. A fresh gradient of 50,257 classes costs more
-than the kernel, because of its page faults. The pass runs on the forward or
-backward graph that Inductor is about to lower. Inductor checks the lifetimes again and copies x if
-it is needed later. Eager mode reuses nothing, because there it is unknown who else refers to a
-tensor.
+than the kernel, because of its page faults.
+
+The pass runs on the forward or backward graph that Inductor is about to lower. Inductor checks the
+lifetimes again and copies x if it is needed later. Eager mode reuses nothing, because it is unknown
+there who else refers to a tensor.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def _has_layout_of(source: Node, result: Node) -> bool:
 
 
 def _donated(graph: Graph) -> set[Node]:
-    """The inputs of a backward graph whose memory the forward graph has allocated and nothing but
-    the backward graph holds."""
+    """Returns the inputs of a backward graph whose memory the forward graph has allocated and
+    nothing but the backward graph holds."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     # AOTAutograd gives the indices while it compiles the forward graph too, whose inputs are the
     # caller's. Only a backward graph has tangents, which torch's partitioner knows by their name.
@@ -84,8 +85,8 @@ def _donated(graph: Graph) -> set[Node]:
 
 
 def _is_only_for(node: Node, holders: set[Node], donated: set[Node]) -> bool:
-    """Whether the memory that ``holders`` share is allocated in this graph, or donated to it, and
-    read only by ``node``."""
+    """Returns whether the memory that ``holders`` share is allocated in this graph, or donated to
+    it, and read only by ``node``."""
     return all(
         (holder.op == "call_function" or holder in donated)
         and holders.union([node]).issuperset(holder.users)

@@ -4,9 +4,9 @@ before    y, sum, mean, rstd = fusedops.add_layer_norm(x, residual, ...)      on
 after     y, _ = fusedops._add_layer_norm(x, residual, ..., wants_sum=False)
 
 Inference needs no statistics for a backward pass, and post-norm layers do not need the sum. Both
-passes run on the graph that Inductor is about to lower. There everything that a backward pass needs
-is already an output, and the backward ops are calls of their own, so that autograd formulas are not
-needed: without them a call takes 7 us less Python.
+passes run on the graph that Inductor is about to lower. In that graph everything that a backward
+pass needs is already an output, and the backward ops are calls of their own, so that autograd
+formulas are not needed: without them a call takes 7 us less Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusedops.ops.registration.libraries import OPS_WITH_VARIANT
 
 _ops = torch.ops.fusedops
 
-#: For each op with optional outputs, the variant without them, and how many outputs that one has.
+#: For each op with optional outputs the variant without them, and the variant's number of outputs.
 SHORTER_VARIANTS: dict[Any, tuple[Any, int]] = {
     _ops.add_layer_norm.default: (_ops._add_layer_norm.default, 2),
     _ops.add_rms_norm.default: (_ops._add_rms_norm.default, 2),
@@ -78,7 +78,7 @@ def _replace(node: Node, variant: Any, used: set[int]) -> None:
 def _arguments(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], variant: Any, used: set[int]
 ) -> tuple[Any, ...]:
-    """The variant's arguments, from those of the op."""
+    """Returns the variant's arguments, from those of the op."""
     arguments = {"wants_sum": 1 in used, **named_arguments(node.target, args, kwargs)}
     names = (argument.name for argument in variant._schema.arguments)
     return tuple(arguments[name] for name in names if name in arguments)

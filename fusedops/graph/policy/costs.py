@@ -88,10 +88,10 @@ class Table:
         return f"{self.name}-{self.machine.threads}-{self.digest}"
 
     def cost(self, op: str, mode: str, size: Size) -> Cost | None:
-        """The cost of `op`, scaled from the nearest measured size; None if the op has none."""
+        """Returns the cost of `op`, scaled from the nearest measured size, or None without one."""
         dtype = str(size.dtype).removeprefix("torch.")
-        # float16 that was not measured has the costs of bfloat16, which moves as many bytes; any
-        # other dtype has those of float32.
+        # If float16 was not measured, it has the costs of bfloat16, which moves as many bytes; any
+        # other dtype has the costs of float32.
         names = {"float16": ("float16", "bfloat16")}.get(dtype, (dtype, "float32"))
         keys = [(op, mode, name) for name in names]
         sizes = next((self.costs[key] for key in keys if key in self.costs), None)
@@ -103,7 +103,7 @@ class Table:
         return Cost(*times, nearest.rows, nearest.cols)
 
     def fit(self, machine: Machine) -> str:
-        """Why the table was chosen for a machine, in words."""
+        """Returns why the table was chosen for a machine, in words."""
         family, vendor, isa, regime = machine.kind_mismatch(self.machine)
         if self.tuned and self.machine == machine:
             how = "measured on this machine"
@@ -131,39 +131,36 @@ def _distance(size: Size, cost: Cost) -> float:
 
 
 def tables_for(machine: Machine) -> list[Table]:
-    """The tables of a machine's device type, the best first: one that the user has measured on this
-    machine, then a shipped one of its family and number of threads, then the nearest."""
+    """Returns the tables of a machine's device type, the best first: one that the user has measured
+    on this machine, then a shipped one of its family and number of threads, then the nearest."""
     tables = [table for table in _tables() if table.machine.device == machine.device]
     return sorted(tables, key=functools.partial(_unfitness, machine))
 
 
 def _unfitness(machine: Machine, table: Table) -> tuple[bool | float | str, ...]:
-    """The sort key of a table. For the same kind of machine a shipped table precedes one that the
-    user measured with another number of threads or another torch."""
+    """Returns the sort key of a table. For the same kind of machine a shipped table precedes one
+    that the user measured with another number of threads or another torch."""
     is_exact = table.tuned and table.machine == machine
     kind_mismatch, distance = machine.kind_mismatch(table.machine), machine.distance(table.machine)
     return (not is_exact, *kind_mismatch, table.tuned, *distance, table.name)
 
 
 def devices() -> list[torch.device]:
-    """The devices that tables can exist for: the CPU, and the GPUs that torch sees."""
+    """Returns the devices that tables can exist for: the CPU, and the GPUs that torch sees."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(gpus))]
 
 
 def identity() -> str:
-    """A hash of the tables in use, which is part of the cache key of every graph."""
+    """Returns a hash of the tables in use, which is part of the cache key of every graph."""
     tables = [table for device in devices() for table in tables_for(here(device))]
     identities = " ".join(table.identity for table in tables)
     return hashlib.sha256(identities.encode()).hexdigest()
 
 
 def user_folder() -> Path | None:
-    """The folder of the user's tables: in FUSEDOPS_CACHE_DIR, or by default in fusedops in the
-    user's cache folder.
-
-    None if the user has no home folder.
-    """
+    """Returns the folder of the user's tables, in FUSEDOPS_CACHE_DIR or by default in fusedops in
+    the user's cache folder, or None if the user has no home folder."""
     if named := os.environ.get("FUSEDOPS_CACHE_DIR"):
         return Path(named) / "tables"
     caches = os.environ.get("XDG_CACHE_HOME", "")
@@ -176,7 +173,7 @@ def user_folder() -> Path | None:
 
 
 def user_files() -> list[Path]:
-    """The user's table files, including damaged ones."""
+    """Returns the user's table files, including damaged ones."""
     folder = user_folder()
     try:
         return sorted(folder.glob("*.csv")) if folder else []
@@ -185,8 +182,8 @@ def user_files() -> list[Path]:
 
 
 def _tables() -> Iterator[Table]:
-    """All readable tables. A damaged shipped table raises ValueError; for a damaged table of the
-    user there is one warning, and it is skipped."""
+    """Yields all readable tables. A damaged shipped table raises ValueError; for a damaged table of
+    the user there is one warning, and it is skipped."""
     for file in sorted(SHIPPED.glob("*.csv")):
         yield from _cached(file, False, _stamp(file))
     for file in user_files():
@@ -194,7 +191,7 @@ def _tables() -> Iterator[Table]:
 
 
 def _stamp(file: Path) -> tuple[int, int]:
-    """A value that changes when the file changes."""
+    """Returns a value that changes when the file changes."""
     try:
         status = file.stat()
     except OSError:  # removed in the meantime
@@ -217,7 +214,7 @@ def _cached(file: Path, tuned: bool, stamp: tuple[int, int]) -> tuple[Table, ...
 
 
 def read(file: Path, tuned: bool) -> tuple[Table, ...]:
-    """The tables in a file. Raises ValueError, with the fix, if it cannot be read."""
+    """Returns the tables in a file. Raises ValueError, with the fix, if it cannot be read."""
     try:
         content = file.read_bytes()
         rows = list(csv.DictReader(content.decode().splitlines()))
@@ -235,7 +232,7 @@ def _damaged(file: Path, tuned: bool) -> str:
 
 
 def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> Iterator[Table]:
-    """One table for each machine in the rows."""
+    """Yields one table for each machine in the rows."""
     name = file.stem
     by_machine: dict[tuple[Machine, str], Table] = {}
     for row in rows:
@@ -250,7 +247,7 @@ def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> 
 
 
 def _cost(row: dict[str, str]) -> Cost:
-    """The numbers of a row. Raises ValueError if one is not positive and finite."""
+    """Returns the numbers of a row. Raises ValueError if one is not positive and finite."""
     names = ("inductor_ms", "fusedops_ms", "copy_gb_per_s", "rows", "cols")
     inductor, ours, copy, rows, cols = (float(row[name]) for name in names)
     if not all(0 < number < math.inf for number in (inductor, ours, copy, rows, cols)):

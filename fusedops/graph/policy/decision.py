@@ -1,10 +1,10 @@
 """Decides whether a site that can be replaced correctly should be replaced.
 
 With `fuse="profitable"` a site is replaced if the op, plus the memory traffic that it adds around
-it, is measured to take less time than Inductor's code for the site. The traffic arises because our
-op is a barrier to Inductor's fusion: a pointwise neighbour has to write to memory, for the op to
-read, what Inductor would have kept in registers. The same holds for a mask that Inductor would have
-computed on the fly.
+the site, is measured to take less time than Inductor's code for the site. The traffic arises
+because our op is a barrier to Inductor's fusion: a pointwise neighbour has to write to memory, for
+the op to read, what Inductor would have kept in registers. The same holds for a mask that Inductor
+would have computed on the fly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
 _DROPOUT = "softmax_dropout[causal]"
 #: A cross entropy whose backward pass cannot write over the logits.
 _KEPT_LOGITS = "cross_entropy[kept]"
-#: The names under which ops are measured, if not their own; the first one in the table is used.
+#: The names under which ops are measured, if they have others; the first in the table is used.
 _MEASURED_AS = {
     "masked_softmax": (_ADDITIVE,),
     "masked_softmax_sinks": (_ADDITIVE,),
@@ -55,7 +55,7 @@ BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_att
 #: fusedops must be faster by this share: two measurements of the same code differ by up to 3%.
 MARGIN = 0.03
 
-#: Without a measurement: below this many elements the call overhead exceeds the kernel's time.
+#: Sites without a measurement: below this many elements a call costs more time than the kernel.
 _FEW_ELEMENTS = 2**15
 #: From this many elements on, decomposing PyTorch's fused encoder layer is not slower.
 _MANY_FEATURES = 2**18
@@ -96,8 +96,8 @@ class Decision:
 
 
 def decide(rule: str, match: Match, copied_bytes: int = 0) -> Decision:
-    """Whether a site is replaced with the active settings. `copied_bytes` are read and written to
-    give the results eager's strides."""
+    """Decides whether a site is replaced with the active settings. `copied_bytes` are read and
+    written to give the results eager's strides."""
     mode = config.active().fuse_for(rule)
     if mode == "never":
         return Decision('config: fuse="never"')
@@ -105,7 +105,7 @@ def decide(rule: str, match: Match, copied_bytes: int = 0) -> Decision:
 
 
 def leaves_encoder_layer(result: torch.Tensor) -> bool:
-    """Whether PyTorch's fused encoder layer for inference is faster than its decomposition.
+    """Returns whether PyTorch's fused encoder layer for inference is faster than its decomposition.
 
     Measured on one CPU thread, the decomposition reaches 0.6 of the fused layer's speed for 8
     tokens of 64 features, 0.9 for 128 of 128, 1.0 for 1024 of 256, and 1.2 with a padding mask.
@@ -135,7 +135,7 @@ def _profitable(match: Match, copied_bytes: int) -> Decision:
 
 
 def _is_never_materialised(match: Match) -> bool:
-    """Whether a softmax is used only by gathers and reductions, as in cross entropy."""
+    """Returns whether a softmax is used only by gathers and reductions, as in cross entropy."""
     if not match.op.endswith("softmax"):
         return False
     results = [user for result in match.results for user in users(result)]
@@ -143,8 +143,8 @@ def _is_never_materialised(match: Match) -> bool:
 
 
 def _becomes_sdpa(match: Match) -> bool:
-    """Whether a softmax of plain scores is between two matrix products, so that Inductor's pass
-    fuse_attention replaces all three. On a CPU that pass does not support dropout."""
+    """Returns whether a softmax of plain scores is between two matrix products, so that Inductor's
+    pass fuse_attention replaces all three. On a CPU that pass does not support dropout."""
     arguments = match.call.arguments
     more = ("mask", "bias", "lower_diagonal", "start", "end", "sinks", "softcap")
     has_more = arguments.get("causal") or any(arguments.get(name) is not None for name in more)
@@ -158,8 +158,8 @@ def _becomes_sdpa(match: Match) -> bool:
 
 
 def _size(match: Match) -> Size | None:
-    """Rows and columns of the result, with symbols replaced by their values at capture; None if
-    there are none."""
+    """Returns the rows and columns of the result, with symbols replaced by their values at capture,
+    or None if a symbol has none."""
     if match.op == "cross_entropy":
         return _size_of_logits(match)
     result = value(next(iter(match.results)))
@@ -181,7 +181,7 @@ def _size(match: Match) -> Size | None:
 
 
 def _size_of_logits(match: Match) -> Size | None:
-    """The rows and classes of a cross entropy, whose result is smaller."""
+    """Returns the rows and classes of a cross entropy, whose result is smaller."""
     input, logits = match.call.arguments["input"], value(viewed(match.call.arguments["input"]))
     shape = hints(logits)
     if shape is None:
@@ -191,7 +191,7 @@ def _size_of_logits(match: Match) -> Size | None:
 
 
 def _rows_of_classes(match: Match) -> torch.Tensor:
-    """The logits of a cross entropy as its op gets them."""
+    """Returns the logits of a cross entropy as its op gets them."""
     input, logits = match.call.arguments["input"], value(viewed(match.call.arguments["input"]))
     rows: torch.Tensor = logits.permute(input.args[1]) if isinstance(input, OpCall) else logits
     return rows
@@ -200,8 +200,8 @@ def _rows_of_classes(match: Match) -> torch.Tensor:
 def _estimate(
     match: Match, table: Table, size: Size, machine: Machine, around: int
 ) -> Estimate | None:
-    """The table's measurements for the site, with that many bytes read and written around it; None
-    if the op is not in the table."""
+    """Returns the table's measurements for the site, with `around` bytes read and written around
+    it, or None if the op is not in the table."""
     mode = TRAINING if _is_trained(match) else INFERENCE
     measured = [table.cost(name, mode, size) for name in _measured_as(match)]
     cost = next(filter(None, measured), None)
@@ -223,7 +223,7 @@ def _estimate(
 
 
 def _measured_as(match: Match) -> tuple[str, ...]:
-    """The names under which the op may be in a table, the closest first."""
+    """Returns the names under which the op may be in a table, the closest first."""
     if match.op == "cross_entropy" and _is_trained(match) and _keeps_logits(match):
         return (_KEPT_LOGITS,)
     names = _MEASURED_AS.get(match.op, (match.op,))
@@ -232,8 +232,8 @@ def _measured_as(match: Match) -> tuple[str, ...]:
 
 
 def _dropout(table: Table, size: Size) -> float:
-    """Inductor's milliseconds for the random numbers of a tensor: the difference between a softmax
-    with and without dropout. In our op their cost is negligible in comparison."""
+    """Returns Inductor's milliseconds for the random numbers of a tensor: the difference between a
+    softmax with and without dropout. In our op their cost is negligible in comparison."""
     names = (_DROPOUT,), (_CAUSAL, _ADDITIVE)
     dropped, plain = (
         next(filter(None, (table.cost(name, TRAINING, size) for name in each)), None)
@@ -243,7 +243,7 @@ def _dropout(table: Table, size: Size) -> float:
 
 
 def _slower(estimate: Estimate) -> str | None:
-    """The refusal of a site whose measurements do not show that fusedops is faster, or None."""
+    """Returns the refusal of a site if measurements do not show that fusedops is faster."""
     ours, inductor = estimate.ours_ms, estimate.inductor_ms
     if ours <= (1 - MARGIN) * inductor:
         return None
@@ -254,15 +254,15 @@ def _slower(estimate: Estimate) -> str | None:
 
 
 def as_time(ms: float) -> str:
-    """A time with three digits, in microseconds, milliseconds or seconds."""
+    """Returns a time with three digits, in microseconds, milliseconds or seconds."""
     if ms < 1:
         return f"{ms * 1e3:.3g} us"
     return f"{ms:.3g} ms" if ms < 1e3 else f"{ms / 1e3:.3g} s"
 
 
 def _probably_slower(match: Match, size: Size, copied_bytes: int) -> str | None:
-    """The refusal of a site without measurements, or None. It is replaced if the op saves a pass
-    over memory, or if there is no neighbour that Inductor could fuse with."""
+    """Returns the refusal of a site without measurements, or None. The site is replaced if the op
+    saves a pass over memory, or if there is no neighbour that Inductor could fuse with."""
     if size.elements < _FEW_ELEMENTS:
         return f"too small to pay: {size.elements} elements"
     if match.op == "cross_entropy":
@@ -275,9 +275,9 @@ def _probably_slower(match: Match, size: Size, copied_bytes: int) -> str | None:
 
 
 def _keeps_logits(match: Match) -> str | None:
-    """Why the backward pass of a cross entropy has to allocate a gradient as large as the logits,
-    which costs more than its kernel; None if it can write over them, because the graph computes
-    them and nothing needs them later."""
+    """Returns why the backward pass of a cross entropy has to allocate a gradient as large as the
+    logits, which costs more than its kernel. Returns None if the gradient can be written over the
+    logits, because the graph computes them and nothing needs them later."""
     logits = viewed(match.call.arguments["input"])
     holders = storages.holders_of(logits)
     if not all(holder.op.startswith("call") for holder in holders):
@@ -305,7 +305,7 @@ def _is_trained(match: Match) -> bool:
 
 
 def _barrier_bytes(match: Match) -> int:
-    """The bytes that are read or written only because the op is a fusion barrier."""
+    """Returns the bytes that are read or written only because the op is a fusion barrier."""
     ours = {match.call.node, *match.results, *match.fused_nodes, *match.mask_calls}
     inputs = {node for old in ours for node in old.all_input_nodes} - ours
     before = [node for node in inputs if is_pointwise(node)]
@@ -319,7 +319,7 @@ def _barrier_bytes(match: Match) -> int:
 
 
 def _expanded_bytes(match: Match) -> int:
-    """The bytes that are written and read because parameters are expanded to the shape of a row."""
+    """Returns the bytes written and read because parameters are expanded to the shape of a row."""
     parameters = (match.call.arguments.get(name) for name in ("weight", "bias"))
     calls = [call for call in parameters if isinstance(call, OpCall)]
     expanded = [call.args[1] for call in calls if call.op is torch.ops.aten.expand.default]
@@ -327,7 +327,7 @@ def _expanded_bytes(match: Match) -> int:
 
 
 def _bytes(node: Node) -> int:
-    """The memory of a tensor, without dimensions that are broadcast (stride 0)."""
+    """Returns the memory of a tensor, without dimensions that are broadcast (stride 0)."""
     tensor = value(node)
     sizes = hints(tensor) if isinstance(tensor, torch.Tensor) else None
     if sizes is None:

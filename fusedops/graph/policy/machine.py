@@ -16,8 +16,8 @@ import torch
 class Family(NamedTuple):
     """Processors of one generation, recognised by /proc/cpuinfo.
 
-    Virtual machines, such as cloud providers', may hide the model number, but not the instructions.
-    The flag is one that the generation introduced.
+    `flag` is one that the generation introduced: virtual machines, such as cloud providers', may
+    hide the model number, but not the instructions.
     """
 
     name: str
@@ -31,7 +31,7 @@ FAMILIES = (
     Family("amd-zen5", "AuthenticAMD", "26", "avx512f"),
     Family("amd-zen4", "AuthenticAMD", "25", "avx512f"),
     Family("amd-zen3", "AuthenticAMD", "25", "avx2"),
-    # Includes Emerald and Granite Rapids, whose cores are the same or their successors.
+    # Emerald Rapids, with the same cores, and Granite Rapids, with their successors, belong here.
     Family("intel-sapphire-rapids", "GenuineIntel", "6", "amx_tile"),
     Family("intel-skylake-server", "GenuineIntel", "6", "avx512f"),
     Family("intel", "GenuineIntel", "6", ""),
@@ -63,7 +63,7 @@ class Machine:
         return self.family.partition("-")[0]
 
     def kind_mismatch(self, other: Machine) -> tuple[bool, ...]:
-        """In which respects another machine is of another kind, the most important first."""
+        """Returns which properties show another kind of machine, in order of importance."""
         return (
             self.family != other.family,
             self.vendor != other.vendor,
@@ -82,12 +82,12 @@ class Machine:
 
 
 def count_of(threads: int) -> str:
-    """A number of threads in words."""
+    """Returns a number of threads in words."""
     return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def here(device: torch.device) -> Machine:
-    """The machine of a device in this process."""
+    """Returns the machine of a device in this process."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         capability = "sm{}{}".format(*torch.cuda.get_device_capability(device))
@@ -98,13 +98,13 @@ def here(device: torch.device) -> Machine:
 
 
 def _torch_version() -> str:
-    """The version without the build, such as +cpu: code for the CPU does not depend on it."""
+    """Returns torch's version without the build, such as +cpu, which code does not depend on."""
     return str(torch.__version__).partition("+")[0]
 
 
 @functools.cache
 def _processor() -> tuple[str, str]:
-    """Name and family of the CPU."""
+    """Returns the name and the family of the CPU."""
     facts = cpuinfo()
     name = facts.get("model name") or platform.processor() or platform.machine()
     numbers = [facts[field] for field in ("cpu family", "model", "stepping") if field in facts]
@@ -114,8 +114,8 @@ def _processor() -> tuple[str, str]:
 
 
 def family_of(facts: dict[str, str]) -> str:
-    """The family of a processor with these fields of /proc/cpuinfo; the architecture if it is in no
-    family."""
+    """Returns a processor's family from these fields of /proc/cpuinfo, or its architecture if no
+    family fits."""
     flags = facts.get("flags", "").split()
     for family in FAMILIES:
         ids = (facts.get("vendor_id"), facts.get("cpu family"))
@@ -125,7 +125,7 @@ def family_of(facts: dict[str, str]) -> str:
 
 
 def cpuinfo() -> dict[str, str]:
-    """The fields of the first processor in /proc/cpuinfo; empty on systems without that file."""
+    """Returns the fields of the first processor in /proc/cpuinfo, or none without that file."""
     file = Path("/proc/cpuinfo")
     text = file.read_text() if file.exists() else ""
     fields = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())

@@ -23,23 +23,22 @@ _REDUCTIONS = set(
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether a call is elementwise, also through views, so that Inductor fuses it with its
-    neighbours."""
+    """Returns whether a call is elementwise, also through views, so that Inductor would fuse it."""
     if is_unchanged(node) and node.all_input_nodes:
         return is_pointwise(node.all_input_nodes[0])
     return kind_of(node) in _POINTWISE
 
 
 def readers(node: Node) -> list[Node]:
-    """The users of a node, with those that do not change its elements replaced by their users."""
+    """Returns the users of a node; the users of views, casts and the like stand in their place."""
     direct = [user for user in users(node) if not is_unchanged(user)]
     unchanged = [user for user in users(node) if is_unchanged(user)]
     return direct + [reader for user in unchanged for reader in readers(user)]
 
 
 def ends_in_reduction(node: Node, steps: int = 8) -> bool:
-    """Whether a node is a gather or reduction, or is used only by such calls, directly or through
-    pointwise ones."""
+    """Returns whether a node is a gather or reduction, or is used only by such calls, directly or
+    through pointwise ones."""
     kind = kind_of(node)
     if kind in _REDUCTIONS:
         return True

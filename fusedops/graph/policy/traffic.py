@@ -15,8 +15,8 @@ from fusedops.graph.rule import Match
 
 
 def bytes_saved(match: Match) -> int:
-    """The bytes that the calls of a match read and write separately, minus those of the op; 0 for a
-    single call. Symbolic sizes are replaced by their values at capture."""
+    """Returns the bytes that the calls of a match read and write separately, minus those of the op,
+    or 0 for a single call. Symbolic sizes have their values at capture."""
     calls = (*unused_masks(match), *(match.fused_nodes or (match.call.node,)))
     if len(calls) == 1:
         return 0
@@ -28,8 +28,8 @@ def bytes_saved(match: Match) -> int:
 
 
 def unread_bytes(match: Match) -> int:
-    """The bytes of scores that the op does not read, because diagonals hide them. What `start` and
-    `end` hide depends on their elements, and does not count."""
+    """Returns the bytes of scores that the op does not read, because diagonals hide them. What
+    `start` and `end` hide depends on their elements, and does not count."""
     arguments = match.call.arguments
     scores, first = value(arguments.get("input")), arguments.get("lower_diagonal")
     sizes = hints(scores) if isinstance(scores, torch.Tensor) else None
@@ -46,7 +46,7 @@ def _before(limit: int, rows: int, columns: int) -> int:
     """Sums over the rows how many columns are before limit + i in row i."""
 
     def total(greatest: int) -> int:
-        """The sum of min(n, columns) for n from 1 to `greatest`."""
+        """Returns the sum of min(n, columns) for n from 1 to `greatest`."""
         rising = max(0, min(greatest, columns))
         return rising * (rising + 1) // 2 + columns * max(0, greatest - columns)
 
@@ -54,7 +54,7 @@ def _before(limit: int, rows: int, columns: int) -> int:
 
 
 def unused_masks(match: Match) -> list[Node]:
-    """The calls that compute masks for this match alone."""
+    """Returns the calls that compute masks for this match alone."""
     unused: set[Node] = set()
     for call in sorted(match.mask_calls, reverse=True):
         if unused.union(match.fused_nodes).issuperset(users(call)):

@@ -1,8 +1,8 @@
 """Selective activation checkpointing of regions that were rewritten.
 
-The policy of such a region says for each aten operator whether its results are kept for the
-backward pass or computed again. It does not know the op that took the operator's place, and would
-compute it again. After a rewrite the policy is therefore asked about the operators that an op has
+The policy of such a region says for each ATen operator whether its results are kept for the
+backward pass or computed again. The policy does not know the op that took the operator's place, and
+would compute it again. After a rewrite it is therefore asked about the operators that an op has
 replaced, before it is asked about the op itself.
 """
 
@@ -37,7 +37,7 @@ ContextFn = Callable[[], tuple[Any, Any]]
 
 
 def keep_selection(graph: Graph) -> None:
-    """Lets the policy of a checkpointed region know our ops, if the graph is the body of one. A
+    """Lets the policy of a checkpointed region know our ops, if the graph is a region's body. A
     second call does nothing."""
     meta = {} if graph.owning_module is None else graph.owning_module.meta
     if _META in meta and not isinstance(meta[_META], _Contexts):
@@ -64,8 +64,8 @@ class _Contexts:
 def _policy(
     user_policy: Callable[..., Any], context: Any, op: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Asks the given policy about the operators that an op has replaced. Its decision is that for
-    the first whose results are kept, or else that for the op itself."""
+    """Asks the user's policy about the operators that an op has replaced. Returns its decision for
+    the first operator whose results are kept, or else its decision for the op itself."""
     decisions = (user_policy(context, each, *args, **kwargs) for each in _replaced_by(op))
     kept = next((decision for decision in decisions if decision in _SAVES), None)
     return user_policy(context, op, *args, **kwargs) if kept is None else kept

@@ -26,7 +26,7 @@ class Evaluation:
         self._run: dict[int, tuple[OpCall, Any]] = {}
 
     def value(self, argument: Any) -> Any:
-        """The value of a node, attribute or call; other arguments are their own values."""
+        """Returns the value of a node, an attribute or a call, or any other argument as it is."""
         if isinstance(argument, ModuleAttribute):
             return self._mode.from_tensor(argument.tensor)
         if not isinstance(argument, OpCall):

@@ -27,8 +27,8 @@ from fusedops.graph.policy import decision
 
 
 def expand(graph: Graph) -> None:
-    """Decomposes, in place, every opaque call of `graph` that is worth decomposing, except those
-    inside a `torch.func` transform."""
+    """Decomposes in place every opaque call of `graph` for which this pays, except calls inside a
+    `torch.func` transform."""
     for node, transformed in walk(graph):
         decomposition = expansion(node, _EXPANSIONS)
         if decomposition is None or transformed:
@@ -76,7 +76,7 @@ def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
 
 
 def _agree(eager: Any, ours: Any) -> bool:
-    """Whether all tensors have the same dtype and rank."""
+    """Returns whether all tensors have the same dtype and rank."""
     pairs = zip(pytree.tree_leaves(eager), pytree.tree_leaves(ours), strict=True)
     tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
     return all((a.dtype, a.dim()) == (b.dtype, b.dim()) for a, b in tensors)
@@ -124,7 +124,7 @@ def _encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """The forward pass of torch.nn.TransformerEncoderLayer in training, without dropout.
+    """Computes the forward pass of torch.nn.TransformerEncoderLayer in training, without dropout.
 
     The parameters are those of the ATen op, in its order.
     """

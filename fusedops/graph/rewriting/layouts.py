@@ -1,8 +1,8 @@
 """Gives the results of an op the strides of eager mode.
 
 The ops write contiguous tensors. Elementwise calls, and with them decomposed softmaxes and norms,
-keep the order that the dimensions of their input have in memory. The op then gets its inputs in
-this order, and the result is permuted back, which copies nothing:
+keep the order that the dimensions of their input have in memory. An op that replaces them gets its
+inputs in this order, and the result is permuted back, which copies nothing:
 
     before    y = rms_norm(x)     x, y: [batch, heads, length, features], of which a projection has
                                   written the heads of one position side by side
@@ -52,8 +52,8 @@ class Replacement:
 
 
 def replacements(call: OpCall, match: Match, evaluation: Evaluation) -> Iterator[Replacement]:
-    """`call` on the dimensions of its inputs as they are, then on orders in which eager's results
-    are in memory. The results have eager's strides, unless these leave gaps in memory."""
+    """Yields `call` on its inputs as they are, then on their dimensions in the orders that eager's
+    results have in memory. The results have eager's strides, unless these leave gaps in memory."""
     used = {old: index for old, index in match.results.items() if old.users}
     if match.order is not None:
         yield _permuted_by_rule(call, match.order, used, evaluation)
@@ -66,8 +66,8 @@ def replacements(call: OpCall, match: Match, evaluation: Evaluation) -> Iterator
 
 
 def memory_order(tensor: torch.Tensor) -> Order | None:
-    """The dimensions of a tensor, the innermost in memory last; None if there are gaps between its
-    elements, or if some share memory."""
+    """Returns the dimensions of a tensor, the innermost in memory last, or None if there are gaps
+    between its elements, or if some share memory."""
     remaining, order = list(range(tensor.dim())), []
     stride: int | torch.SymInt = 1
     while remaining:
@@ -82,7 +82,7 @@ def memory_order(tensor: torch.Tensor) -> Order | None:
 
 
 def _next_dim(tensor: torch.Tensor, dims: Sequence[int], stride: int | torch.SymInt) -> int | None:
-    """The last of `dims` with that stride, one of size 1 if possible. The stride of such a
+    """Returns the last of `dims` with that stride, one of size 1 if possible. The stride of such a
     dimension is arbitrary, so that it can stand anywhere."""
     fitting = [d for d in dims if _equal(tensor.stride(d), stride)]
     ones = [d for d in dims if _is_one(tensor.size(d))]
@@ -97,7 +97,7 @@ def _is_one(size: int | torch.SymInt) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two sizes or strides are known to be equal, without adding a guard."""
+    """Returns whether two sizes or strides are known to be equal, without adding a guard."""
     return statically_known_true(a == b)
 
 
@@ -123,8 +123,8 @@ _KNOWN = _FULL | _BROADCAST | _PER_ROW | _UNMOVED | {"inputs", "dim", "stack_dim
 
 
 def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order | None:
-    """`order`, except that the last dimensions stay the last if the op needs them there; None if
-    no dimension moves, or if the op is not known to treat its dimensions alike."""
+    """Returns `order`, except that the last dimensions stay the last if the op needs that. Returns
+    None if no dimension moves, or if the op is not known to treat its dimensions alike."""
     arguments = _arguments(call)
     fixed = _fixed_dims(schema_of(call).name.rpartition("::")[2], arguments, evaluation)
     if fixed is None:
@@ -139,7 +139,7 @@ def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order
 
 
 def _fixed_dims(op: str, arguments: Mapping[str, Any], evaluation: Evaluation) -> int | None:
-    """Counts the last dimensions of the op's input that have to stay the last ones; None if this is
+    """Returns how many dimensions of the op's input have to stay the last ones, or None if that is
     not known."""
     if not _KNOWN.issuperset(arguments):
         return None
@@ -161,7 +161,7 @@ def _stack_dim(arguments: Mapping[str, Any], order: Order) -> int | None:
 
 
 def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
-    """`call` with the dimensions of its inputs in that order."""
+    """Returns `call` with the dimensions of its inputs in that order."""
     arguments = _arguments(call)
     stack = _stack_dim(arguments, order)
     of_input = tuple(d - (stack is not None and d > stack) for d in order if d != stack)
@@ -183,13 +183,12 @@ def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
 
 
 def _is_parameter(name: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether an argument is the bias of a norm."""
+    """Returns whether an argument is the bias of a norm."""
     return name == "bias" and ("normalized_shape" in arguments or "dim" in arguments)
 
 
 def _permuted_broadcast(argument: Any, order: Order, evaluation: Evaluation) -> Any:
-    """An argument that broadcasts to the input, permuted so that it broadcasts to the permuted
-    input."""
+    """Permutes an argument that broadcasts to the input as the input is permuted."""
     rank = evaluation.value(argument).dim()
     missing = len(order) - rank
     if order[:missing] == tuple(range(missing)):
@@ -205,7 +204,7 @@ def _permuted_broadcast(argument: Any, order: Order, evaluation: Evaluation) -> 
 def _in_order(
     call: OpCall, order: Order | None, used: Mapping[Node, Output], evaluation: Evaluation
 ) -> Replacement:
-    """The replacement by `call` on permuted inputs, or on the inputs as they are."""
+    """Returns the replacement by `call` on permuted inputs, or on the inputs as they are."""
     new = call if order is None else _permuted(call, order, evaluation)
     return _with_results(new, order, used, evaluation)
 
@@ -213,8 +212,8 @@ def _in_order(
 def _permuted_by_rule(
     call: OpCall, order: Order, used: Mapping[Node, Output], evaluation: Evaluation
 ) -> Replacement:
-    """The replacement by `call`, whose input has that order already. The op copies an input whose
-    rows are not adjacent in memory."""
+    """Returns the replacement by `call`, whose input has that order already. The op copies an input
+    whose rows are not adjacent in memory."""
     replacement = _with_results(call, order, used, evaluation)
     input = evaluation.value(_arguments(call)["input"])
     copied = 0 if input.is_contiguous() else 2 * bytes_of(input)
@@ -240,7 +239,7 @@ def _output(new: OpCall, output: Output) -> OpCall:
 
 
 def is_copied(result: OpCall) -> bool:
-    """Whether a result of a replacement has memory of its own, and not that of the op's output."""
+    """Returns whether a result of a replacement is a copy of the op's output."""
     while result.op in VIEWS:
         result = result.args[0]
     return result.op is aten.clone.default
@@ -249,8 +248,8 @@ def is_copied(result: OpCall) -> bool:
 def _restored(
     output: OpCall, order: Order | None, eager: torch.Tensor, evaluation: Evaluation
 ) -> OpCall:
-    """`output`, whose dimensions are in that order, with the dimensions of `eager` and its strides,
-    except those of dimensions of size 1."""
+    """Returns `output`, whose dimensions are in that order, with the dimensions of `eager` and its
+    strides, except those of dimensions of size 1."""
     tensor, rank = evaluation.value(output), eager.dim()
     if tensor.dim() != rank:  # the rewriter refuses it
         return output
@@ -278,7 +277,7 @@ def _inverse(order: Order) -> Order:
 
 
 def _agree(strides: Sequence[Any], eager: torch.Tensor) -> bool:
-    """Whether these are known to be eager's strides, but for dimensions of size 1."""
+    """Returns whether these are known to be eager's strides, but for dimensions of size 1."""
     triples = zip(strides, eager.stride(), eager.shape, strict=True)
     return all(_is_one(size) or _equal(ours, theirs) for ours, theirs, size in triples)
 
@@ -286,8 +285,9 @@ def _agree(strides: Sequence[Any], eager: torch.Tensor) -> bool:
 def _with_size_one_strides(
     result: OpCall, eager: torch.Tensor, call: OpCall, evaluation: Evaluation
 ) -> OpCall:
-    """`result` with eager's strides of dimensions of size 1 too, as in x[:, -1:] for a batch of 1.
-    They say nothing about memory, so that no permutation or copy would change them."""
+    """Returns `result` with eager's strides also in dimensions of size 1, as in x[:, -1:] for a
+    batch of 1. These strides say nothing about memory, so that no permutation or copy changes them.
+    """
     tensor = evaluation.value(result)
     if tensor.dim() != eager.dim() or not _agree(tensor.stride(), eager):  # the rewriter refuses it
         return result
@@ -310,7 +310,7 @@ def _with_size_one_strides(
 
 
 def _stride(wanted: Any, sources: Sequence[Any], evaluation: Evaluation) -> int | OpCall | None:
-    """A stride as a number or as a call that returns it; None if no source has that stride."""
+    """Returns a stride as a number or as a call that returns it, or None if no source has it."""
     if isinstance(wanted, int):
         return wanted
     for source in sources:

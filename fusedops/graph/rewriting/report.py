@@ -102,7 +102,7 @@ class Report:
         return Report(self.sites + other.sites, self.graphs + other.graphs, self.mode)
 
     def diff(self) -> str:
-        """The changes to the graphs, as a unified diff of their code."""
+        """Returns the changes to the graphs, as a unified diff of their code."""
         return "\n".join(
             line
             for number, (before, after) in enumerate(self.graphs)
@@ -117,7 +117,7 @@ class Report:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The report in types that `json.dumps` accepts."""
+        """Returns the report in types that `json.dumps` accepts."""
         return {
             "mode": self.mode,
             "replaced": len(self.replaced),
@@ -131,7 +131,7 @@ class Report:
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The lines of a plain-text table."""
+    """Returns the lines of a plain-text table."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [header, tuple("-" * width for width in widths), *rows]
     return [
@@ -148,7 +148,7 @@ def describe_site(
     names: Mapping[str, str],
     why_not_larger: str = "",
 ) -> Site:
-    """The report's row for `match`, which was replaced if the decision has no refusal.
+    """Returns the report's row for `match`, which was replaced if the decision has no refusal.
 
     `copied_bytes` are read and written to give the results eager's strides; `names` maps the
     identity of a module to its dotted path. `why_not_larger` says why no op of more calls was used.
@@ -189,7 +189,7 @@ def _module_path(node: Node, names: Mapping[str, str]) -> str:
 
 
 def _dotted(path: str) -> str:
-    """Dynamo's `L['self'].layers[0]` as `layers.0`; export's paths are dotted already."""
+    """Turns Dynamo's `L['self'].layers[0]` into `layers.0`; export's paths are dotted already."""
     path = re.sub(r"^L\['\w+'\]\.?", "", path).replace("._modules", "")
     return re.sub(r"\['?(\w+)'?\]", r".\1", path).removeprefix("G.").strip(".")
 
@@ -230,7 +230,7 @@ def _counted_as(site: Site) -> str:
 
 
 def _in_this_process(sites: int) -> str:
-    """Adds up all graphs of the process; "" if these sites are all that there are."""
+    """Counts the sites of all graphs of the process, unless there are no others."""
     totals = Counter(counters["fusedops"])
     if totals.total() == sites:
         return ""

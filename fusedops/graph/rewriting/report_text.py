@@ -1,4 +1,5 @@
-"""The report of a rewrite as text: what it is expected to save, then one entry for equal sites."""
+"""The report of a rewrite as text: the expected saving, then one entry for each group of sites that
+are equal."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _NARROWEST = 40
 
 
 def as_text(report: Report) -> str:
-    """A summary, then one entry for sites that are equal but for their module."""
+    """Returns a summary, then one entry for sites that are equal but for their module."""
     width = max(shutil.get_terminal_size().columns, _NARROWEST)
     lines = [summary(report), _left_on_purpose(report)]
     paragraphs = ["\n".join(_wrapped(line, "", width) for line in lines if line)]
@@ -32,7 +33,7 @@ def as_text(report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    """A line: how many sites were replaced, and what that is expected to save in a call."""
+    """Says in a line how many sites were replaced, and what that is expected to save in a call."""
     mode = f" in {report.mode}" if report.mode else ""
     wanted = [site for site in report.sites if not site.left_on_purpose]
     counted = f"fusedops: {len(report.replaced)} of {len(wanted)} sites replaced{mode}"
@@ -64,7 +65,7 @@ def _left_on_purpose(report: Report) -> str:
 
 
 def _if_only_norms_gain(report: Report) -> str:
-    """The advice for a model whose attention already runs as `scaled_dot_product_attention`."""
+    """Advises the user whose model's attention already runs as `scaled_dot_product_attention`."""
     attention = any(site.reason in (SDPA, BECOMES_SDPA) for site in report.sites)
     if not attention or any("softmax" in site.op for site in report.replaced):
         return ""
@@ -73,7 +74,7 @@ def _if_only_norms_gain(report: Report) -> str:
 
 
 def _groups(sites: Iterable[Site]) -> list[list[Site]]:
-    """Sites whose entries are equal but for the numbers in the path of their module."""
+    """Groups sites whose entries are equal but for the numbers in the path of their module."""
     groups: dict[Site, list[Site]] = {}
     for site in sites:
         alike = replace(site, module=re.sub(r"\d+", "*", site.module))
@@ -103,7 +104,7 @@ def _entry(sites: list[Site], width: int) -> str:
 
 
 def _modules(sites: list[Site]) -> str:
-    """The modules' paths as one, with * for the numbers in which they differ."""
+    """Returns the modules' paths as one, with * for the numbers in which they differ."""
     paths = list(dict.fromkeys(site.module for site in sites))
     if len(paths) == 1:
         return paths[0]
@@ -113,8 +114,8 @@ def _modules(sites: list[Site]) -> str:
 
 
 def _times(figures: Estimate | None) -> str:
-    """The measurements as text: "30 us + 4 us for reads and writes of its neighbours, Inductor 41
-    us; from 32x512 measured in training"."""
+    """Returns the measurements as text: "30 us + 4 us for reads and writes of its neighbours,
+    Inductor 41 us; from 32x512 measured in training"."""
     if figures is None:
         return ""
     ours, passes, inductor = map(

@@ -41,7 +41,7 @@ def rewrite_module(
 ) -> Report:
     """Rewrites a graph module and the bodies of its higher-order ops in place.
 
-    `names` maps `str(id(module))` to the dotted path of a module, for the report; `show` as in
+    `names` maps `str(id(module))` to the dotted path of a module, for the report; `show` is that of
     `rewrite_graph`.
     """
     report = Report()
@@ -83,8 +83,8 @@ def _visit_all(
     graph: Graph, rules: Sequence[Rule], names: Mapping[str, str]
 ) -> Iterator[tuple[Node, Site]]:
     """Tries the rules on all nodes except dead ones, and yields those that are a site. Dead nodes
-    would otherwise become outputs of ops that are not dead, and give gradients of zeros where eager
-    gives none."""
+    would otherwise become outputs of ops that are not dead, and have gradients of zeros where eager
+    has none."""
     alive = live(graph)
     for node, transformed in walk(graph):
         site = _visit(node, rules, transformed, names) if node in alive else None
@@ -115,7 +115,7 @@ def _visit(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A rule's match of a site, and the replacement; None if the site is left."""
+    """A rule's match of a site, and the replacement, which is None if the site is left."""
 
     rule: Rule
     match: Match
@@ -172,7 +172,7 @@ def _unsupported_inputs(arguments: Mapping[str, Any]) -> str | None:
 
 
 def _unsupported_operand(name: str, argument: Any) -> str | None:
-    """Why the op does not take a weight, bias, mask or residual, or a list of them; or None."""
+    """Returns why the op does not take an operand, such as a weight or a list of them, or None."""
     for each in argument if isinstance(argument, (list, tuple)) else [argument]:
         tensor = value(each) if isinstance(each, Node) else None
         if isinstance(tensor, torch.Tensor) and not availability.ops_take(tensor):
@@ -196,7 +196,7 @@ def _unsupported_input(input: Node | OpCall) -> str | None:
 
 
 def _choose(rule: Rule, match: Match) -> Replacement | str:
-    """The first replacement with eager's metadata, or the reason why there is none."""
+    """Returns the first replacement with eager's metadata, or the reason why there is none."""
     refusals = []
     evaluation = Evaluation(match.call.node)
     is_unsavable = saved_tensors.unsavable(match)
@@ -220,7 +220,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _with_eagers_metadata(call: OpCall, match: Match, evaluation: Evaluation) -> Replacement | str:
-    """The replacement by `call` that copies the fewest bytes, or how its results differ."""
+    """Returns the replacement by `call` that copies the fewest bytes, or how its results differ."""
     candidates: list[Replacement] = []
     for replacement in layouts.replacements(call, match, evaluation):
         difference = _difference(match, replacement)
@@ -273,7 +273,7 @@ def _replace(match: Match, replacement: Replacement) -> None:
 
 
 def _drop_assertions(node: Node) -> None:
-    """Erases assertions about `node`. They are already proven, and may come before the op that
+    """Erases assertions about `node`. Capture has proven them, and they may come before the op that
     replaces `node`."""
     for user in [user for user in node.users if is_assertion(user)]:
         user.graph.erase_node(user)

@@ -2,8 +2,8 @@
 
 Autograd raises in the backward pass if a saved tensor has been written in the meantime. An op saves
 other tensors than the calls that it replaces: the quotient of a decomposed softmax may be written,
-the result of the op may not. The op therefore gets a tensor of its own, by a clone, if the graph
-writes to that memory later, or returns it to a caller who may, or if the tensor was created in
+the result of the op may not. The op therefore saves a clone if the graph writes to the tensor's
+memory later, or returns it to a caller who may write to it, or if the tensor was created in
 inference mode, so that autograd cannot save it:
 
     before    p = e / e.sum(-1, keepdim=True)         after    y = fusedops.softmax(x, -1)
@@ -43,8 +43,8 @@ IsUnsavable = Callable[[Node], bool]
 
 def unsavable(match: Match) -> IsUnsavable:
     """Returns a function that says whether the op of `match` must not save the memory of a node for
-    its backward pass. It may save all if it replaces a single call that saves the same tensors,
-    since that call's backward pass would raise too."""
+    its backward pass. The op may save any memory if it replaces a single call that saves the same
+    tensors, since that call's backward pass would raise too."""
     if not match.fused_nodes and match.op in _SAVE_THE_SAME:
         return lambda node: False
     site = match.call.node
@@ -64,7 +64,7 @@ def _is_written_later(node: Node, match: Match) -> bool:
 
 
 def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:
-    """`new` with clones in place of the inputs that it would save but must not."""
+    """Returns `new` with clones in place of the inputs that it would save but must not."""
 
     def copied(argument: Any) -> Any:
         if isinstance(argument, OpCall):
@@ -82,8 +82,8 @@ def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:
 
 
 def _saved_inputs(new: OpCall) -> set[str]:
-    """The arguments that an op saves. Softmaxes save their result instead of the input, unless
-    there is a soft cap, and norms of a sum save the sum."""
+    """Returns the arguments that an op saves. Softmaxes save their result instead of the input,
+    unless there is a soft cap, and norms of a sum save the sum."""
     schema = schema_of(new)
     name = schema.name.rpartition("::")[2]
     is_norm_of_inputs = name.endswith("norm") and not name.startswith("add_")
@@ -95,8 +95,8 @@ def _saved_inputs(new: OpCall) -> set[str]:
 def with_cloned_results(
     replacement: Replacement, match: Match, is_unsavable: IsUnsavable
 ) -> Replacement:
-    """The replacement with clones of those results that must not have the memory of the op's
-    output."""
+    """Returns the replacement with clones of those results that must not have the memory of the
+    op's output."""
 
     def cloned(old: Node, result: OpCall) -> OpCall:
         saved = _saves(old, match.results[old], is_unsavable)
@@ -110,8 +110,8 @@ def with_cloned_results(
 
 
 def _saves(old: Node, output: Output, is_unsavable: IsUnsavable) -> bool:
-    """Whether the op saves the output that replaces `old`, and must not. The first of several
-    outputs is never saved."""
+    """Returns whether the op saves the output that replaces `old`, and must not. The first of
+    several outputs is never saved."""
     call = as_call(old)
     if output == 0 or (call is not None and call.kind in _SAVE_THEIR_RESULT):
         return False
@@ -120,7 +120,7 @@ def _saves(old: Node, output: Output, is_unsavable: IsUnsavable) -> bool:
 
 
 def _may_be_written_outside(node: Node) -> bool:
-    """Whether the graph returns the tensor to its caller, and it requires grad."""
+    """Returns whether the graph returns the tensor to its caller, and it requires grad."""
     return value(node).requires_grad and storages.is_returned(node)
 
 
