@@ -36,7 +36,7 @@ from fusedops.cli.problems import (
 
 PACKAGE = Path(__file__).parents[1]
 
-#: The checks whose problems keep a command from running; for the others FATAL_TO_COMPILING.
+#: The checks whose problems keep a command from running. Other commands have FATAL_TO_COMPILING;
 #: `check` itself reports the problems that do not keep it from running.
 FATAL_TO = {"explain": FATAL_TO_CAPTURING, "check": FATAL}
 
@@ -174,7 +174,7 @@ def probe_torch() -> Report:
 
 
 def probe_system() -> Report:
-    """Interpreter, processor, and the instructions and threads in use."""
+    """Returns interpreter, processor, and the instructions and threads in use."""
     return {
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
@@ -218,8 +218,8 @@ def probe_settings() -> Report:
 
 
 def probe_policy() -> Report:
-    """For each device, and for one CPU thread, the policy table of fuse="profitable"; and the
-    tables that the user has measured."""
+    """Returns for each device, and for one CPU thread, the policy table of fuse="profitable"; then
+    the tables that the user has measured."""
     costs = importlib.import_module("fusedops.graph.policy.costs")
     report = {}
     for device in costs.devices():

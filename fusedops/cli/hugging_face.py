@@ -1,4 +1,4 @@
-"""Hugging Face models for `explain`: from their config, without weights and without memory."""
+"""Makes Hugging Face models for `explain` from their config, without weights and without memory."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def is_model(target: str) -> bool:
 
 @contextmanager
 def example(args: argparse.Namespace) -> Iterator[tuple[nn.Module, dict[str, torch.Tensor]]]:
-    """The model of `args.target` and its named inputs, for the body of a `with` statement.
+    """Yields the model of `args.target` and its named inputs, for the body of a `with` statement.
 
-    Their tensors have shapes and dtypes, and no elements: a model of any size fits into memory.
+    Their tensors have shapes and dtypes, but no elements: a model of any size fits into memory.
     """
     model = _model(args.target, args.attention)
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -1,5 +1,5 @@
 """Types of command-line options: each returns a valid value, or raises an error that names the
-value given and the value wanted."""
+value that came and the values that are accepted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The problems that `python -m fusedops env` can find in its report, with their fixes.
 
-A check reads the report and yields the problems it finds.
+A check reads the report and yields the problems that it finds, which its docstring describes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Check = Callable[[Report], Iterator[Problem]]
 
 
 def find_problems(report: Report, checks: Sequence[Check] | None = None) -> list[Problem]:
-    """The problems in `report` that the checks find; by default all checks."""
+    """Returns the problems in `report` that `checks`, by default all, find."""
     return [problem for check in checks or CHECKS for problem in _run(check, report)]
 
 
@@ -85,7 +85,7 @@ def policy_tables_that_are_damaged(report: Report) -> Iterator[Problem]:
 
 
 def operators_without_cpu_kernel(report: Report) -> Iterator[Problem]:
-    """The library has another version than the Python files."""
+    """The library has another version than the Python files, and lacks some operators."""
     if "error" in report["operators"]:
         return
     lacking = [name for name, keys in report["operators"].items() if not {"CPU", "Meta"} <= {*keys}]
@@ -133,7 +133,7 @@ def driver_that_torch_does_not_use(report: Report) -> Iterator[Problem]:
 
 
 def backend_not_installed(report: Report) -> Iterator[Problem]:
-    """torch.compile finds its backends by the entry points of installed packages."""
+    """The package is not installed: torch.compile finds its backends by entry points."""
     if report["compile"].get("backend entry point") is None:
         yield Problem('torch.compile does not know backend="fusedops"', REINSTALL)
 
@@ -165,7 +165,8 @@ CHECKS: tuple[Check, ...] = (
     compiler_that_is_switched_off,
 )
 
-#: The checks whose problems prevent any use of fusedops, capturing a model, and compiling one.
+#: The checks whose problems prevent any use of fusedops. Those below prevent capturing a model too,
+#: and compiling one.
 FATAL: tuple[Check, ...] = (
     source_that_hides_the_package,
     what_does_not_load,
@@ -177,6 +178,6 @@ FATAL_TO_COMPILING: tuple[Check, ...] = (*FATAL_TO_CAPTURING, no_compiler_for_in
 
 
 def decode_target(target: str) -> str:
-    """TORCH_TARGET_VERSION as a version: 0x020a000000000000 is 2.10."""
+    """Returns TORCH_TARGET_VERSION as a version: 0x020a000000000000 is 2.10."""
     number = int(target, 16)
     return f"{number >> 56}.{number >> 48 & 0xFF}"

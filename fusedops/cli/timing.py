@@ -2,8 +2,8 @@
 
 Other programs slow a machine down for a while. The calls therefore take turns, in slots of equal
 length, and times of the same round are compared: a disturbance affects all of them. A call is also
-slower after one that fills the caches with other data, by up to 20% for matrices about as large as
-the last-level cache. Each call therefore follows each other one equally often.
+slower after a call that fills the caches with other data, by up to 20% for matrices about as large
+as the last-level cache. Each call therefore follows each other call equally often.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class WallClock:
 class CudaClock:
     """Measures on a GPU by events around each call, with the L2 cache overwritten before it.
 
-    The cache is overwritten for twice as long as the host takes to launch the call, so that the
-    kernels are queued by then and the events enclose nothing else.
+    The cache is overwritten for twice as long as the host takes to launch the call: the kernels are
+    then queued before the first event, and the events enclose nothing else.
     """
 
     def __init__(self, device: str) -> None:
@@ -109,7 +109,8 @@ def interleave(
 def balanced_orders(names: Sequence[str]) -> list[list[str]]:
     """Returns orders in which every name comes directly after every other one equally often.
 
-    A Williams square: the zigzag 0, 1, n-1, 2, n-2, ... and its shifts; mirrored, for odd n.
+    They are a Williams square: the zigzag 0, 1, n-1, 2, n-2, ..., its shifts, and their mirror
+    images, which an odd n needs.
     """
     n = len(names)
     zigzag = [(k + 1) // 2 if k % 2 else -(k // 2) for k in range(n)]

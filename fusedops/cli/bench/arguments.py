@@ -22,7 +22,7 @@ TENSORS_OF_A_CASE = 4
 
 
 class Moved(argparse.Action):
-    """The option of a benchmark that has moved out of the package: raises with its new place."""
+    """An option of a benchmark that has moved out of the package. It raises with the new place."""
 
     def __call__(self, *args: object, **kwargs: object) -> None:
         raise UsageError(
@@ -77,7 +77,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_shape(text: str) -> Shape:
-    """`4096x1024` as (4096, 1024)."""
+    """Returns (4096, 1024) for `4096x1024`."""
     sizes = text.split("x")
     if not (len(sizes) > 1 and all(map(_is_size, sizes))):
         raise argparse.ArgumentTypeError(

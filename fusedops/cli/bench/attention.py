@@ -1,9 +1,9 @@
 """Softmax over attention scores [batch, heads, queries, keys]: the calls between the two matrix
 products of decomposed attention.
 
-`eager` is the chain of calls in models, with masks that were computed before, as in models. `fused`
-is one call. Times include Python and autograd: forward without gradients, and backward (`Gradient`)
-from the tensors that the forward pass saved.
+`eager` is the chain of calls in models, with masks that were computed before. `fused` is one call.
+Times include Python and autograd: forward without gradients, and backward (`Gradient`) from the
+tensors that the forward pass saved.
 
 A causal kernel need not read the hidden half of the scores, but writes all of its result.
 """
@@ -52,7 +52,7 @@ def _padded(case: Case, hidden: float) -> Tensor:
 
 
 def _additive_mask(case: Case) -> Tensor:
-    """[batch, 1, 1, keys]: the dtype's lowest number on padding, as in BERT, zero elsewhere."""
+    """Returns [batch, 1, 1, keys], the dtype's lowest number on padding, as in BERT, else 0."""
     hidden = ~_visible_keys(case)
     return hidden.to(case.dtype) * torch.finfo(case.dtype).min
 
@@ -63,7 +63,7 @@ def _future(case: Case) -> Tensor:
 
 
 def _alibi(case: Case) -> Tensor:
-    """[1, heads, queries, keys]: slope * (key - query); Press et al., "Train Short, Test Long"."""
+    """Returns slope * (key - query): Press et al., "Train Short, Test Long"."""
     _, heads, queries, keys = case.shape
     slopes = torch.exp2(-8 * torch.arange(1, heads + 1, device=case.device) / heads)
     key = torch.arange(keys, device=case.device)

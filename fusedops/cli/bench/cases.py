@@ -170,7 +170,7 @@ class Operator:
         return Gradient(function, self.differentiated, self.split)
 
     def of_whole(self, function: Function) -> Function:
-        """`function` with the tensor and the operands as arguments, before `split`."""
+        """Returns `function` of the tensor and the operands, which it passes to `split` first."""
         return lambda *inputs: function(*self.split(*inputs))
 
 

@@ -16,7 +16,7 @@ from fusedops.cli.timing import Call, Clock, interleave, median_ratio, relative_
 
 REFERENCE, COPY, OURS = "eager", "copy", "fusedops"
 
-# These bounds are far above rounding errors, and far below the errors of a wrong kernel.
+#: Bounds that are far above rounding errors, and far below the errors of a wrong kernel.
 MAX_DISAGREEMENT = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,

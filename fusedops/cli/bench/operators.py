@@ -33,7 +33,7 @@ def selected(names: list[str]) -> list[str]:
 
 
 def _softmax(name: str) -> Operator:
-    """softmax or log_softmax: both save their output, and their backwards have equal arguments."""
+    """Returns softmax or log_softmax: they save their output, and have equal backward arguments."""
     eager, fused = getattr(F, name), getattr(fusedops, name)
     eager_backward = getattr(torch.ops.aten, f"_{name}_backward_data").default
     fused_backward = getattr(torch.ops.fusedops, f"{name}_backward").default

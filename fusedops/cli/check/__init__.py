@@ -66,7 +66,7 @@ def chosen_checks() -> dict[str, Check]:
 
 
 def installation() -> Iterator[Result]:
-    """Libraries, instructions, devices and policy tables."""
+    """Checks libraries, instructions, devices and policy tables."""
     target = decode_target(libraries.build_info()["torch_target"])
     suits = TorchVersion(torch.__version__) >= TorchVersion(target)
     yield Result("torch", torch.__version__, f"{target} or later", suits)

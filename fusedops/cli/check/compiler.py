@@ -1,4 +1,4 @@
-"""torch.compile and torch.export of a small model, compared with eager in float64."""
+"""Compares torch.compile and torch.export of a small model with eager in float64."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Model(nn.Module):
 
 
 def compilation(device: str) -> Iterator[Result]:
-    """torch.compile: the sites replaced, the results and the gradients."""
+    """Checks torch.compile: the sites replaced, the results and the gradients."""
     model, x = _model_and_input(device)
     with fusedops.config.patch(fuse=FUSE):
         report = fusedops.explain(model, x)
@@ -57,7 +57,7 @@ def compilation(device: str) -> Iterator[Result]:
 
 
 def exporting(device: str) -> Iterator[Result]:
-    """torch.export: the program is rewritten, saved, loaded and run."""
+    """Checks torch.export: the program is rewritten, saved, loaded and run."""
     model, x = _model_and_input(device)
     with warnings.catch_warnings():  # torch 2.13 copies pytrees by a name that it deprecates
         warnings.simplefilter("ignore", FutureWarning)

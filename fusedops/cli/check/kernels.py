@@ -1,4 +1,4 @@
-"""The operators' errors against float64, and that they give the same bits every time."""
+"""Checks the operators' errors against float64, and that they give the same bits every time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusedops import reference
 from fusedops.cli.check.result import Result
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-#: docs/numerics.md bounds the errors for rows of 1,000. 64 of them are enough for several threads.
+#: docs/numerics.md bounds the errors for rows of 1,000 columns. 64 rows occupy several threads.
 ROWS, COLS, EPS, SCALE = 64, 1000, 1e-5, 0.5
 #: Rows that several threads share.
 LONG = (2, 100_000)
@@ -178,7 +178,7 @@ def accuracy(device: str) -> Iterator[Result]:
 
 
 def determinism(device: str) -> Iterator[Result]:
-    """Each operator's bits: twice, on other numbers of threads, and in other batches."""
+    """Compares each operator's bits in two runs, with other numbers of threads, and in batches."""
     threads = max(2, torch.get_num_threads()) if device == "cpu" else None
     how = f"twice, with 1 and {threads} threads, alone" if threads else "twice, alone"
     drawn = [draw(dtype, device) for dtype in DTYPES]
@@ -220,7 +220,7 @@ def errors_of(operator: Operator, inputs: Inputs) -> list[float]:
 
 
 def _error(actual: Tensor, exact: Tensor) -> float:
-    """The error in ulps of the result, or, where the result cancels, of its row's usual value."""
+    """Returns the error in ulps of the result or, where it cancels, of its row's usual value."""
     usual = exact.square().mean(-1, keepdim=True).sqrt()
     info = torch.finfo(actual.dtype)
     magnitude = torch.maximum(exact.abs(), usual).clamp(min=info.smallest_normal)

@@ -12,7 +12,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`demo` has no options."""
+    """Declares no options: `demo` has none."""
 
 
 def run(args: argparse.Namespace) -> int:

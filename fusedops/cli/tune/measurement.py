@@ -131,7 +131,7 @@ def measure(graph: Graph) -> Iterator[Cost]:
 
 def least_times(calls: dict[str, Call], clock: Clock) -> dict[str, float] | None:
     """Returns the minimum over many short bursts, which take turns, because other programs can only
-    increase a time. None if no minimum was reproduced."""
+    increase a time. Returns None if no minimum was reproduced."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ATTEMPTS):
         for name, more in _bursts(calls, clock).items():
@@ -151,7 +151,7 @@ def _bursts(calls: dict[str, Call], clock: Clock) -> dict[str, list[float]]:
 @functools.cache
 def _copy_ms_per_byte(bytes: int, device: str, threads: int) -> float:
     """Returns milliseconds for each byte read or written in a copy of a tensor of that size, with
-    torch's present number of threads, which `threads` is for the cache."""
+    torch's number of threads; `threads` is that number, as a part of the cache's key."""
     source = torch.zeros(bytes, dtype=torch.uint8, device=device)
     copy = {"copy": functools.partial(torch.empty_like(source).copy_, source)}
     return min(interleave(copy, clock_for(device), 5, SLOT_MS)["copy"]) / (2 * bytes)
