@@ -24,7 +24,7 @@ Plan = tuple[str, str, str, int, int]
 
 
 def macros(path: Path, *names: str) -> Iterator[tuple[str, list[str]]]:
-    """The uses of these macros in a file: the name and the arguments of each."""
+    """Yields the uses of these macros in a file: the name and the arguments of each."""
     text = re.sub(r"//.*|#define.*|\\\n.*", "", path.read_text())
     for name, arguments in re.findall(rf"^({'|'.join(names)})\(([^()]*)\)", text, re.MULTILINE):
         yield name, [word.strip() for word in arguments.split(",")]
@@ -43,7 +43,7 @@ def plans() -> Iterator[Plan]:
 
 
 def widths(vectors: str, dtype: str) -> list[int]:
-    """The widths of vectors in rows of a dtype, as in width_in() of plan.h and find_kernel()."""
+    """Returns the widths of a dtype's vectors, as width_in() of plan.h and find_kernel() do."""
     item = BYTES[dtype]
     if vectors == "kDoubles" or item == 8:
         return [1] if vectors == "kDoubles" and item == 8 else []
@@ -53,7 +53,7 @@ def widths(vectors: str, dtype: str) -> list[int]:
 
 
 def instances(words: list[str]) -> Iterator[str]:
-    """The kernels of one line of kernels.h."""
+    """Yields the kernels of one line of kernels.h."""
     _, kind, _, pass_, scope, template, *parameters = words
     for _, (dtype,) in macros(CUDA / "launch/plans.def", "DTYPE"):
         for plan_pass, vectors, plan_scope, elements, threads in PLANS:
@@ -73,7 +73,7 @@ def instances(words: list[str]) -> Iterator[str]:
 
 
 def terms() -> dict[str, int]:
-    """The numbers of the terms of scores, by name."""
+    """Returns the numbers of the terms of scores, by name."""
     text = (CUDA / "masked_softmax/scores.h").read_text()
     found = {name: int(value) for name, value in re.findall(r"\b(k\w+Terms?) = (\d+)\b", text)}
     return found | {"kCappedTerms": found["kAllTerms"] | found["kCapTerm"]}
@@ -84,7 +84,7 @@ TERMS = terms()
 
 
 def kernels(family: str) -> set[str]:
-    """The kernels of csrc/cuda/<family>/kernels.h."""
+    """Returns the kernels of csrc/cuda/<family>/kernels.h."""
     found: set[str] = set()
     names = ("KERNEL", "ACCUMULATOR_KERNEL", "FLOAT_KERNEL")
     for name, words in macros(CUDA / family / "kernels.h", *names):

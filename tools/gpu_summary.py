@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STAGE = ("stage", "kind", "status", "seconds")
-#: The lengths whose shares of a copy the summary shows, of the incumbents with most rows.
+#: The summary shows the shares of a copy at these lengths, of the incumbents with the most rows.
 LENGTHS = (1024, 4096, 8192, 16384, 32768, 65536)
 DTYPES = ("bfloat16", "float32")
 Shares = dict[tuple[str, str], dict[int, float]]
@@ -21,8 +21,8 @@ def read_table(path: Path) -> list[list[str]]:
 
 
 def read_shares(path: Path) -> Shares:
-    """By operator with direction, and dtype: the share of a copy at each length. A last line that
-    tune had not finished is left out."""
+    """Returns for each operator with its direction, and dtype, the share of a copy at each length.
+    A last line that tune had not finished is left out."""
     found: dict[tuple[str, str], dict[int, tuple[int, float]]] = {}
     if not path.exists():
         return {}
@@ -97,7 +97,7 @@ def write_summary(folder: Path) -> None:
     stages = [dict(zip(STAGE, (*row, int(seconds)), strict=True)) for *row, seconds in rows]
     shares = read_shares(folder / "tune.csv")
     picture = "tune.png" if shares and draw_shares(shares, folder / "tune.png") else ""
-    # Before writing, so that an error leaves both files alone.
+    # Both texts are made before either is written, so that an error leaves both files alone.
     text = markdown(versions, stages, shares, picture)
     summary = json.dumps({"versions": versions, "stages": stages}, indent=2)
     (folder / "summary.md").write_text(text)

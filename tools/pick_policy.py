@@ -5,10 +5,10 @@
     python tools/pick_policy.py tune.csv --write    # writes it
 
 For each pass, kind of vectors and row length the plan wins whose shares of a copy have the best
-geometric mean over row counts and operators, but the incumbent stays within 2 % of it. (The worst
-share would always be that of the fewest rows.) Neighbouring lengths with the same plan become one
-line. Lengths without a measurement stay as they are. Below the difference
-stands what blocks of fewer threads would change in the backward pass of norms.
+geometric mean over row counts and operators, but an incumbent within 2 % of the best stays. (Why
+not the best worst share? It would always be that of the fewest rows.) Neighbouring lengths with the
+same plan become one line. Lengths without a measurement stay as they are. After the difference the
+tool prints what blocks of fewer threads would change in the backward pass of norms.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SOFTMAX = ("softmax", "log_softmax")
 MASKED = ("padded_softmax", "causal_softmax")
 NORMS = ("layer_norm", "rms_norm", "std_norm")
 ADD_NORMS = ("add_layer_norm", "add_rms_norm")
-#: Operators that decide no plan: plans.def has none for them alone. A soft cap shares the plans of
-#: scores of any terms, which are not measured.
+#: Operators that decide no plan, because plans.def has none for them alone. A soft cap shares the
+#: plans of scores of any terms, which are not measured.
 UNPLANNED = ("softmax_statistics", "softmax_apply", "spatial_softmax", "capped_softmax")
 KNOWN = (*SOFTMAX, *MASKED, *NORMS, *ADD_NORMS, *UNPLANNED)
 #: The passes of plans.def, by operator, without their direction.
@@ -117,7 +117,7 @@ class Case:
 
 
 def read_cases(path: Path) -> list[Case]:
-    """The rows of tune's CSV."""
+    """Returns the rows of tune's CSV."""
     with path.open(newline="") as file:
         reader = csv.DictReader(file, strict=True)
         missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
@@ -203,7 +203,7 @@ class Choice:
 
 
 def choose(cases: Sequence[Case]) -> Choice | None:
-    """The best plan of cases of one length; None without an incumbent that was measured.
+    """Returns the best plan of cases of one length, or None without an incumbent that was measured.
 
     Plans are compared where all of them were measured, on the questions that have candidates.
     """
@@ -228,8 +228,8 @@ def choose(cases: Sequence[Case]) -> Choice | None:
 
 
 def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
-    """The cases without candidates that vary what no line of plans.def has: the threads of a block
-    of several rows, and partitions of the rows, which depend on their number."""
+    """Yields the cases without candidates that vary what no line of plans.def has: the threads of a
+    block of several rows, and partitions of the rows, which depend on their number."""
     for case in cases:
         usual = max(BLOCK_THREADS, case.plan.row_threads)
         varies = case.plan.threads > usual or (case.plan.partitions > 0 and case.plan.blocks == 1)
@@ -238,8 +238,8 @@ def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def is_of_another_pass(cases: Iterable[Case], lines: Sequence[Line]) -> bool:
-    """Whether rows of the cases have a kernel that is not in these lines: plain masked softmaxes of
-    short unaligned rows have their own, beside the kernels for scores of any terms."""
+    """Returns whether rows of the cases have a kernel that is not in these lines: plain masked
+    softmaxes of short unaligned rows have kernels of their own, beside those for any scores."""
     fixed = {line.last for line in lines if line.macro == "REGISTERS"}
     return any(case.is_incumbent and case.plan.fixed not in {0, *fixed} for case in cases)
 
@@ -249,8 +249,8 @@ def line_for(lines: Iterable[Line], cols: int) -> Line | None:
 
 
 def chosen_line(choice: Choice, cols: int, lines: Sequence[Line]) -> Line | None:
-    """The line for a measured length: of the plan that is chosen if it is new and stays in
-    registers, else as before."""
+    """Returns the line for a measured length: that of the chosen plan if the plan is new and stays
+    in registers, else the line as before."""
     plan, now = choice.chosen, line_for(lines, cols)
     if choice.chosen == choice.incumbent or not plan.is_listed:
         return now and replace(now, cols=cols, remark=f"  // {cols}: {choice.remark()}")
@@ -269,8 +269,8 @@ def chosen_line(choice: Choice, cols: int, lines: Sequence[Line]) -> Line | None
 
 
 def updated_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
-    """A group's lines after measurements: each length that the cases decide gets the plan that was
-    fastest, and the others keep theirs. All cases belong to the group."""
+    """Returns a group's lines after measurements: each length that the cases decide gets the plan
+    that was fastest, and the others keep theirs. All cases belong to the group."""
     by_cols = defaultdict(list)
     for case in usual_cases(cases):
         by_cols[case.cols].append(case)
@@ -311,8 +311,8 @@ def merged(points: Sequence[Line]) -> list[Line]:
 
 
 def with_blocks_alone(found: Sequence[Line], lines: Sequence[Line]) -> list[Line]:
-    """The lines found, and if clusters are among them, the lines of single blocks for longer rows
-    too: devices without clusters need these."""
+    """Returns the lines `found` and, if clusters are among them, the lines of single blocks for
+    longer rows, which devices without clusters need."""
     has_clusters = any(line.macro == "CLUSTER" for line in found)
     longest = max((line.cols for line in found if line.macro == "REGISTERS"), default=0)
     alone = [line for line in lines if line.macro == "REGISTERS" and line.cols > longest]
@@ -324,14 +324,14 @@ def incumbents_of(cases: Iterable[Case]) -> dict[tuple[int, int, Question], Case
 
 
 def changes(plan: Plan, incumbent: Plan) -> set[str]:
-    """The numbers in which a plan differs from the incumbent."""
+    """Returns the numbers in which a plan differs from the incumbent."""
     names = Plan.__annotations__
     return {name for name in names if getattr(plan, name) != getattr(incumbent, name)}
 
 
 def best_constant(cases: Sequence[Case], column: str, now: int) -> tuple[int, float] | None:
-    """The value with the best worst share in relation to the incumbent's, and that ratio; None
-    where no case varies that number alone."""
+    """Returns the value with the best worst share in relation to the incumbent's, and that ratio,
+    or None if no case varies that number alone."""
     incumbents = incumbents_of(cases)
     ratios = defaultdict(list)
     for case in cases:
@@ -348,7 +348,7 @@ def best_constant(cases: Sequence[Case], column: str, now: int) -> tuple[int, fl
 
 
 def updated_plans(text: str, cases: Sequence[Case]) -> str:
-    """The text of cuda/launch/plans.def with the changes that the cases decide."""
+    """Returns the text of cuda/launch/plans.def with the changes that the cases decide."""
     groups: dict[Group, list[Line]] = defaultdict(list)
     for line in filter(None, map(line_of, text.splitlines())):
         groups[line.group].append(line)
@@ -373,8 +373,8 @@ def updated_plans(text: str, cases: Sequence[Case]) -> str:
 
 
 def threads_alone(cases: Sequence[Case]) -> list[Case]:
-    """The incumbents and the cases that differ from them only in the threads of a block and the
-    partitions that follow. Their plans keep only the threads, which choose() compares."""
+    """Returns the incumbents and the cases that differ from them only in the threads of a block and
+    the partitions that follow. Their plans keep only the threads, which choose() compares."""
     incumbents = incumbents_of(cases)
     kept = []
     for case in cases:
@@ -386,8 +386,8 @@ def threads_alone(cases: Sequence[Case]) -> list[Case]:
 
 
 def threads_text(cases: Sequence[Case]) -> str:
-    """A line for each length at which blocks of fewer threads were measured in the backward pass of
-    norms. plans.def does not get them: kNormBackwardThreads is a bound of the kernels too."""
+    """Returns a line for each length at which blocks of fewer threads were measured in the backward
+    pass of norms. plans.def does not get them: kNormBackwardThreads also bounds the kernels."""
     by_length = defaultdict(list)
     shown = [case for case in cases if case.op in PASSES and case.group[0] in THREADS_SHOWN]
     for case in threads_alone(shown):

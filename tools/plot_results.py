@@ -1,4 +1,4 @@
-"""`make plots`: the pictures of the docs' benchmarks, from the CSV files in docs/results.
+"""`make plots`: draws the pictures of the docs' benchmarks from the CSV files in docs/results.
 
 Each picture has a function, which reads tables that `python -m fusedops bench` or `python -m
 tools.bench` wrote. `--output FOLDER` writes the pictures to another folder than docs/images.

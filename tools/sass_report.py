@@ -9,12 +9,12 @@
 It reads the library that is in fusedops/lib, built for the architectures, and needs g++ for the
 shapes.
 
-Gates: no kernel has spills or a stack. Every load and store of a hot kernel is 128 bits wide, but
-for the few that sass_budget.csv lists (a row's mean and rstd, partials of columns and of rows,
-branches and results of 16 bits beside float vectors, masks of bytes, operands with one value for a
-row, dropout's seed, the ends of rows that are not aligned). Its registers and bytes in flight keep
-the budget in that file. Hot kernels are those of 16-byte vectors of float, half or bfloat16.
-Instructions and bytes of each shape keep those in sass_shapes.csv.
+Gates: no kernel has spills or a stack. Hot kernels are those of 16-byte vectors of float, half or
+bfloat16. Every load and store of a hot kernel is 128 bits wide, except the few that sass_budget.csv
+lists (a row's mean and rstd, partials of columns and of rows, branches and results of 16 bits
+beside float vectors, masks of bytes, operands with one value for a row, dropout's seed, the ends of
+rows that are not aligned). Its registers and bytes in flight keep the budget in that file.
+Instructions and bytes of each shape keep the budget in sass_shapes.csv.
 
 Shapes: docs/cuda_counts.md says what is followed, and what is counted.
 """
@@ -40,7 +40,7 @@ from sass.toolchain import LIBRARY, codes_of, kernels_in
 
 
 def output_file(text: str) -> Path:
-    """A type for argparse, which checks the file before a minute of disassembly."""
+    """Returns a path that can be written. argparse checks it before a minute of disassembly."""
     path = Path(text)
     if not text or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted a file that can be written")

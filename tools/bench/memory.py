@@ -52,7 +52,7 @@ WAYS = (EAGER, EAGER_OUT, BY_HAND, INDUCTOR, OURS, OURS_OUT, OURS_IN_PLACE)
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute an operator: `function(x, *operands)`, which may overwrite x.
+    """A way to compute an operator: `function(x, *operands)`, which may overwrite x.
 
     into_buffer: whether the last argument of the function is a buffer for its result.
     trains: whether autograd can record it.

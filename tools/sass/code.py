@@ -34,7 +34,7 @@ class Instruction:
         return next((width for width in widths if width), 4)
 
     def loaded_registers(self) -> dict[int, int]:
-        """The registers that a load from global memory writes, and the bytes of each."""
+        """Returns the registers that a load from global memory writes, and the bytes of each."""
         first = re.match(r"R(\d+)", self.operands)
         if self.name != "LDG" or not first:
             return {}
@@ -49,7 +49,7 @@ class Instruction:
 
 
 def parse_sass(text: str) -> dict[str, list[Instruction]]:
-    """The instructions of every function in the output of `cuobjdump -sass`."""
+    """Returns the instructions of every function in the output of `cuobjdump -sass`."""
     pattern = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
     functions: dict[str, list[Instruction]] = {}
     body: list[Instruction] = []
@@ -63,7 +63,7 @@ def parse_sass(text: str) -> dict[str, list[Instruction]]:
 
 
 def bytes_in_flight(body: Iterable[Instruction]) -> int:
-    """The maximum of bytes that a thread has requested before it uses the first of them."""
+    """Returns the maximum of bytes that a thread has requested before it uses the first of them."""
     pending: dict[int, int] = {}
     most = 0
     for instruction in body:

@@ -25,7 +25,7 @@ class Step:
 
     @cached_property
     def label(self) -> str:
-        """The name that it is counted by."""
+        """The name by which the step is counted."""
         return f"{self.name}.TRYWAIT" if "TRYWAIT" in self.parts else self.name
 
     @cached_property
@@ -52,7 +52,7 @@ ONE_WORD = {"SHF", "USHF", "I2F", "MUFU"}  # although a part of the opcode speak
 
 
 def written(name: str, parts: Sequence[str], output: str) -> tuple[str, ...]:
-    """The registers, or the predicate, that an instruction writes for one of its outputs."""
+    """Returns the registers, or the predicate, that an instruction writes for an output."""
     found = re.match(r"(U?[RP])(\d+)", output)
     if found is None:
         return ()
@@ -70,7 +70,8 @@ def written(name: str, parts: Sequence[str], output: str) -> tuple[str, ...]:
 
 
 def count_outputs(name: str, operands: Sequence[str]) -> int:
-    """A comparison writes two predicates. Others write predicates, a register and its carries."""
+    """Returns how many operands are outputs: two predicates of a comparison; predicates, a register
+    and its carries of another instruction."""
     if name in WITHOUT_OUTPUT or not operands:
         return 0
     if name in PREDICATE_SETTERS:

@@ -1,8 +1,8 @@
-"""What a launch asks of a GPU: instructions on the path taken, bytes that move, blocks.
+"""Computes what a launch asks of a GPU: instructions on the path taken, bytes that move, blocks.
 
 A few warps stand for all: the first warp of one block, and the middle warp of two blocks, or of
-sixteen where these two differ, as with causal rows. Blocks that walk over rows are followed over
-two small numbers of rows, and the rest is extrapolated: their work is linear in that number.
+sixteen if these two differ, as with causal rows. Blocks that walk over rows are followed over two
+small numbers of rows, and the rest is extrapolated: their work is linear in that number.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Demand:
 
 
 def mean_trace(code: Code, launch: Launch, regions: dict[int, Region], least_blocks: int) -> Trace:
-    """A block's trace, the mean over some blocks of the sum over its warps."""
+    """Returns a block's trace, the mean over some blocks of the sum over its warps."""
     constants = launch.constants(code.parameters_at)
     masks = frozenset(key for key, region in regions.items() if region.name == "mask")
 
@@ -93,7 +93,7 @@ def demand_of(
 
 
 def extrapolated(few: Demand, more: Demand, factor: float) -> Demand:
-    """The demand at `few` plus `factor` times what is added from it to `more`."""
+    """Returns the demand at `few` plus `factor` times what is added from it to `more`."""
 
     def line(a: float, b: float) -> float:
         return a + (b - a) * factor
@@ -118,8 +118,8 @@ Plans = Callable[[Sequence[Case]], list[Plan]]
 
 
 def demands_of(case: Case, codes: dict[str, Code], plans: Plans) -> list[tuple[Demand, int]]:
-    """The demand of each launch of a case, and how often it is launched. Launches of the same
-    kernel on the same grid count as the same."""
+    """Returns the demand of each launch of a case, and how often it is launched. Launches of the
+    same kernel on the same grid count as the same."""
 
     def followed(plan: Plan, least_blocks: int = FEW_BLOCKS) -> list[tuple[Demand, int]]:
         return [
@@ -156,8 +156,9 @@ def distinct(launches: Sequence[Launch]) -> list[tuple[Launch, int]]:
 
 
 def full_grids(case: Case, plan: Plan, plans: Plans) -> list[bool]:
-    """For each launch, whether its grid is full, so that its blocks walk over more rows instead of
-    more blocks. A grid that is as large for one row does not depend on rows, and is not full."""
+    """Returns for each launch whether its grid is full, so that more rows make its blocks walk
+    further and do not add blocks. A grid that is as large for one row does not depend on rows, and
+    is not full."""
     one, half = plans([case.with_rows(1), case.with_rows(max(1, case.rows // 2))])
     if case.rows < 2 or not (alike(plan, half) and alike(plan, one)):
         return [False] * len(plan.launches)
@@ -170,7 +171,7 @@ def alike(a: Plan, b: Plan) -> bool:
 
 
 def filling_rows(case: Case, plan: Plan, plans: Plans) -> int:
-    """The fewest rows, a power of two, whose launches have every full grid's size."""
+    """Returns the fewest rows, a power of two, whose launches have every full grid's size."""
     sizes = [1 << i for i in range(case.rows.bit_length())]
     full = full_grids(case, plan, plans)
     if not any(full):

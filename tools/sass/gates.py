@@ -37,8 +37,8 @@ class Budget:
 
 
 def read_budget(path: Path = BUDGET) -> dict[tuple[str, str], Budget]:
-    """The budget of each (architecture, kernel). Raises ReportError if the file is missing or
-    damaged."""
+    """Returns the budget of each (architecture, kernel). Raises ReportError if the file is missing
+    or damaged."""
     try:
         with path.open(newline="") as file:
             rows = [
@@ -53,7 +53,7 @@ def read_budget(path: Path = BUDGET) -> dict[tuple[str, str], Budget]:
 
 
 def local_memory_failures(kernels: Iterable[Kernel]) -> Iterator[str]:
-    """Messages about kernels with spills or a stack."""
+    """Yields messages about kernels with spills or a stack."""
     for kernel in kernels:
         if kernel.spills or kernel.stack:
             yield (
@@ -65,7 +65,7 @@ def local_memory_failures(kernels: Iterable[Kernel]) -> Iterator[str]:
 def budget_failures(
     kernels: Iterable[Kernel], budget: dict[tuple[str, str], Budget]
 ) -> Iterator[str]:
-    """Messages about hot kernels that are not in the budget, or exceed it."""
+    """Yields messages about hot kernels that are not in the budget, or exceed it."""
     for kernel in kernels:
         if not kernel.is_hot:
             continue

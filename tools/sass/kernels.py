@@ -50,11 +50,11 @@ class Usage:
     threads: int
 
     def warps(self, chip: Chip) -> int:
-        """The warps that are resident on a multiprocessor, in blocks of the most threads."""
+        """Returns the warps that are resident on a multiprocessor, in the largest blocks."""
         return self.blocks(chip, self.threads) * (self.threads // WARP_LANES)
 
     def blocks(self, chip: Chip, threads: int) -> int:
-        """The blocks of `threads` threads that are resident on a multiprocessor."""
+        """Returns the blocks of `threads` threads that are resident on a multiprocessor."""
         registers_a_block = round_up(self.registers, REGISTER_UNIT) * threads
         return min(
             chip.max_blocks,

@@ -1,6 +1,6 @@
-"""The launches that the package makes for an operator and a shape, from its own launch code.
+"""Finds the launches that the package makes for an operator and a shape, by its own launch code.
 
-The launch code is host C++. It is compiled without a GPU over the emulator's declarations, with a
+The launch code is host C++. It is compiled without a GPU, with the emulator's declarations and a
 launch() that writes down the kernel's symbol, the grid and the parameters.
 """
 
@@ -77,7 +77,7 @@ class Launch:
         return -(-self.threads[0] * self.threads[1] // 32)
 
     def constants(self, parameters_at: int) -> bytes:
-        """The constant bank: sizes of block, grid and cluster, and the parameters."""
+        """Returns the constant bank: sizes of block, grid and cluster, and the parameters."""
         sizes = (*self.threads, 1, self.blocks, 1, 1)
         bank = bytearray(parameters_at)
         bank[:24] = b"".join(size.to_bytes(4, "little") for size in sizes)

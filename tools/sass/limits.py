@@ -59,7 +59,7 @@ CAUSAL_COLS, CAUSAL_MOST = 2048, 0.6  # of the instructions of the same rows wit
 
 
 def limit_lines(rows: Sequence[Shape]) -> Iterator[str]:
-    """One line for each limit: met, or not, by how many shapes, and the worst of them."""
+    """Yields a line for each limit: whether it is met, by how many shapes, and the worst shape."""
     for limit in LIMITS:
         of = [row for row in rows if limit.applies(row)]
         over = [row for row in of if limit.value(row) > limit.most]
@@ -79,7 +79,8 @@ def limit_lines(rows: Sequence[Shape]) -> Iterator[str]:
 
 
 def causal_ratio(rows: Sequence[Shape]) -> float | None:
-    """The worst ratio of a causal row's instructions to a dense row's; None without such rows."""
+    """Returns the worst ratio of a causal row's instructions to a dense row's, if there are such
+    rows."""
     of = [row for row in rows if row.cols == CAUSAL_COLS and is_16_bits(row)]
     dense = {row.rows: row.instructions for row in of if row.op == "masked_softmax"}
     causal = {row.rows: row.instructions for row in of if row.op == "masked_softmax_causal"}

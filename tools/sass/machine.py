@@ -3,8 +3,7 @@
 Integers, addresses and predicates are computed, for all 32 lanes, from the launch's parameters in
 the constant bank and from the indices of threads and blocks. Memory holds zeros. The results of
 floating point arithmetic are unknown: a jump that depends on one is not taken, and counted as a
-guess.
-Lanes that part meet again where the one with the lowest address waits for the others.
+guess. Lanes that diverge converge again because the lanes at the lowest address always run first.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Trace:
 
 
 def execute(warp: Warp, step: Step, where: Mask | None) -> None:
-    """An instruction other than a jump: writes its outputs, in the lanes of `where`."""
+    """Executes an instruction other than a jump: writes its outputs, in the lanes of `where`."""
     handler = HANDLERS.get(step.name)
     if where is False:
         return
@@ -138,7 +137,7 @@ class Walk:
             self.load(step, at, where)
 
     def load(self, step: Step, at: Value, where: Mask | None) -> None:
-        """Memory holds zeros, and masks hold true: every column is visible."""
+        """Loads zeros, or true from masks: every column is visible."""
         first = at if isinstance(at, int) or at is None else int(at.min())
         held = None if first is None else 0
         if first is not None and first >> REGION_SHIFT in self.warp.context.masks:

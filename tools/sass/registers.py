@@ -71,7 +71,7 @@ def all_known(*values: Value) -> bool:
 
 
 def select_lanes(which: np.ndarray, a: Value | Mask, b: Value | Mask) -> np.ndarray:
-    """a in the lanes of `which`, b in the others."""
+    """Returns a in the lanes of `which`, b in the others."""
     picked = np.where(which, a, b)
     return picked if picked.dtype == bool else picked.astype(np.uint64)
 
@@ -81,7 +81,7 @@ def is_zero(value: Value) -> bool:
 
 
 def signed(value: int | np.ndarray, bits: int = 32) -> int | np.ndarray:
-    """The value with its sign, as an int or an array of int64."""
+    """Returns the value with its sign, as an int or an array of int64."""
     if isinstance(value, int):
         return value - (1 << bits) if value >> (bits - 1) & 1 else value
     if bits == 64:
@@ -90,14 +90,14 @@ def signed(value: int | np.ndarray, bits: int = 32) -> int | np.ndarray:
 
 
 def sign_extend(value: int | np.ndarray) -> int | np.ndarray:
-    """The sign extended to 64 bits."""
+    """Returns the sign extended to 64 bits."""
     number = signed(value)
     return number & DOUBLE if isinstance(number, int) else number.view(np.uint64)
 
 
 @cache
 def pair_of(operand: str) -> tuple[str, str] | None:
-    """The registers of 64 bits; None for other operands."""
+    """Returns the registers of 64 bits, or None for other operands."""
     found = re.fullmatch(r"(U?R)(\d+)(?:\.64)?(?:\.reuse)?", operand)
     return (f"{found[1]}{found[2]}", f"{found[1]}{int(found[2]) + 1}") if found else None
 
@@ -132,8 +132,8 @@ def parsed(operand: str) -> Source:
 class Warp:
     """The registers of a warp, by the names that SASS gives them.
 
-    A register that nothing has written is 0. Programs read one where they keep predicates in some
-    of its bits, and do not depend on its other bits.
+    A register that nothing has written is 0. Programs read such a register if they keep predicates
+    in some of its bits, and do not depend on its other bits.
     """
 
     def __init__(self, context: WarpContext):
@@ -149,7 +149,7 @@ class Warp:
         return not value if isinstance(value, bool) else ~value
 
     def read(self, operand: str) -> Value:
-        """A word, or 33 bits where a minus carries, as that of 0 does."""
+        """Returns a word, or 33 bits if a minus carries, as the minus of 0 does."""
         source = parsed(operand)
         if source.constant is not None:
             value: Value = self.read_constant(source.constant, 4)
@@ -165,7 +165,7 @@ class Warp:
         return self.context.constant(int(found[1], 16), offset, size)
 
     def read_pair(self, operand: str) -> Value:
-        """64 bits from a register and the next one, or from a constant bank."""
+        """Returns 64 bits from a register and the next one, or from a constant bank."""
         if re.match("-U?R", operand):
             value = self.read_pair(operand[1:])
             return None if value is None else (DOUBLE - value + 1) & DOUBLE
@@ -184,8 +184,8 @@ class Warp:
         elif where is None:
             self.values[name] = None
         elif where is not False:
-            # Lanes outside that were unknown become zeros: what reads them does so under the same
-            # predicate. A predicate stays one of bools, as a mask of lanes has to be.
+            # Unknown lanes outside `where` become zeros, because only instructions under the same
+            # predicate read the register. A predicate stays an array of bools, as a mask has to be.
             unknown = False if is_predicate(name) else 0
             old = self.values.get(name)
             self.values[name] = select_lanes(where, value, unknown if old is None else old)

@@ -42,7 +42,7 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
 
 
 def carry_in(warp: Warp, step: Step) -> Value:
-    """The sum of the carries that an instruction with .X reads."""
+    """Returns the sum of the carries that an instruction with .X reads."""
     carries = [warp.predicate(operand) for operand in step.predicate_inputs]
     if any(carry is None for carry in carries):
         return None
@@ -50,7 +50,7 @@ def carry_in(warp: Warp, step: Step) -> Value:
 
 
 def with_carries(step: Step, total: Value) -> list[Value | Mask]:
-    """The word of a sum for the register among the outputs, and its carries for the predicates."""
+    """Returns the word of a sum for the output register, and its carries for the predicates."""
     results: list[Value | Mask] = []
     carries = 0
     for output in step.outputs:
@@ -133,7 +133,7 @@ def logic(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 
 
 def truth_table(table: int, a: Value, b: Value, c: Value, ones: int) -> Value:
-    """LOP3's function, bit by bit. Inputs that the table does not depend on may be unknown."""
+    """Computes LOP3's function, bit by bit. Inputs that do not matter may be unknown."""
     inputs = []
     for value, bit in ((a, 4), (b, 2), (c, 1)):
         depends = any((table >> i & 1) != (table >> (i ^ bit) & 1) for i in range(8))
@@ -265,7 +265,7 @@ MOVE_HALF = 0x7610
 
 @handles("PRMT")
 def permute(warp: Warp, step: Step) -> Sequence[Value]:
-    """Each nibble of the selector picks a byte of two words or, with its bit 3, the byte's sign."""
+    """Picks by each nibble of the selector a byte of two words or, with bit 3, the byte's sign."""
     low, selector, high = (as_word(warp.read(operand)) for operand in step.values[:3])
     if selector == MOVE_HALF and high is None:
         high = 0  # 16 bits are moved, and nothing reads what stays above them
@@ -302,7 +302,7 @@ def load_constant(warp: Warp, step: Step) -> Sequence[Value]:
 
 @handles("HFMA2")
 def half_constant(warp: Warp, step: Step) -> Sequence[Value]:
-    """Half arithmetic with a factor of zero is the compiler's way to load a constant."""
+    """Loads a constant, for which compilers use half arithmetic with a factor of zero."""
     if [value.lstrip("-") for value in step.values[:2]] != ["RZ", "RZ"] or len(step.values) < 4:
         return [None]
     halves = [np.float16(float_of(text)).view(np.uint16) for text in step.values[2:4]]
@@ -313,7 +313,7 @@ def float_of(text: str) -> float:
     return float({"+INF": "inf", "-INF": "-inf"}.get(text, text.replace("QNAN", "nan")))
 
 
-# The parts of an integer division: the reciprocal of an integer as a float.
+# to_float, reciprocal and to_integer are the parts of an integer division.
 @handles("I2F")
 def to_float(warp: Warp, step: Step) -> Sequence[Value]:
     if "RP" not in step.parts:
@@ -366,7 +366,7 @@ def to_predicates(warp: Warp, step: Step) -> Sequence[Value]:
 
 @handles("P2R")
 def from_predicates(warp: Warp, step: Step) -> Sequence[Value]:
-    """Predicates where the mask has ones, and another register's bits elsewhere."""
+    """Returns predicates where the mask has ones, and another register's bits elsewhere."""
     mask, result = int(step.values[-1], 16), warp.read(step.values[-2])
     if result is None or step.values[0] != "PR":
         return [None]

@@ -31,7 +31,7 @@ class ShapeBudget:
 
 
 def read_shapes(path: Path = SHAPES) -> dict[tuple[str, str, int, int], ShapeBudget]:
-    """The budget of each shape. Raises ReportError if the file is missing or damaged."""
+    """Returns the budget of each shape. Raises ReportError if the file is missing or damaged."""
     try:
         with path.open(newline="") as file:
             rows = [
@@ -51,7 +51,7 @@ def read_shapes(path: Path = SHAPES) -> dict[tuple[str, str, int, int], ShapeBud
 def shape_failures(
     rows: Iterable[Shape], budget: dict[tuple[str, str, int, int], ShapeBudget]
 ) -> Iterator[str]:
-    """Messages about shapes that are not in the budget, or exceed it."""
+    """Yields messages about shapes that are not in the budget, or exceed it."""
     for row in rows:
         name = f"{row.op} {row.dtype} {row.rows} x {row.cols}"
         allowed = budget.get((row.op, row.dtype, row.rows, row.cols))

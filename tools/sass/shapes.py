@@ -62,7 +62,7 @@ class Shape:
 
 
 def moved_bytes(demand: Demand, regions: dict[int, Region]) -> float:
-    """Bytes loaded and stored, without accesses to null."""
+    """Returns the bytes loaded and stored, without accesses to null."""
     loaded = {key: count for key, count in demand.loaded.items() if key}
     stored = {key: count for key, count in demand.stored.items() if key}
     return sum(counted_loads(regions.get(key), count) for key, count in loaded.items()) + sum(
@@ -71,7 +71,7 @@ def moved_bytes(demand: Demand, regions: dict[int, Region]) -> float:
 
 
 def counted_loads(region: Region | None, count: float) -> float:
-    """The bytes from memory: none where caches hold what all rows read, and all partials once."""
+    """Returns the bytes from memory: none if caches hold what all rows read, and partials once."""
     if region is None or region.kind == "rows":
         return count
     return min(count, region.bytes) if region.kind == "partials" else 0.0
@@ -82,8 +82,8 @@ def counted_stores(region: Region | None, count: float) -> float:
 
 
 def issue_share(instructions: float, regions: dict[int, Region], chip: Chip) -> float:
-    """Warp instructions as a share of those that the chip issues while a copy moves every tensor
-    once."""
+    """Returns warp instructions as a share of those that the chip issues while a copy moves every
+    tensor once."""
     essential = sum(region.bytes for region in regions.values() if region.kind == "rows")
     copy_seconds = essential / chip.bandwidth / chip.multiprocessors
     return instructions / (SCHEDULERS * chip.boost_clock * chip.multiprocessors * copy_seconds)
@@ -128,7 +128,7 @@ def _count(case: Case) -> Shape:
 
 
 def shapes_of(codes: dict[str, Code], cases: Sequence[Case]) -> list[Shape]:
-    """The shapes of all cases, in as many processes as there are CPUs."""
+    """Returns the shapes of all cases, in as many processes as there are CPUs."""
     with tempfile.TemporaryDirectory() as folder:
         counter = Counter(codes, demangle(list(codes)), LaunchProgram(Path(folder)))
         with ProcessPoolExecutor(os.cpu_count(), initializer=_start, initargs=(counter,)) as pool:

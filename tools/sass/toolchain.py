@@ -42,8 +42,8 @@ def find_in(folders: Iterable[str], name: str) -> str | None:
 
 
 def tool_environment() -> dict[str, str]:
-    """PATH with the toolkit's folder and those of NVIDIA's pip packages: cuobjdump looks for
-    nvdisasm there."""
+    """Returns an environment whose PATH has the toolkit's folder and those of NVIDIA's pip
+    packages, in which cuobjdump looks for nvdisasm."""
     folders = [os.environ.get("PATH", "")]
     if nvcc := find_nvcc():
         folders.append(str(Path(nvcc).resolve().parent))
@@ -53,7 +53,7 @@ def tool_environment() -> dict[str, str]:
 
 
 def find_disassembler() -> tuple[str, dict[str, str]]:
-    """cuobjdump, and the environment in which it finds nvdisasm."""
+    """Returns cuobjdump, and the environment in which it finds nvdisasm."""
     environment = tool_environment()
     found = {tool: find_in([environment["PATH"]], tool) for tool in ("cuobjdump", "nvdisasm")}
     if missing := [tool for tool, path in found.items() if path is None]:
@@ -62,7 +62,7 @@ def find_disassembler() -> tuple[str, dict[str, str]]:
 
 
 def run(*command: str | Path, **options) -> str:
-    """The output of a command. Raises ReportError if it cannot be run or fails."""
+    """Returns the output of a command. Raises ReportError if it cannot be run or fails."""
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
     except OSError as error:
@@ -84,7 +84,7 @@ class Code:
 
 
 def read_codes(cubin: Path) -> dict[str, Code]:
-    """The kernels of a cubin by their symbols."""
+    """Returns the kernels of a cubin by their symbols."""
     cuobjdump, environment = find_disassembler()
     dump = run(cuobjdump, "-sass", "-res-usage", "-elf", cubin, env=environment)
     bodies, usages, offsets = parse_sass(dump), parse_usage(dump), parse_parameters(dump)
@@ -97,7 +97,7 @@ def read_codes(cubin: Path) -> dict[str, Code]:
 
 
 def parse_parameters(dump: str) -> dict[str, int]:
-    """The offset of each kernel's parameters in its constant bank."""
+    """Returns the offset of each kernel's parameters in its constant bank."""
     offsets = {}
     for section in re.split(r"\n\.nv\.info\.", dump)[1:]:
         bank = re.search(r"EIATTR_PARAM_CBANK\s+Format:\s*\S+\s+Value:\s*\S+ 0x(\w+)", section)
@@ -107,8 +107,8 @@ def parse_parameters(dump: str) -> dict[str, int]:
 
 
 def parse_usage(dump: str) -> dict[str, Usage]:
-    """The resources from `cuobjdump -res-usage -elf`, with the launch bounds from the ELF sections
-    `.nv.info.<kernel>`."""
+    """Returns the resources from `cuobjdump -res-usage -elf`, with the launch bounds from the ELF
+    sections `.nv.info.<kernel>`."""
     threads = {}
     for section in re.split(r"\n\.nv\.info\.", dump)[1:]:
         bound = re.search(r"EIATTR_MAX_THREADS\s+Format:\s*\S+\s+Value:\s*0x([0-9a-f]+)", section)
@@ -124,7 +124,7 @@ def parse_usage(dump: str) -> dict[str, Usage]:
 
 
 def demangle(keys: Sequence[str]) -> dict[str, str]:
-    """Short names of kernels by their symbols: `softmax_forward_registers<bf16, bf16, 8, 4>`."""
+    """Returns kernels' short names by symbol: `softmax_forward_registers<bf16, 8, 4, 0>`."""
     lines = run("c++filt", input="\n".join(keys)).splitlines()
     short = {"__nv_bfloat16": "bf16", "__half": "half", "void ": "", "fusedops::cuda::": ""}
     names = {}
@@ -136,8 +136,8 @@ def demangle(keys: Sequence[str]) -> dict[str, str]:
 
 
 def codes_of(architectures: Sequence[str], library: Path = LIBRARY) -> dict[str, dict[str, Code]]:
-    """The kernels of a library by architecture and symbol. A library is taken apart once for each
-    architecture; what is found stays in ``build/sass`` until another library is asked for."""
+    """Returns the kernels of a library by architecture and symbol. A library is taken apart once
+    for each architecture; the kernels stay in ``build/sass`` until another library is read."""
     if not library.exists():
         raise ReportError(f"{library} is missing. {TO_BUILD}")
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def codes_of(architectures: Sequence[str], library: Path = LIBRARY) -> dict[str,
 
 
 def state_of(library: Path) -> str:
-    """A digest of a library and of the code that reads it."""
+    """Returns a digest of a library and of the code that reads it."""
     digest = hashlib.sha256(library.read_bytes())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
@@ -172,7 +172,7 @@ def remembered(path: Path, compute: Callable[[], dict[str, Code]]) -> dict[str, 
 
 
 def take_apart(library: Path, arch: str) -> dict[str, Code]:
-    """The kernels for an architecture, with one disassembler for each CPU."""
+    """Returns the kernels for an architecture, with one disassembler for each CPU."""
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         cubins = extract_cubins(library, arch, Path(name))
         if not cubins:
@@ -181,7 +181,7 @@ def take_apart(library: Path, arch: str) -> dict[str, Code]:
 
 
 def kernels_of(architectures: Sequence[str], library: Path = LIBRARY) -> list[Kernel]:
-    """The report's row for every kernel and architecture."""
+    """Returns the report's row for every kernel and architecture."""
     return kernels_in(codes_of(architectures, library))
 
 
@@ -196,7 +196,7 @@ def kernels_in(codes: dict[str, dict[str, Code]]) -> list[Kernel]:
 
 
 def extract_cubins(library: Path, arch: str, folder: Path) -> list[Path]:
-    """The cubins in a library that are for an architecture."""
+    """Returns the cubins in a library that are for an architecture."""
     cuobjdump, environment = find_disassembler()
     wanted = f".sm_{arch}."
     run(cuobjdump, "-xelf", wanted, library.resolve(), env=environment, cwd=folder)

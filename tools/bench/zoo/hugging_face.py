@@ -75,7 +75,7 @@ class _Loss(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        # Where the class's name does not say which loss it has, as that of GPT-2, the model warns
+        # If the class's name does not say which loss it has, as GPT-2's does not, the model warns
         # that it guesses, and the warning breaks the graph between the logits and the loss.
         model.loss_type = "ForCausalLM"
         self.model = model
@@ -154,7 +154,7 @@ PATCH = 4  # pixels
 
 
 def image_side(size: Size) -> int:
-    """Pixels along a square image of at most `length` patches."""
+    """Returns the pixels along a square image of at most `length` patches."""
     return PATCH * math.isqrt(size.length)
 
 
@@ -247,7 +247,7 @@ def _whisper_inputs(size: Size, batch: int) -> Inputs:
 
 
 def _swin(size: Size) -> Fields:
-    """Two stages; the second is twice as wide, on a quarter of the patches."""
+    """Returns the settings of two stages; the second is twice as wide, on a quarter of patches."""
     return {
         "embed_dim": size.width // 2,
         "depths": [LAYERS, LAYERS],

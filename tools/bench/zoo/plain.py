@@ -47,12 +47,12 @@ class Attention(nn.Module):
         return output
 
     def split(self, x: Tensor) -> Tensor:
-        """[batch, length, width] as [batch, heads, length, width of a head]."""
+        """Returns [batch, heads, length, width of a head] of [batch, length, width]."""
         heads: Tensor = x.unflatten(-1, (self.heads, -1))
         return heads.transpose(1, 2)
 
     def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-        """Softmax of the scores; `mask` is 1 at tokens and 0 at padding, [batch, length]."""
+        """Returns the softmax of the scores; `mask`, [batch, length], is 1 at tokens, else 0."""
         raise NotImplementedError
 
 

@@ -1,5 +1,5 @@
-// device.h for the program of launches: the emulator's declarations, but a launch is written down
-// instead of run.
+// What device.h includes in the program of launches: the emulator's declarations, except that a
+// launch is written down instead of run.
 #pragma once
 
 #define launch_clusters emulated_launch_clusters

@@ -36,7 +36,7 @@ void record_launch(
 namespace fusedops {
 namespace {
 
-// Arrays at made-up addresses, far apart. Nothing is ever read there.
+// Gives arrays made-up addresses, far apart, at which nothing is ever read.
 class Memory {
  public:
   void* add(const char* name, const char* kind, int64_t bytes) {
@@ -198,7 +198,7 @@ void masked_softmax_backward(const Case& of, const std::string& form) {
   make.launch_without_workspace(args);
 }
 
-// Classes that are int64, as torch's are, and none of them ignored.
+// Returns classes that are int64, as torch's are. None of them is ignored.
 Targets targets(Arguments& make, const Case& of) {
   return {make.added("target", "rows", of.rows * 8), true, true, -100};
 }
