@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # Tests, measures and sanitizes fusedops on a machine with an NVIDIA GPU: one command, ten minutes.
-# Needs Python, torch and pytest, and no network; installs nothing. Needs nvcc, cmake and ninja where
-# fusedops/lib or build/tune/tune was not built for the GPU before.
+# It needs Python, torch and pytest, and no network; it installs nothing. It needs nvcc, cmake and
+# ninja if fusedops/lib or build/tune/tune was not built for the GPU before.
 #
 #   tools/gpu_check.sh [--dry-run] [FOLDER]      default: docs/results/<device>-<date>
 #   PYTHON=python3.12  BUDGET=540                which Python; seconds in total
 #   ARCHIVE=FILE       COMMIT=NAME               default: FOLDER.tar.gz; what git says
 #
-# The stages that tell most come first, as a run may be interrupted: whether every kernel runs and
-# is right once, how fast each is, and beside eager and Inductor, whether all results are right, what
-# the sanitizers say, and why a kernel is as fast as it is. Each stage has a time limit and a log;
-# one that fails or hangs does not stop the rest. Failures of tests are in failures.txt as they
-# happen. After each stage summary.md, summary.json and ARCHIVE hold all that was reached, so that
-# an interrupted run is kept. A folder that exists is never written to: the next free name is taken. The exit code
-# is 1 if a correctness stage did not pass. --dry-run prints the stages and needs no GPU. The limits
-# of all stages before the benches fit into BUDGET together, where nothing has to be built.
+# The most informative stages come first, as a run may be interrupted: whether every kernel runs and
+# is right once, how fast each kernel is, alone and beside eager and Inductor, whether all results
+# are right, what the sanitizers say, and why a kernel is as fast as it is. Each stage has a time
+# limit and a log; a stage that fails or hangs does not stop the rest. Failures of tests are in
+# failures.txt as they happen. After each stage summary.md, summary.json and ARCHIVE hold all that
+# was reached, so that an interrupted run is kept. A folder that exists is never written to: the
+# next free name is taken. The exit code is 1 if a correctness stage did not pass. --dry-run prints
+# the stages and needs no GPU. The limits of all stages before the benches fit into BUDGET together,
+# if nothing has to be built.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -37,7 +38,7 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 has() { "$PYTHON" -c "import $1" 2>/dev/null; }
 finds() { command -v "$1" >/dev/null; }
-# A property of the first GPU, from torch where there is no nvidia-smi.
+# Prints a property of the first GPU, from torch if there is no nvidia-smi.
 gpu() {
   if finds nvidia-smi; then
     nvidia-smi --id=0 --format=csv,noheader --query-gpu="$1"
@@ -55,7 +56,7 @@ fi
 
 # --- results ------------------------------------------------------------------------------------
 
-# The first of FOLDER, FOLDER-2, FOLDER-3, ... that does not exist.
+# Prints the first of FOLDER, FOLDER-2, FOLDER-3, ... that does not exist.
 free_folder() {
   local folder=$1 i=2
   while [[ -e $folder || -e $folder.tar.gz ]]; do
@@ -77,7 +78,7 @@ versions() {
     commit "${COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}"
 }
 
-# Writes the summary and the archive. The archive is renamed into place, so that it is whole always.
+# Writes the summary and the archive, which is renamed into place, so that it is always complete.
 keep() {
   "$PYTHON" tools/gpu_summary.py "$OUT"
   tar -C "$(dirname "$OUT")" -czf "$ARCHIVE.part" "$(basename "$OUT")" && mv "$ARCHIVE.part" "$ARCHIVE"
@@ -103,7 +104,7 @@ stage() {
   current=("$name" "$kind" "$start")
   if ((left > 5)); then
     ((limit > left)) && limit=$left
-    # In the background, so that a signal interrupts the wait and not only the command.
+    # The command runs in the background, so that a signal also interrupts the wait.
     timeout --kill-after=10 "$limit" "$@" >"$OUT/logs/$name.log" 2>&1 &
     running=$!
     wait "$running"
@@ -206,7 +207,7 @@ fi
 stage entry-point correctness 10 "$PYTHON" setup.py -q egg_info
 stage env correctness 20 "$PYTHON" -m fusedops env
 
-# All tests that need a GPU are one process group. Those that run every kernel once come first.
+# The tests that need a GPU. Those that run every kernel once come first.
 DECISIVE=(tests/cuda/test_cuda_{every_kernel,long_rows,library,c_api,streams}.py)
 CUDA_TESTS=(tests/cuda/test_cuda_{values,gradients,softmax_family,norm_family,parallel_stack}.py
   tests/cuda/test_cuda_{determinism,layout,opcheck,compile,large}.py)
@@ -230,13 +231,14 @@ bench() {
 bench peers 75 --op softmax layer_norm rms_norm --dtype bfloat16
 stage cuda correctness 90 "${PARALLEL[@]}" "${CUDA_TESTS[@]}"
 
-# The kernels run without torch here, each array in an allocation of its own.
+# The sanitizers run the kernels without torch, each array in an allocation of its own.
 for tool in memcheck racecheck; do
   stage "$tool" correctness 30 compute-sanitizer --tool "$tool" --kernel-name kns=fusedops \
     --report-api-errors no --error-exitcode 99 "$TUNE" --smoke --seconds 20 --csv "$OUT/$tool.csv"
 done
 
-# The kernels that carry most models, and a cluster. Each run ends with the launch it profiles.
+# The kernels in which most models spend their time, and a cluster. Each run ends with the launch
+# that it profiles.
 PROFILED=(norm_forward_registers softmax_forward_registers norm_backward_registers
   norm_forward_cluster)
 NCU=(ncu --launch-skip 2 --launch-count 1 --kill yes)

@@ -1,15 +1,15 @@
-// Measures every family of kernels, with the plans that the tables choose and with others, beside a
-// copy of as many bytes. One row of a CSV for each case, written as soon as it is known;
-// tools/pick_policy.py makes tables of it. Needs no torch.
+// Measures every family of kernels, with the plans of the package and with others, beside a copy of
+// as many bytes. Writes a row of a CSV as soon as a case is measured; tools/pick_policy.py updates
+// the list of plans from it. It needs no torch.
 //
 //   cmake -S tools/tune -B build/tune -G Ninja -DCMAKE_CUDA_ARCHITECTURES=90
 //   cmake --build build/tune
 //   build/tune/tune --seconds 180 --csv tune.csv
 //
-// Buffers are rotated over three times the L2, so that no run finds its input there. Every launch
-// stands between a copy and the next copy, each between events of its own; times are medians. The
-// result of every candidate is compared with the incumbent's once, and one that differs has an
-// error instead of a time. So has a launch that fails.
+// Buffers are rotated over three times the L2, so that no run finds its input in it. Every launch
+// comes between two copies, and launches and copies have events of their own; times are medians.
+// The result of every candidate is compared with the incumbent's once. A candidate that differs has
+// an error instead of a time, and so has a launch that fails.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -77,9 +77,9 @@ struct Outcome {
   std::string error;
 };
 
+// Memory that grows to the largest question.
 class Arena {
  public:
-  // Memory that grows to the largest question.
   cudaError_t reserve(int64_t bytes) { return bytes <= bytes_ ? cudaSuccess : allocate(bytes); }
 
   cudaError_t allocate(int64_t bytes) {
@@ -98,7 +98,7 @@ class Arena {
   int64_t bytes_ = 0;
 };
 
-// Begin and end of a launch on the stream.
+// The begin and the end of a launch on the stream.
 struct Span {
   cudaEvent_t begin, end;
   Span() {
@@ -149,7 +149,7 @@ class Bench {
     return run_reference();
   }
 
-  // The plan's time, or the incumbent's for a null plan.
+  // Measures the plan, or the incumbent if `plan` is null.
   Outcome measure(const Plan* plan) {
     Outcome outcome;
     Status status = plan ? compare_with_reference(*plan, outcome) : device::kSuccess;
@@ -270,8 +270,8 @@ class Bench {
     return status;
   }
 
-  // Allows errors of a few roundings of the largest value, and one of the result's own dtype: other
-  // partitions add up rows in another order.
+  // Allows errors of a few roundings of the largest value, and one rounding to the result's dtype:
+  // other partitions add up rows in another order.
   Status compare_array(
       const Array& array, const void* actual, const void* expected, Outcome& outcome) {
     using fusedops::BFloat16;
@@ -412,7 +412,7 @@ class Table {
   std::FILE* file_;
 };
 
-// The candidates of a question without the incumbent.
+// Returns the candidates of a question without the incumbent.
 std::vector<Plan> others(const Question& question, const Plan& incumbent) {
   std::vector<Plan> plans = family_of(question.op).candidates(question);
   plans.erase(std::remove(plans.begin(), plans.end(), incumbent), plans.end());
@@ -468,7 +468,7 @@ class Session {
     } else {
       outcome = bench_.measure(nullptr);
     }
-    // A smoke run has recorded the incumbent, the plan of the tables, before the candidates.
+    // A smoke run asks each question without candidates first, and has recorded the incumbent then.
     if (!is_smoke_ || !ask.with_candidates) record(question, incumbent, true, outcome);
     if (!ask.with_candidates || !outcome.error.empty()) return;
     for (const Plan& plan : others(question, incumbent)) {
@@ -478,7 +478,7 @@ class Session {
     }
   }
 
-  // Before the launch, so that the last line names a kernel that hangs.
+  // Prints the plan before its launch, so that the last line names a kernel that hangs.
   void announce(const Question& question, const Plan& plan, bool is_incumbent) {
     std::printf("%s\n", described(question, plan, is_incumbent).c_str());
     std::fflush(stdout);

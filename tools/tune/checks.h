@@ -1,4 +1,4 @@
-// The tool's own kernels, beside those that it measures: they fill inputs and compare results.
+// The tool's own kernels, which fill inputs and compare results.
 #pragma once
 
 #include <cmath>
@@ -37,8 +37,8 @@ hide(T* values, int64_t count, int64_t cols) {
   }
 }
 
-// Writes the largest difference, and the largest magnitude of `expected`, that each thread saw. A
-// NaN on one side alone counts as an infinite difference.
+// Writes the largest difference and the largest magnitude of `expected` that each thread saw. A NaN
+// in one array alone counts as an infinite difference.
 template <class T>
 FUSEDOPS_KERNEL(kCheckThreads)
 compare(const T* actual, const T* expected, int64_t count, float* differences, float* magnitudes) {

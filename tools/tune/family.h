@@ -1,8 +1,8 @@
 // A family of kernels as the tool sees it: the arrays that a question needs, the plan that the
 // list of cuda/launch/plans.def has, the other plans, and their launches.
 //
-// Each family includes its source in csrc/cuda, so that the plans that are recorded are those that
-// the package launches. Candidates are looked up like these, but in a list of their own.
+// Each family includes its source in csrc/cuda, so that the tool records the plans that the package
+// launches. Candidates are found in the same way, but in a list of their own.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace tune {
 
 using fusedops::device::Status;
 
-// The probabilities of a causal row are zeros behind the diagonal, where the kernels look for that.
+// kCausal: probabilities that are zeros behind the diagonal, because the kernels check that.
 enum class Role { kInput, kBools, kCausal, kOutput, kScratch };
 
 struct Array {
@@ -34,7 +34,7 @@ class Family {
  public:
   virtual ~Family() = default;
   virtual std::vector<Array> arrays(const Question& question) const = 0;
-  // The bytes that have to move at least: each row that is read or written, once.
+  // Returns the bytes that have to move at least: each row that is read or written, once.
   virtual int64_t bytes(const Question& question) const = 0;
   virtual Plan incumbent(const Question& question) const = 0;
   virtual std::vector<Plan> candidates(const Question& question) const = 0;
@@ -62,7 +62,7 @@ inline fusedops::ConstRows const_rows_at(const void* data, const Question& q) {
 }
 inline fusedops::Rows rows_at(void* data, const Question& q) { return {data, {q.cols}, q.dtype}; }
 
-// An address that is aligned as allocations are, for arguments of which only the plan is wanted.
+// Returns an address that is aligned as allocations are, for arguments that are only planned.
 inline void* any_address() { return reinterpret_cast<void*>(uintptr_t{256}); }
 inline Memory any_memory(const std::vector<Array>& arrays) {
   return Memory(arrays.size(), any_address());
@@ -117,8 +117,8 @@ inline void append(std::vector<Plan>& plans, const std::vector<Plan>& more) {
   plans.insert(plans.end(), more.begin(), more.end());
 }
 
-// The plans that keep a row in one block's registers. A kernel that is compiled for the threads of
-// a row is a candidate if the row has more than half of the elements that the kernel holds.
+// Returns the plans that hold a row in one block's registers. A kernel that is compiled for the
+// number of threads is a candidate if the row has more than half of the elements that it holds.
 inline std::vector<Plan> register_plans(
     const Question& q, fusedops::cuda::Pass pass, int32_t width) {
   using namespace fusedops::cuda;
@@ -137,7 +137,7 @@ inline std::vector<Plan> register_plans(
   return plans;
 }
 
-// The elements of a thread in the clusters of a pass; 0 where it has none.
+// Returns the elements of a thread in the clusters of a pass, or 0 if it has no clusters.
 inline int32_t cluster_elements(fusedops::cuda::Pass pass, int32_t width, int32_t bytes) {
   using namespace fusedops::cuda;
   for (const ListedPlan& listed : plans_of(pass)) {
@@ -147,8 +147,8 @@ inline int32_t cluster_elements(fusedops::cuda::Pass pass, int32_t width, int32_
   return 0;
 }
 
-// The plans that hold a row in the registers of a cluster: in wide vectors, or in single elements
-// where a row has no wide ones.
+// Returns the plans that hold a row in the registers of a cluster: in wide vectors, or in single
+// elements if the row is not aligned for wide ones.
 inline std::vector<Plan> cluster_plans(
     const Question& q, fusedops::cuda::Pass pass, int32_t width, int32_t most_threads) {
   using namespace fusedops::cuda;
@@ -168,7 +168,7 @@ inline std::vector<Plan> cluster_plans(
   return plans;
 }
 
-// The plans that cut rows into segments.
+// Returns the plans that cut rows into segments.
 inline std::vector<Plan> segment_plans(const Question& q, int32_t width) {
   std::vector<Plan> plans;
   const int32_t loop_width = is_wide(width, q.dtype) ? width : 1;
@@ -180,7 +180,7 @@ inline std::vector<Plan> segment_plans(const Question& q, int32_t width) {
   return plans;
 }
 
-// The bytes of a workspace that suffices for all segment_plans(): three accumulators a segment.
+// Returns the bytes of a workspace for any of segment_plans(): three accumulators a segment.
 inline int64_t segments_workspace(const Question& q) {
   const int64_t segments =
       std::min<int64_t>(fusedops::cuda::ceil_div(q.cols, kSegments[0]), kMostSegments);

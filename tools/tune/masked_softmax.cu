@@ -1,4 +1,4 @@
-// Masked softmax: a bool mask that all rows share, causality, or causality and a soft cap.
+// Measures masked softmax: with a bool mask that all rows share, causality, or causality and a cap.
 #include "cuda/masked_softmax/launch.cu"
 
 #include "tune/family.h"
@@ -97,7 +97,7 @@ class MaskedSoftmax final : public Family {
     return as_plan(plan_rows(pass, q.cols, width, bytes, cluster_limit()), q);
   }
 
-  // A soft cap shares the plans of scores of any terms, so that it alone cannot decide them.
+  // A soft cap shares the plans of scores of any terms, so that it cannot decide them alone.
   std::vector<Plan> candidates(const Question& q) const override {
     if (is_capped(q)) return {};
     const int32_t width = width_of(q);

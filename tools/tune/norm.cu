@@ -1,4 +1,4 @@
-// LayerNorm, RMSNorm and StdNorm, with and without a residual.
+// Measures LayerNorm, RMSNorm and StdNorm, with and without a residual.
 #include "cuda/norm/launch.cu"
 
 #include "tune/family.h"
@@ -18,7 +18,7 @@ NormKind kind_of(const Question& q) {
   return q.op == Op::kRmsNorm || q.op == Op::kAddRmsNorm ? NormKind::kRms : NormKind::kLayer;
 }
 
-// Where each array is in Memory, with the optional ones last.
+// The place of each array in Memory; the optional arrays come last.
 enum Forward { kInput, kOutput, kWeight, kBias, kMean, kRstd, kScratch, kResidual, kSum };
 enum Backward {
   kGrad,
@@ -91,7 +91,7 @@ Status launch_forward(const NormForward& args, const Plan& plan) {
 
 // --- the plans of the backward pass -------------------------------------------------------------
 
-// Partitions of one to four waves. Half of the incumbent's number is measured too: for few rows,
+// One to four waves of partitions are measured, and half of the incumbent's number: for few rows,
 // fewer partials may be faster.
 constexpr int64_t kMostWaves = 4;
 
@@ -104,7 +104,7 @@ Plan backward_plan(const Question& q) {
   return result;
 }
 
-// For each size of a cluster, as many partitions as one wave has clusters.
+// Returns a plan for each size of clusters, with as many partitions as one wave has clusters.
 std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
   const Pass pass = has_residual(q) ? Pass::kAddNormBackward : Pass::kNormBackward;
   std::vector<Plan> plans = cluster_plans(q, pass, width, kNormBackwardThreads);
@@ -115,10 +115,10 @@ std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
   return plans;
 }
 
-// Blocks of fewer threads, and more of them a multiprocessor: as many threads as before in a wave,
-// and partitions for all of its blocks. They are launches of the incumbent's kernel, which is bound
-// to 128 registers a thread and has shared memory for kNormBackwardThreads of 16 elements: the 32
-// KB of each of four blocks are 128 of a Hopper's 228.
+// Returns plans of blocks with fewer threads, and of more blocks a multiprocessor: a wave has as
+// many threads as before, and a partition for each of its blocks. They launch the incumbent's
+// kernel, which is bound to 128 registers a thread and has shared memory for kNormBackwardThreads
+// of 16 elements: four blocks of 32 KB take 128 KB of a Hopper's 228.
 std::vector<Plan> smaller_backward_blocks(const Question& q, const Plan& incumbent) {
   std::vector<Plan> plans;
   for (const int32_t threads : kBlockThreads) {
@@ -131,7 +131,8 @@ std::vector<Plan> smaller_backward_blocks(const Question& q, const Plan& incumbe
   return plans;
 }
 
-// All candidates have the elements of the tables, which are as many as registers allow.
+// Returns the candidates. They have the elements of plans.def, which are as many as registers
+// allow.
 std::vector<Plan> backward_candidates(const Question& q) {
   const Plan incumbent = backward_plan(q);
   std::vector<Plan> plans = backward_clusters(q, incumbent.width);

@@ -13,12 +13,12 @@ struct Pass {
   bool backward;
 };
 
-// The operators of models, and beside them those that share a table with one of these.
+// The operators of models, and those that share plans with one of them.
 constexpr Pass kMain[] = {
     {Op::kLayerNorm, false}, {Op::kSoftmax, false},      {Op::kRmsNorm, false},
     {Op::kLayerNorm, true},  {Op::kRmsNorm, true},       {Op::kCausalSoftmax, false},
     {Op::kSoftmax, true},    {Op::kCausalSoftmax, true}, {Op::kCappedSoftmax, false}};
-// One operator or two for each pass of cuda/launch/plans.def.
+// These are one operator or two for each pass of cuda/launch/plans.def.
 constexpr Pass kDeciding[] = {
     {Op::kSoftmax, false},   {Op::kLayerNorm, false},     {Op::kRmsNorm, false},
     {Op::kLayerNorm, true},  {Op::kSoftmax, true},        {Op::kAddRmsNorm, false},
@@ -54,7 +54,7 @@ constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat32};
 constexpr int64_t kSmall = int64_t{16} << 20, kMedium = int64_t{512} << 20,
                   kLarge = int64_t{2} << 30;
 constexpr int64_t kFewRows = 264;  // two for each multiprocessor of a Hopper
-// Rows of a step of decoding, and their lengths.
+// The numbers of rows in a step of decoding, and the lengths of rows.
 constexpr int64_t kDecodingRows[] = {1, 8, 64};
 const Lengths kHidden = {4096, 1024, 8192, 512, 2048};
 
@@ -79,7 +79,7 @@ class Order {
 
  private:
   // Adds each length for all passes before the next length. Leaves out rows that do not fit, and
-  // an ask that was added before.
+  // questions that were added before.
   template <class Passes, class RowsOf>
   void add_each(
       const Passes& passes, const Lengths& lengths, bool with_candidates, RowsOf rows_of) {
@@ -129,8 +129,9 @@ std::vector<Ask> questions(int64_t largest) {
 }
 
 std::vector<Ask> smoke_questions(int64_t largest) {
-  // Rows for part of a warp, some warps, odd rows, many warps, clusters, odd segments, segments.
-  // The plans of the tables come before all others, so that a run that ends early has them.
+  // The lengths are for part of a warp, some warps, odd rows, many warps, clusters, odd segments
+  // and segments. The plans of the package come before all others, so that a run that ends early
+  // has them.
   const Lengths lengths = {64, 1000, 1023, 4096, 40960, 50257, 300000};
   Order order(largest);
   for (const bool with_candidates : {false, true}) order.add_few(kAll, lengths, with_candidates, 9);

@@ -1,4 +1,4 @@
-// What tune measures: a question is an operator on a shape, a plan is one way to launch it.
+// Describes what tune measures: a question is an operator on a shape, a plan one way to launch it.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +53,8 @@ inline const char* name_of(DType dtype) {
   return "?";
 }
 
-// One way to launch an operator. A number that does not apply is zero: elements where no block
-// holds the row, partitions except in the backward pass of a norm, a segment where rows are whole.
+// One way to launch an operator. A number that does not apply is zero: elements if no block holds
+// the row, partitions except in the backward pass of a norm, a segment if rows are not cut.
 struct Plan {
   int32_t width = 0;        // elements of a vector
   int32_t elements = 0;     // of a row in each thread's registers
@@ -74,16 +74,16 @@ inline bool operator==(const Plan& a, const Plan& b) {
       a.segment == b.segment && a.fixed == b.fixed;
 }
 
-// A question, and whether candidates are measured beside the plan that the tables choose.
+// A question, and whether candidates are measured beside the plan of the package, the incumbent.
 struct Ask {
   Question question;
   bool with_candidates;
 };
 
-// The questions, the most useful first, with tensors of up to `largest` bytes.
+// Returns the questions, the most useful first, with tensors of up to `largest` bytes.
 std::vector<Ask> questions(int64_t largest);
 
-// Every operator and kernel on a few short and long rows, to see that all of them run.
+// Returns questions that run every operator and kernel on a few short and long rows.
 std::vector<Ask> smoke_questions(int64_t largest);
 
 }  // namespace tune

@@ -1,4 +1,4 @@
-// Softmax and its logarithm over the last dimension, and softmax in two steps.
+// Measures softmax and its logarithm over the last dimension, and softmax in two steps.
 #include "cuda/softmax/launch.cu"
 
 #include "tune/family.h"

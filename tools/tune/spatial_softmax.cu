@@ -1,5 +1,5 @@
-// Softmax over a dimension that is not the last. `rows` counts what is not reduced; up to 4096 of
-// them are neighbours in memory.
+// Measures softmax over a dimension that is not the last. `rows` are the positions of the other
+// dimensions; up to 4096 of them are neighbours in memory.
 #include "cuda/softmax/spatial_launch.cu"
 
 #include "tune/family.h"
@@ -40,7 +40,7 @@ SpatialSoftmaxBackward backward_of(const Question& q, const Memory& memory) {
   return {grad, output, slices_at(memory[2], q), q.rows / inner, q.cols, inner, false};
 }
 
-// No table chooses among plans here, so that the incumbent is measured alone.
+// Nothing chooses among plans of spatial softmax, so that the incumbent is measured alone.
 class SpatialSoftmax final : public Family {
  public:
   std::vector<Array> arrays(const Question& q) const override {
