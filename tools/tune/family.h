@@ -125,11 +125,11 @@ inline std::vector<Plan> register_plans(
   std::vector<Plan> plans;
   const auto bytes = static_cast<int32_t>(size_of(q.dtype));
   for (const ListedPlan& listed : plans_of(pass, kCandidates)) {
-    const int32_t own_width = width_in(listed, width, bytes);
-    if (own_width == 0 || q.cols > listed.max_cols) continue;
+    const int32_t plan_width = width_in(listed, width, bytes);
+    if (plan_width == 0 || q.cols > listed.max_cols) continue;
     if (listed.threads > 0 && 2 * q.cols <= listed.max_cols) continue;
     for (const int32_t block : kBlockThreads) {
-      const RowPlan plan = plan_from(listed, q.cols, own_width, bytes, block);
+      const RowPlan plan = plan_from(listed, q.cols, plan_width, bytes, block);
       const bool is_new = block == kBlockThreads[0] || (plan.rows > 1 && listed.threads == 0);
       if (is_new) plans.push_back(as_plan(plan, q));
     }

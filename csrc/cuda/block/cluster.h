@@ -47,9 +47,9 @@ class RowInBlock {
   template <class Op, class T>
   FUSEDOPS_DEVICE T reduce(T value) {
     static_assert(sizeof(T) <= sizeof(Place));
-    T* const own = reinterpret_cast<T*>(places_ + turn_ * kMaxWarps);
+    T* const values = reinterpret_cast<T*>(places_ + turn_ * kMaxWarps);
     turn_ ^= 1;
-    return row_reduce<Op>(value, own);
+    return row_reduce<Op>(value, values);
   }
 
   FUSEDOPS_DEVICE bool is_first() const { return true; }
@@ -61,12 +61,12 @@ class RowInBlock {
 };
 using OneBlock = RowInBlock<0>;
 
-FUSEDOPS_DEVICE void store_cluster(float* own, float value, uint64_t* own_barrier, uint32_t rank) {
-  device::store_cluster(own, value, own_barrier, rank);
+FUSEDOPS_DEVICE void store_cluster(float* local, float value, uint64_t* barrier, uint32_t rank) {
+  device::store_cluster(local, value, barrier, rank);
 }
 FUSEDOPS_DEVICE void store_cluster(
-    Pair<float>* own, Pair<float> value, uint64_t* own_barrier, uint32_t rank) {
-  device::store_cluster(&own->first, value.first, value.second, own_barrier, rank);
+    Pair<float>* local, Pair<float> value, uint64_t* barrier, uint32_t rank) {
+  device::store_cluster(&local->first, value.first, value.second, barrier, rank);
 }
 
 // The scope of a row in a cluster. To reduce, every warp sends its value to a mailbox in each
@@ -129,7 +129,7 @@ class RowInCluster {
     if (lane < blocks_) store_cluster(mailbox + warp * blocks_ + rank_, value, barrier, lane);
 
     device::mbarrier_wait(barrier, parity);
-    return warp_reduce<Op>(own_share<Op>(mailbox, count), kLanes);
+    return warp_reduce<Op>(combined_share<Op>(mailbox, count), kLanes);
   }
 
   FUSEDOPS_DEVICE bool is_first() const { return rank_ == 0; }
@@ -140,7 +140,7 @@ class RowInCluster {
 
   // Combines this lane's share of `count` values, with kInFlight loads at a time.
   template <class Op, class T>
-  static FUSEDOPS_DEVICE T own_share(const T* values, int32_t count) {
+  static FUSEDOPS_DEVICE T combined_share(const T* values, int32_t count) {
     constexpr int32_t kLanes = device::kWarpLanes, kInFlight = 4;
     T share = Op::template identity<T>();
 #pragma unroll 1

@@ -169,14 +169,16 @@ FUSEDOPS_DEVICE void cluster_arrive() {
 }
 FUSEDOPS_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-FUSEDOPS_DEVICE uint32_t shared_address(const void* own) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(own));
+FUSEDOPS_DEVICE uint32_t shared_address(const void* local) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(local));
 }
 
-// Returns the address that `own`, shared memory of this block, has in the block of that rank.
-FUSEDOPS_DEVICE uint32_t cluster_address(const void* own, uint32_t rank) {
+// Returns the address that `local`, shared memory of this block, has in the block of that rank.
+FUSEDOPS_DEVICE uint32_t cluster_address(const void* local, uint32_t rank) {
   uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(shared_address(local)), "r"(rank));
   return address;
 }
 
@@ -212,20 +214,20 @@ FUSEDOPS_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-// Stores at the address of `own` in the block of that rank. The bytes arrive some time later, and
-// the mbarrier at the address of `own_barrier` in that block counts them.
-FUSEDOPS_DEVICE void store_cluster(float* own, float value, uint64_t* own_barrier, uint32_t rank) {
+// Stores at the address of `local` in the block of that rank. The bytes arrive some time later, and
+// the mbarrier at the address of `barrier` in that block counts them.
+FUSEDOPS_DEVICE void store_cluster(float* local, float value, uint64_t* barrier, uint32_t rank) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
-                   cluster_address(own, rank)),
-               "f"(value), "r"(cluster_address(own_barrier, rank))
+                   cluster_address(local, rank)),
+               "f"(value), "r"(cluster_address(barrier, rank))
                : "memory");
 }
 FUSEDOPS_DEVICE void store_cluster(
-    float* own, float first, float second, uint64_t* own_barrier, uint32_t rank) {
+    float* local, float first, float second, uint64_t* barrier, uint32_t rank) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
-          cluster_address(own, rank)),
-      "f"(first), "f"(second), "r"(cluster_address(own_barrier, rank))
+          cluster_address(local, rank)),
+      "f"(first), "f"(second), "r"(cluster_address(barrier, rank))
       : "memory");
 }
 
@@ -264,13 +266,13 @@ inline int current_device() {
 // cached, plus one, since 0 stands for one not read yet; after an error the next call asks again.
 template <cudaDeviceAttr kAttribute>
 int device_attribute() {
-  static std::array<std::atomic<int>, 64> kept = {};
+  static std::array<std::atomic<int>, 64> cache = {};
   const int device = current_device();
-  const bool is_kept = device >= 0 && device < static_cast<int>(kept.size());
-  if (const int found = is_kept ? kept[device].load() : 0; found > 0) return found - 1;
+  const bool has_place = device >= 0 && device < static_cast<int>(cache.size());
+  if (const int cached = has_place ? cache[device].load() : 0; cached > 0) return cached - 1;
   int value = 0;
   if (cleared(cudaDeviceGetAttribute(&value, kAttribute, device)) != cudaSuccess) return 0;
-  if (is_kept) kept[device] = value + 1;
+  if (has_place) cache[device] = value + 1;
   return value;
 }
 
@@ -323,13 +325,13 @@ bool read_limits(void (*kernel)(Params...), KernelLimits& limits) {
 template <class... Params>
 KernelLimits limits_of(void (*kernel)(Params...)) {
   static std::mutex mutex;
-  static std::map<std::pair<int, void (*)(Params...)>, KernelLimits> known;
+  static std::map<std::pair<int, void (*)(Params...)>, KernelLimits> cache;
   const std::pair key(current_device(), kernel);
   if (key.first < 0) return {};
   const std::lock_guard lock(mutex);
-  if (const auto found = known.find(key); found != known.end()) return found->second;
+  if (const auto entry = cache.find(key); entry != cache.end()) return entry->second;
   KernelLimits limits;
-  if (read_limits(kernel, limits)) known.emplace(key, limits);
+  if (read_limits(kernel, limits)) cache.emplace(key, limits);
   return limits;
 }
 

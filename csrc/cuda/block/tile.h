@@ -100,11 +100,11 @@ struct StackBlock {
 // columns. The first address stays in registers, unless T is double, which leaves none free.
 template <int kWidth, int kVectors, int kThreads = 0, class T, class Store>
 FUSEDOPS_DEVICE void store_by(T* row, int32_t cols, Store store) {
-  T* own = row + column_of<kWidth, kThreads>(0);
-  if constexpr (sizeof(T) < 8) own = device::whole(own);
+  T* first = row + column_of<kWidth, kThreads>(0);
+  if constexpr (sizeof(T) < 8) first = device::whole(first);
   for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
     const int32_t offset = columns_before<kWidth, kThreads>(i);
-    if (is_inside) store(i, offset, own + offset);
+    if (is_inside) store(i, offset, first + offset);
   });
 }
 
@@ -167,9 +167,9 @@ struct Tile {
   // would keep addresses that were computed from columns for the stores: 16 registers for 8
   // vectors, too many for kernels that have 64.
   template <int kThreads, class Load, class Outside>
-  FUSEDOPS_DEVICE void load_by(const T* own, int32_t cols, Load load, Outside outside) {
+  FUSEDOPS_DEVICE void load_by(const T* first, int32_t cols, Load load, Outside outside) {
     for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
-      vectors[i] = is_inside ? load(own + columns_before<kWidth, kThreads>(i)) : outside();
+      vectors[i] = is_inside ? load(first + columns_before<kWidth, kThreads>(i)) : outside();
     });
   }
 };

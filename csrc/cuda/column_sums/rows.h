@@ -10,7 +10,7 @@ inline constexpr int kColumnThreads = 256, kColumnsEach = 8;
 
 // Reads and stores the sum of a column between calls. args.h describes the two halves of its bits.
 template <class T>
-FUSEDOPS_DEVICE AccumulatorOf<T> sum_at(const ColumnSums& args, int64_t col) {
+FUSEDOPS_DEVICE AccumulatorOf<T> load_sum(const ColumnSums& args, int64_t col) {
   if (args.is_first) return 0;
   if constexpr (sizeof(T) == 2) {
     const uint32_t upper = static_cast<const uint16_t*>(args.sums)[col];
@@ -20,7 +20,7 @@ FUSEDOPS_DEVICE AccumulatorOf<T> sum_at(const ColumnSums& args, int64_t col) {
   }
 }
 template <class T>
-FUSEDOPS_DEVICE void keep_sum(const ColumnSums& args, int64_t col, AccumulatorOf<T> sum) {
+FUSEDOPS_DEVICE void store_sum(const ColumnSums& args, int64_t col, AccumulatorOf<T> sum) {
   if constexpr (sizeof(T) == 2) {
     if (!args.is_last) {
       const auto bits = bit_cast<uint32_t>(sum);
@@ -37,25 +37,25 @@ template <class T>
 FUSEDOPS_KERNEL(kColumnThreads)
 column_sums(ColumnSums args, int64_t first) {
   const int64_t begin = first + int64_t{blockIdx.x} * kColumnThreads * kColumnsEach + threadIdx.x;
-  AccumulatorOf<T> own[kColumnsEach];
+  AccumulatorOf<T> sums[kColumnsEach];
 #pragma unroll
   for (int i = 0; i < kColumnsEach; ++i) {
     const int64_t col = begin + i * kColumnThreads;
-    own[i] = 0;
-    if (col < args.cols) own[i] = sum_at<T>(args, col);
+    sums[i] = 0;
+    if (col < args.cols) sums[i] = load_sum<T>(args, col);
   }
   for (int64_t row = 0; row < args.rows; ++row) {
     const T* const input = static_cast<const T*>(args.input.data) + args.input.spacing.offset(row);
 #pragma unroll
     for (int i = 0; i < kColumnsEach; ++i) {
       const int64_t col = begin + i * kColumnThreads;
-      if (col < args.cols) own[i] += widen(input[col]);
+      if (col < args.cols) sums[i] += widen(input[col]);
     }
   }
 #pragma unroll
   for (int i = 0; i < kColumnsEach; ++i) {
     const int64_t col = begin + i * kColumnThreads;
-    if (col < args.cols) keep_sum<T>(args, col, own[i]);
+    if (col < args.cols) store_sum<T>(args, col, sums[i]);
   }
 }
 

@@ -96,11 +96,11 @@ struct ClassGradient {
 // Stores the elements of a tile in columns [begin, end), counted from this thread's first column.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void store_ends(
-    T* own, const Vec<T, kWidth> (&tile)[kVectors], int32_t begin, int32_t end) {
+    T* first_vector, const Vec<T, kWidth> (&tile)[kVectors], int32_t begin, int32_t end) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t offset = columns_before<kWidth>(i), first = begin - offset, last = end - offset;
-    T* const to = device::whole(own + offset);
+    T* const to = device::whole(first_vector + offset);
     if (first <= 0 && last >= kWidth) {
       tile[i].store(to);
       continue;
@@ -145,13 +145,13 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
   const int64_t column = target.column - first;
   const bool has_class = target.column >= 0 && column >= begin && column < end &&
       static_cast<uint32_t>(column) / kWidth % blockDim.x == threadIdx.x;
-  FUSEDOPS_SHARED(ClassGradient<T>, kept, kClassThreads);
-  ClassGradient<T>& own = kept[thread_of_block()];
-  own.to = nullptr;
+  FUSEDOPS_SHARED(ClassGradient<T>, of_classes, kClassThreads);
+  ClassGradient<T>& of_class = of_classes[thread_of_block()];
+  of_class.to = nullptr;
   if (has_class) {
     const Acc element = Vec<T, 1>::load_cached(input + column).at(0);
     const Acc gradient[1] = {static_cast<Acc>(class_gradient<T>(args, row, element))};
-    own = {output + column, Vec<T, 1>::rounded(gradient)};
+    of_class = {output + column, Vec<T, 1>::rounded(gradient)};
   }
   RowVectors<T, kWidth, kVectors> vectors(input, begin, end);
   output += column_of<kWidth>(0);
@@ -169,7 +169,7 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
     }
     output += tile_columns<kWidth, kVectors>();
   }
-  if (own.to != nullptr) own.gradient.store(own.to);
+  if (of_class.to != nullptr) of_class.gradient.store(of_class.to);
 }
 
 }  // namespace fusedops::cuda

@@ -125,7 +125,7 @@ Status launch_rows(
 // Returns the width of the widest vectors that all tensors of a stack are aligned for;
 // width_of(args) is the width of one tensor.
 template <class Stack, class Args = std::decay_t<decltype(std::declval<const Stack&>()[0])>>
-int32_t narrowest(const Stack& stack, int32_t (&width_of)(const Args&)) {
+int32_t common_width(const Stack& stack, int32_t (&width_of)(const Args&)) {
   int32_t width = width_of(stack[0]);
   for (int32_t i = 1; i < stack.count; ++i) width = std::min(width, width_of(stack[i]));
   return width;

@@ -65,17 +65,17 @@ struct ShippedPlans {
 template <class Kernel, class Plans>
 inline constexpr PlanRange kPlansOf = plans_of(Kernel::kPass, Plans::kList);
 
-// Sets `found` to the kernel for one listed plan, if the plan has these elements a thread and this
-// fixed number of threads.
+// Sets `function` to the kernel for one listed plan, if the plan has these elements a thread and
+// this fixed number of threads.
 template <class Kernel, class Plans, class T, int kWidth, size_t kIndex>
-void find_in_plan(int32_t elements, int32_t threads, FunctionOf<Kernel>& found) {
+void find_in_plan(int32_t elements, int32_t threads, FunctionOf<Kernel>& function) {
   constexpr ListedPlan listed = kPlansOf<Kernel, Plans>.first[kIndex];
   constexpr bool kHasKernel = listed.scope == Kernel::kScope &&
       width_in(listed, kWidth, sizeof(T)) == kWidth &&
       (Kernel::kKind == KernelKind::kTensor || kIsWide<T, kWidth>);
   if constexpr (kHasKernel) {
     if (listed.elements == elements && listed.threads == threads) {
-      found = Kernel::template instance<T, kWidth, listed.elements / kWidth, listed.threads>();
+      function = Kernel::template instance<T, kWidth, listed.elements / kWidth, listed.threads>();
     }
   }
 }
@@ -83,9 +83,9 @@ void find_in_plan(int32_t elements, int32_t threads, FunctionOf<Kernel>& found) 
 template <class Kernel, class Plans, class T, int kWidth, size_t... kIndex>
 FunctionOf<Kernel> find_in_plans(
     int32_t elements, int32_t threads, std::index_sequence<kIndex...>) {
-  FunctionOf<Kernel> found = nullptr;
-  (find_in_plan<Kernel, Plans, T, kWidth, kIndex>(elements, threads, found), ...);
-  return found;
+  FunctionOf<Kernel> function = nullptr;
+  (find_in_plan<Kernel, Plans, T, kWidth, kIndex>(elements, threads, function), ...);
+  return function;
 }
 
 // Only 16-bit types have kernels for 4-byte vectors.

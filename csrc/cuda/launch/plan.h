@@ -215,8 +215,8 @@ constexpr RowPlan plan_from(
   if (plan.threads > 0) {
     plan.rows = block_threads / plan.threads;
   } else if (listed.elements > 0) {
-    const int64_t own = ceil_div(cols, listed.blocks);
-    plan.threads = threads_per_row(own, listed.elements, width * element_bytes);
+    const int64_t block_cols = ceil_div(cols, listed.blocks);
+    plan.threads = threads_per_row(block_cols, listed.elements, width * element_bytes);
     if (listed.blocks == 1 && plan.threads < block_threads)
       plan.rows = block_threads / plan.threads;
   } else {
@@ -234,9 +234,9 @@ constexpr RowPlan plan_rows(
     Pass pass, int64_t cols, int32_t width, int32_t element_bytes, int32_t cluster_limit,
     int32_t block_threads = kRowBlockThreads) {
   for (const ListedPlan& listed : plans_of(pass)) {
-    const int32_t own_width = width_in(listed, width, element_bytes);
-    if (own_width > 0 && cols <= listed.max_cols && listed.blocks <= cluster_limit) {
-      return plan_from(listed, cols, own_width, element_bytes, block_threads);
+    const int32_t plan_width = width_in(listed, width, element_bytes);
+    if (plan_width > 0 && cols <= listed.max_cols && listed.blocks <= cluster_limit) {
+      return plan_from(listed, cols, plan_width, element_bytes, block_threads);
     }
   }
   return {};
@@ -385,8 +385,8 @@ constexpr int64_t count_partitions(
     int64_t rows, int32_t block_rows, int64_t wave, int64_t most = kAccuratePartitions) {
   const int64_t least_rows = block_rows > kMinPartitionRows ? block_rows : kMinPartitionRows;
   const int64_t useful = ceil_div(rows, least_rows);
-  const int64_t short_ones = ceil_div(rows, kMaxPartitionRows);
-  const int64_t accurate = short_ones < most ? short_ones : most;
+  const int64_t of_max_rows = ceil_div(rows, kMaxPartitionRows);
+  const int64_t accurate = of_max_rows < most ? of_max_rows : most;
   const int64_t waves = round_up(accurate, static_cast<int32_t>(wave));
   return useful < waves ? useful : waves;
 }

@@ -105,8 +105,8 @@ Status launch_scope(const ForwardArgs& args, const RowPlan& plan, Stream stream)
 }
 
 // Returns the arguments as kernels expect them.
-ForwardArgs prepared(const MaskedSoftmaxForward& given) {
-  ForwardArgs args(given);
+ForwardArgs prepared(const MaskedSoftmaxForward& unprepared) {
+  ForwardArgs args(unprepared);
   if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;
   limit_diagonal(args.scores.causal, args.cols);
   // A mask of numbers and a bias are both added. Kernels look in `bias` for the only one.
@@ -115,8 +115,8 @@ ForwardArgs prepared(const MaskedSoftmaxForward& given) {
   return args;
 }
 
-Status launch(const MaskedSoftmaxForward& given, Stream stream) {
-  const ForwardArgs args = prepared(given);
+Status launch(const MaskedSoftmaxForward& unprepared, Stream stream) {
+  const ForwardArgs args = prepared(unprepared);
   const DType dtype = args.input.dtype;
   if (!is_same_or_wider(args.output.dtype, dtype)) return device::kInvalidValue;
   const int32_t width = width_of(args);
@@ -179,8 +179,8 @@ Status launch_scope(const BackwardArgs& args, const RowPlan& plan, Stream stream
 
 // Returns the arguments without what gradient kernels do not use: the terms that are added to the
 // scores, and the soft cap.
-BackwardArgs prepared(const MaskedSoftmaxBackward& given) {
-  BackwardArgs args(given);
+BackwardArgs prepared(const MaskedSoftmaxBackward& unprepared) {
+  BackwardArgs args(unprepared);
   args.scores.bias.data = nullptr;
   args.scores.softcap = 0;
   if (!args.scores.mask.is_bool) args.scores.mask.data = nullptr;
@@ -189,8 +189,8 @@ BackwardArgs prepared(const MaskedSoftmaxBackward& given) {
   return args;
 }
 
-Status launch(const MaskedSoftmaxBackward& given, Stream stream) {
-  const BackwardArgs args = prepared(given);
+Status launch(const MaskedSoftmaxBackward& unprepared, Stream stream) {
+  const BackwardArgs args = prepared(unprepared);
   const DType dtype = args.probabilities.dtype;
   if (!is_same_or_wider(dtype, args.grad_input.dtype)) return device::kInvalidValue;
   const int32_t width = width_of(args);

@@ -229,7 +229,7 @@ struct UnalignedScores {
     } else {
       rows.for_held([&](int row, int i) { values[row][i] = tile[row][i].at(0); });
     }
-    if (args.zero_masked_rows) look(mask, rows);
+    if (args.zero_masked_rows) find_seen(mask, rows);
     if (mask.is_on) {
       const auto mask_value = static_cast<Acc>(scores.mask_value);
       rows.for_held([&](int row, int i) {
@@ -270,7 +270,8 @@ struct UnalignedScores {
     factor = 1;
   }
 
-  FUSEDOPS_DEVICE void look(const UnalignedMask<UnalignedRows>& mask, const UnalignedRows& rows) {
+  FUSEDOPS_DEVICE void find_seen(
+      const UnalignedMask<UnalignedRows>& mask, const UnalignedRows& rows) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) seen[r] = 0;
     rows.for_held([&](int row, int i) {

@@ -144,8 +144,8 @@ class RowScales {
       : args_(args), start_(start) {
     if constexpr (kThreads != 0) {
       const uint32_t group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-      own_ = shared + group * kLanes * kElements + lane * kTogether;
-      if (threadIdx.y == 0) keep(cols);
+      factors_ = shared + group * kLanes * kElements + lane * kTogether;
+      if (threadIdx.y == 0) store_factors(cols);
       __syncthreads();
     }
   }
@@ -157,7 +157,7 @@ class RowScales {
       load_scale<T>(scale, args_, start_ + column, column < cols);
     } else {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) scale[j] = own_[place_of(i * kWidth + j)];
+      for (int j = 0; j < kWidth; ++j) scale[j] = factors_[place_of(i * kWidth + j)];
     }
   }
 
@@ -170,18 +170,18 @@ class RowScales {
     return element / kTogether * kTogether * kLanes + element % kTogether;
   }
 
-  FUSEDOPS_DEVICE void keep(int32_t cols) {
+  FUSEDOPS_DEVICE void store_factors(int32_t cols) {
     for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
       Acc scale[kWidth];
       load_scale<T>(scale, args_, start_ + column_of<kWidth, kThreads>(i), is_inside);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) own_[place_of(i * kWidth + j)] = scale[j];
+      for (int j = 0; j < kWidth; ++j) factors_[place_of(i * kWidth + j)] = scale[j];
     });
   }
 
   const NormBackward& args_;
   int64_t start_;
-  Acc* own_;
+  Acc* factors_;
 };
 
 // A tile of a row as it was loaded, from column `start` on, where the row has `cols` columns left.

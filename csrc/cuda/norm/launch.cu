@@ -67,7 +67,7 @@ Status launch(const NormStack& stack, Stream stream) {
   const NormForward first = stack[0];
   const DType dtype = first.input.dtype;
   if (!fits(first.weight, dtype) || !fits(first.bias, dtype)) return device::kInvalidValue;
-  const RowPlan plan = plan_of(first, narrowest(stack, width_of), cluster_limit());
+  const RowPlan plan = plan_of(first, common_width(stack, width_of), cluster_limit());
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
   const auto kernel = find_kernel<NormStackRegisters>(dtype, plan);
   const bool is_one_launch = plan.scope == Scope::kRegisters && kernel != nullptr &&
@@ -216,7 +216,7 @@ Status launch(const NormBackward& args, Stream stream) {
 
 // Returns the plan of one launch for all tensors.
 inline NormBackwardPlan plan_of(const NormStackBackward& stack) {
-  return plan_of(stack[0], narrowest(stack, width_of), 1);
+  return plan_of(stack[0], common_width(stack, width_of), 1);
 }
 
 int64_t workspace_bytes(const NormStackBackward& stack) {

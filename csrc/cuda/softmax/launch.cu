@@ -59,7 +59,7 @@ Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const DType dtype = first.input.dtype;
   if (!is_same_or_wider(first.output.dtype, dtype)) return device::kInvalidValue;
-  const RowPlan plan = plan_of(first, narrowest(stack, width_of), cluster_limit());
+  const RowPlan plan = plan_of(first, common_width(stack, width_of), cluster_limit());
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
   const auto kernel = find_kernel<SoftmaxStackRegisters>(dtype, plan);
   const bool is_one_launch =
@@ -146,12 +146,12 @@ Status launch(const SoftmaxApply& args, Stream stream) {
   forward.output = args.output;
   forward.rows = args.rows;
   forward.cols = args.cols;
-  const RowStatistics given = {args.max, args.sum};
+  const RowStatistics statistics = {args.max, args.sum};
   const int64_t most = device::max_grid() / segments.count;
   return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
     const int64_t blocks = rows * segments.count;
     return device::launch(
-        kernel, blocks, dim3(kSegmentThreads), stream, forward, first, segments, given);
+        kernel, blocks, dim3(kSegmentThreads), stream, forward, first, segments, statistics);
   });
 }
 

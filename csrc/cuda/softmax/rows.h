@@ -223,7 +223,7 @@ struct RowStatistics {
 template <class In, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
 softmax_forward_apply(
-    SoftmaxForward args, int64_t first_row, Segments segments, RowStatistics given) {
+    SoftmaxForward args, int64_t first_row, Segments segments, RowStatistics statistics) {
   using Acc = AccumulatorOf<In>;
   constexpr int kVectors = kLoopVectors<kWidth, 1>;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
@@ -234,9 +234,9 @@ softmax_forward_apply(
   Tile<In, kWidth, kVectors> tile;
   tile.load(input, segment.cols, -INFINITY);
   Acc largest, sum;
-  if (given.max != nullptr) {
-    largest = finite_or_zero(static_cast<const Acc*>(given.max)[segment.row]);
-    sum = static_cast<const Acc*>(given.sum)[segment.row];
+  if (statistics.max != nullptr) {
+    largest = finite_or_zero(static_cast<const Acc*>(statistics.max)[segment.row]);
+    sum = static_cast<const Acc*>(statistics.sum)[segment.row];
   } else {
     const auto* const partials = partials_of<Pair<Acc>>(args.workspace, segments, segment.row);
     const Pair<Acc> merged = merged_softmax(partials, segments.count, shared_max, shared_sums);

@@ -67,7 +67,7 @@ class SpatialStrip {
         is_one_tile_(tensor_dim_size <= step()) {
     if (sizeof(T) == 8 || !staged) return;
     const uint32_t tiles = (tensor_dim_size + step() - 1) / step();
-    kept_ = device::dynamic_shared<T>() +
+    staged_ = device::dynamic_shared<T>() +
         (tensor * tiles * kVectors * block_threads() + own_thread()) * kWidth;
   }
 
@@ -80,18 +80,18 @@ class SpatialStrip {
   // Issues all loads before the first use. Elements beyond dim_size become `fill`.
   FUSEDOPS_DEVICE void load(uint32_t start, AccumulatorOf<T> fill) {
     load_global(start, fill);
-    if (kept_ == nullptr) return;
+    if (staged_ == nullptr) return;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) vectors[i].store(kept(start, i));
+    for (int i = 0; i < kVectors; ++i) vectors[i].store(place(start, i));
   }
 
   // Loads a tile for the second pass; elements beyond dim_size are undefined. Doubles are loaded
   // again even if they are one tile: kept in registers beside the exponentials, they would spill.
   FUSEDOPS_DEVICE void load_again(uint32_t start) {
     if (sizeof(T) < 8 && is_one_tile_) return;
-    if (kept_ == nullptr) return load_global(start, 0);
+    if (staged_ == nullptr) return load_global(start, 0);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) vectors[i] = Vec<T, kWidth>::load_cached(kept(start, i));
+    for (int i = 0; i < kVectors; ++i) vectors[i] = Vec<T, kWidth>::load_cached(place(start, i));
   }
 
  private:
@@ -100,8 +100,8 @@ class SpatialStrip {
 
   // Returns the place in shared memory of vector i of the tile from `start` on. Each thread reads
   // only what it wrote, so that no barrier is needed.
-  FUSEDOPS_DEVICE T* kept(uint32_t start, int i) const {
-    return kept_ + (start * blockDim.x + i * block_threads()) * kWidth;
+  FUSEDOPS_DEVICE T* place(uint32_t start, int i) const {
+    return staged_ + (start * blockDim.x + i * block_threads()) * kWidth;
   }
 
   FUSEDOPS_DEVICE void load_global(uint32_t start, AccumulatorOf<T> fill) {
@@ -117,7 +117,7 @@ class SpatialStrip {
   int64_t dim_stride_;
   uint32_t dim_size_;
   bool is_one_tile_;
-  T* kept_ = nullptr;  // in shared memory; null if the strip is not staged
+  T* staged_ = nullptr;  // in shared memory; null if the strip is not staged
 };
 
 // Reduces over the threads that share columns, in a tree, and gives all of them the result.
