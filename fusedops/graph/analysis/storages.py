@@ -46,11 +46,11 @@ _FACTS: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
 
 def record(graph: Graph) -> None:
     """Reads the memory of a graph, for all other functions. Call it again after editing the graph,
-    unless `hold` was called for the new nodes, or these neither write nor return their input."""
+    unless `record_node` was called for each new node, or none writes or returns its input."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
         if node.op != "output":  # it reads memory, but holds none
-            hold(node)
+            record_node(node)
         targets = written(node)
         if targets:
             facts.writers.append(node)
@@ -74,8 +74,8 @@ def _returns_its_input(node: Node) -> bool:
     return call is not None and not (call.arguments["train"] is True and call.arguments["p"])
 
 
-def hold(node: Node) -> None:
-    """Records that a new node has the memory of a node that it replaces."""
+def record_node(node: Node) -> None:
+    """Records which memory a node holds, such as a new node that replaces another."""
     _facts(node.graph).holders[storage(node)].append(node)
 
 
@@ -159,7 +159,7 @@ def written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> 
     return any(node < writer < call for node, call in reads for writer in writers_of(node))
 
 
-def live(graph: Graph) -> set[Node]:
+def live_nodes(graph: Graph) -> set[Node]:
     """Returns the nodes that the graph's outputs or side effects depend on."""
     writers = {*_facts(graph).writers}
     alive: set[Node] = set()

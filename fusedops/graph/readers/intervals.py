@@ -48,11 +48,11 @@ def _every_row_has(column: Affine, bounds: Sequence[Bound], scores: Node) -> boo
     rows, columns = _rows_and_columns(scores)
     last = column.offset + column.steps.get(ROWS, 0) * (rows - 1)
     exists = statically_known_true(column.offset >= 0) and statically_known_true(last < columns)
-    return exists and all(_leaves(bound, column, rows) for bound in bounds)
+    return exists and all(_includes(bound, column, rows) for bound in bounds)
 
 
-def _leaves(bound: Bound, column: Affine, rows: Any) -> bool:
-    """Returns whether a bound is known to leave each row a column."""
+def _includes(bound: Bound, column: Affine, rows: Any) -> bool:
+    """Returns whether a bound is known to leave each row that column."""
     if bound.known_column == column or not bound.limit.is_index:
         return bound.known_column == column
     first, last = (bound.limit, column) if bound.is_start else (column + 1, bound.limit)

@@ -152,10 +152,10 @@ def _read_gather(call: Call) -> Loss | None:
     chain = None if index is None else _log_softmax(input, reader)
     if index is None or chain is None or not _is_dim(chain, -1):
         return None
-    return _private(call, chain.input, index, is_log_probability=True)
+    return _loss_if_private(call, chain.input, index, is_log_probability=True)
 
 
-def _private(
+def _loss_if_private(
     call: Call, logits: Node, target: OpCall | Node, is_log_probability: bool
 ) -> Loss | None:
     """Returns the loss that `call` and the calls before it compute, if nothing else uses these."""
@@ -213,7 +213,7 @@ def _read_one_hot(call: Call) -> Loss | None:
         chain = _log_softmax(logarithm, product.node)
         target = _one_hot_target(hot, chain.input) if chain else None
         if chain is not None and target is not None and _is_dim(chain, -1):
-            return _private(call, chain.input, target, is_log_probability=True)
+            return _loss_if_private(call, chain.input, target, is_log_probability=True)
     return None
 
 
@@ -252,7 +252,7 @@ def _of_parts(call: Call, total: Any, element: Any, is_log_probability: bool) ->
         return None
     if not all(has_shape(node, value(call.node).shape) for node in (total, element)):
         return None
-    return _private(call, logits, index, is_log_probability)
+    return _loss_if_private(call, logits, index, is_log_probability)
 
 
 def _summed_logits(total: Any) -> Node | None:

@@ -24,7 +24,6 @@ from fusedops.graph import availability
 from fusedops.graph.analysis import modes, storages
 from fusedops.graph.analysis.calls import Call, ModuleAttribute, as_call
 from fusedops.graph.analysis.nodes import annotate, is_assertion, subgraphs, users, walk
-from fusedops.graph.analysis.storages import live
 from fusedops.graph.analysis.values import value
 from fusedops.graph.policy.decision import Decision, decide
 from fusedops.graph.rewriting import checkpoints, layouts, saved_tensors
@@ -85,7 +84,7 @@ def _visit_all(
     """Tries the rules on all nodes except dead ones, and yields those that are a site. Dead nodes
     would otherwise become outputs of ops that are not dead, and have gradients of zeros where eager
     has none."""
-    alive = live(graph)
+    alive = storages.live_nodes(graph)
     for node, transformed in walk(graph):
         site = _visit(node, rules, transformed, names) if node in alive else None
         if site is not None:
@@ -265,7 +264,7 @@ def _replace(match: Match, replacement: Replacement) -> None:
                 new = insertion.insert(replacement.results[old])
                 # `new` keeps the recorded value of `old`, whose storage the views of `old` share.
                 annotate(new, value(old), like=old)
-                storages.hold(new)
+                storages.record_node(new)
                 modes.inherit(new, site)
                 old.replace_all_uses_with(new)
     _erase(match)
