@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
-
-from fusedops.graph.rewriting.report import table
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Replacements:
         if not self.modules:
             return summary
         rows = [(", ".join(m.paths), m.was, m.became or "-", m.reason) for m in self.modules]
-        return "\n".join([summary, "", *table(("module", "was", "became", "reason"), rows)])
+        return "\n".join([summary, "", *_table(("module", "was", "became", "reason"), rows)])
 
 
 @dataclass(frozen=True)
@@ -83,3 +82,13 @@ class Change:
         self.module.__class__ = self.old_class
         for name in self.added:
             delattr(self.module, name)
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Returns the lines of a plain-text table."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, tuple("-" * width for width in widths), *rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]

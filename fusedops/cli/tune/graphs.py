@@ -19,6 +19,7 @@ from fusedops.cli.bench.cases import FORWARD, Case, Layout, Operator
 from fusedops.cli.bench.operators import OPERATORS
 from fusedops.cli.tune.losses import LOSSES
 from fusedops.graph.policy.costs import INFERENCE, TRAINING
+from fusedops.graph.policy.machine import count_of
 
 #: One op of each family: its variants differ less in relative time than sizes do.
 SCORES = ("masked_softmax[additive]", "masked_softmax[causal]", "softmax_dropout[causal]")
@@ -71,8 +72,7 @@ class Graph:
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"{self.op} {self.mode} {dtype}, rows of {self.cols}, {threads}"
+        return f"{self.op} {self.mode} {dtype}, rows of {self.cols}, {count_of(self.threads)}"
 
 
 def all_graphs(device: str, threads: list[int]) -> list[Graph]:
