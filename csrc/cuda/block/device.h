@@ -134,10 +134,8 @@ FUSEDOPS_DEVICE T* whole(T* pointer) {
   return static_cast<T*>(__cvta_global_to_generic(address));
 }
 
-// Tells the compiler that a condition holds.
 FUSEDOPS_DEVICE void assume(bool condition) { __builtin_assume(condition); }
 
-// Returns the dynamic shared memory that the launch asked for.
 template <class T>
 FUSEDOPS_DEVICE T* dynamic_shared() {
   extern __shared__ uint4 dynamic_shared_memory[];
@@ -278,7 +276,6 @@ int device_attribute() {
 
 inline bool has_clusters() { return device_attribute<cudaDevAttrComputeCapabilityMajor>() >= 9; }
 
-// Returns the most shared memory that a block of the current device may have.
 inline int64_t max_shared_bytes() {
   return device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>();
 }

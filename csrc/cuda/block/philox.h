@@ -31,7 +31,6 @@ FUSEDOPS_DEVICE uint32_t word_of(uint4 words, int32_t index) {
   return index < 2 ? low : high;
 }
 
-// The dropout of one row.
 template <class Acc>
 class DropoutRow {
  public:

@@ -33,7 +33,6 @@ struct Segment {
 
 FUSEDOPS_DEVICE uint32_t backwards(uint32_t block) { return gridDim.x - 1 - block; }
 
-// Returns the partials of a row, one for each segment.
 template <class Partial>
 FUSEDOPS_DEVICE Partial* partials_of(void* workspace, Segments segments, int64_t row) {
   return static_cast<Partial*>(workspace) + row * segments.count;

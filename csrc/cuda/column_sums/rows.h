@@ -1,4 +1,3 @@
-// The kernel of the sums over rows.
 #pragma once
 
 #include "cuda/block/vec.h"

@@ -42,7 +42,6 @@ struct ClassBlock {
 
 FUSEDOPS_DEVICE uint32_t thread_of_block() { return threadIdx.y * blockDim.x + threadIdx.x; }
 
-// The class of a row.
 struct RowClass {
   int64_t column = -1;  // -1 where the class is no column, or ignored
   bool is_ignored = false;

@@ -30,7 +30,6 @@ FUSEDOPS_DEVICE void insert(Vec<T, kWidth>& vec, int j, uint32_t bits) {
   }
 }
 
-// Returns element j alone.
 template <class T, int kWidth>
 FUSEDOPS_DEVICE Vec<T, 1> element_of(const Vec<T, kWidth>& vec, int j) {
   if constexpr (kWidth == 1) {
@@ -42,7 +41,6 @@ FUSEDOPS_DEVICE Vec<T, 1> element_of(const Vec<T, kWidth>& vec, int j) {
   }
 }
 
-// Returns the number of columns in a tile of kVectors vectors a thread.
 template <int kWidth, int kVectors>
 FUSEDOPS_DEVICE int32_t tile_columns() {
   return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;

@@ -131,7 +131,6 @@ int32_t common_width(const Stack& stack, int32_t (&width_of)(const Args&)) {
   return width;
 }
 
-// Launches each tensor of a stack by itself.
 template <class Stack>
 Status launch_each(const Stack& stack, Stream stream) {
   Status status = device::kSuccess;

@@ -145,8 +145,8 @@ inline constexpr int32_t kSoftmaxThreads = kThreads > 0 ? kRowBlockThreads
     : !kIsWide<T, kWidth> || kElements > 32             ? 512
     : kElements <= 16                                   ? 256
                                                         : kMaxThreads;
-// Unaligned rows with 32 elements a thread have one warp each, in small blocks: with the 128
-// registers that 512 threads may have each, they would spill.
+// Unaligned rows with 32 elements a thread have one warp each, in small blocks: the 128 registers
+// that each of 512 threads may have would spill.
 template <class T, int kWidth, int kElements>
 inline constexpr bool kIsOneWarp = !kIsWide<T, kWidth> && kElements == 32;
 template <class T, int kWidth, int kElements, bool kAdd, int kThreads = 0>
@@ -371,8 +371,8 @@ constexpr int64_t wave_of(int64_t multiprocessors, int64_t blocks) {
 
 // A partition has at least this many rows, so that the partials have fewer bytes than the tensors:
 // two thirds, with four rows of 16 bits. A higher minimum would not pay: one more row in a block
-// costs 0.7 us, although its loads are in flight already, and L2 moves 3.5 MB in that time, the
-// partials of 53 partitions of 4096 columns.
+// costs 0.7 us, with its loads in flight already, and L2 moves 3.5 MB in that time, the partials of
+// 53 partitions of 4096 columns.
 inline constexpr int64_t kMinPartitionRows = 4;
 // Where many blocks share a row, a wave has few partitions. There are then several waves, so that
 // sums over r rows have at most 64 or r / 64 additions in a thread, as numerics_bounds.md promises.

@@ -104,7 +104,6 @@ Status launch_scope(const ForwardArgs& args, const RowPlan& plan, Stream stream)
   }
 }
 
-// Returns the arguments as kernels expect them.
 ForwardArgs prepared(const MaskedSoftmaxForward& unprepared) {
   ForwardArgs args(unprepared);
   if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;

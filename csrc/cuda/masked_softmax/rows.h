@@ -1,10 +1,7 @@
 // Computes masked_softmax with dropout along rows, and its gradient.
 //
-// Contract: rows and operands are as in args.h; kWidth divides cols, and every row and operand is
-// aligned for kWidth elements. In _registers the row stays in registers, blockDim.x * kVectors *
-// kWidth >= cols; blockDim.x threads share a row, and a block has blockDim.y rows. In _cluster the
-// threads of all blocks of a cluster share a row. In _looped, for any cols, a block has a row and
-// reads it twice.
+// Contract: as in softmax/rows.h; operands are as in args.h, and aligned for kWidth elements too.
+// In _looped, for any cols, a block has a row and reads it twice.
 //
 // Numerics: results are computed in float (double for double) and rounded once. Vectors outside of
 // the row's interval are not read: their score is mask_value, whose exponential is added to the sum
@@ -428,8 +425,7 @@ FUSEDOPS_DEVICE void store_rest(
   for_each_before<kWidth>(first, [&](int64_t column) { zeros.store(to + column); });
 }
 
-// Computes the gradient of a row that the threads of a scope share. T is the type of grad_output
-// and the probabilities.
+// T is the type of grad_output and the probabilities.
 template <class RowScope, class T, int kWidth, int kVectors, int kTerms>
 FUSEDOPS_DEVICE void masked_softmax_gradient_row(const BackwardArgs& args, int64_t index) {
   using Acc = AccumulatorOf<T>;

@@ -280,7 +280,6 @@ struct UnalignedScores {
   }
 };
 
-// Computes the softmax of this thread's rows.
 template <class In, class UnalignedRows>
 FUSEDOPS_DEVICE void unaligned_masked_softmax(const ForwardArgs& args, int64_t first) {
   using Acc = AccumulatorOf<In>;
@@ -344,7 +343,6 @@ masked_softmax_forward_unaligned(ForwardArgs args, int64_t first_row) {
   }
 }
 
-// Computes the gradients of this thread's rows.
 template <class T, class UnalignedRows>
 FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(const BackwardArgs& args, int64_t first) {
   using Acc = AccumulatorOf<T>;

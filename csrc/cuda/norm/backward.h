@@ -47,7 +47,6 @@ struct NormGradient {
     }
   }
 
-  // Computes the gradient of the values that were normalised.
   FUSEDOPS_DEVICE void result(Acc (&values)[kWidth], Pair<Acc> means, Acc rstd) const {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
@@ -228,7 +227,6 @@ struct NormBackwardTile {
   }
 };
 
-// Loads a tile of grad_sum, or zeros if there is none.
 template <int kThreads, class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void load_sums(
     Tile<T, kWidth, kVectors>& tile, const NormBackward& args, int64_t row, int64_t start,

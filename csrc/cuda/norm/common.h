@@ -62,7 +62,6 @@ FUSEDOPS_DEVICE Acc exact_root(Acc x) {
   return root == root ? root : x;  // x for 0, infinity and NaN
 }
 
-// Returns rstd from the sum of squared deviations.
 template <class Acc>
 FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
   const auto eps = static_cast<Acc>(args.eps), cols = static_cast<Acc>(args.cols);

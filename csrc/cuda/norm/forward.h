@@ -1,11 +1,8 @@
 // Computes the norms of norm_kinds.def along rows of the input, or of its sum with a residual.
 //
-// Contract: rows are as in args.h; kWidth divides cols; every row, weight and bias is aligned for
-// kWidth elements (16 bytes at most). With kAdd there is a residual, and there may be dropout. In
-// _registers the row stays in registers, blockDim.x * kVectors * kWidth >= cols; blockDim.x threads
-// share a row, and a block has blockDim.y rows. In _cluster the threads of all blocks of a cluster
-// share a row. _partials and _apply take any cols, cut into segments (segments.h), and read the row
-// twice. Workspace: [rows][segments] of NormPartial.
+// Contract: as in softmax/rows.h; weight and bias are aligned for kWidth elements too (16 bytes at
+// most). With kAdd there is a residual, and there may be dropout. Workspace: [rows][segments] of
+// NormPartial.
 //
 // Numerics: results are computed in float (double for double) and rounded once; x = dropout(input)
 // + residual is rounded once before. Let m be near the mean and d = mean(x - m). Then mean = m + d,

@@ -178,7 +178,6 @@ Status launch_backward_segments(
   });
 }
 
-// Launches the kernel that adds up the partials of columns.
 Status launch_finish(const NormBackward& args, int64_t partitions, Stream stream) {
   const int32_t cols = finish_cols(args.cols, device::multiprocessors());
   return device::launch_behind(
@@ -214,7 +213,6 @@ Status launch(const NormBackward& args, Stream stream) {
   return launch_plan(args, plan_within, stream);
 }
 
-// Returns the plan of one launch for all tensors.
 inline NormBackwardPlan plan_of(const NormStackBackward& stack) {
   return plan_of(stack[0], common_width(stack, width_of), 1);
 }

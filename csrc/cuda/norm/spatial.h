@@ -37,7 +37,6 @@ FUSEDOPS_DEVICE NormBackward as_row(const SpatialNormBackward& args) {
   return row;
 }
 
-// Returns the weight of one index of dim_size.
 template <class T>
 FUSEDOPS_DEVICE AccumulatorOf<T> weight_at(const NormBackward& row, uint32_t index) {
   AccumulatorOf<T> weight[1];

@@ -1,5 +1,5 @@
-// Launches LayerNorm and RMSNorm over a dimension that is not the last. The emulator compiles
-// this file too, as C++.
+// Launches LayerNorm and RMSNorm over a dimension that is not the last. The emulator compiles this
+// file too, as C++.
 #include "cuda/launch/launch.h"
 
 #include "cuda/launch/spatial.h"

@@ -89,7 +89,6 @@ FUSEDOPS_DEVICE Acc exponentiate(
   return tree_sum<kVectors>(sums);
 }
 
-// Computes the softmax of this thread's row, which stays in registers.
 template <class RowScope, class In, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
   using Acc = AccumulatorOf<In>;
@@ -296,8 +295,7 @@ struct SoftmaxGradient {
   }
 };
 
-// Computes the gradient of this thread's row, which stays in registers. T is the type of
-// grad_output and output.
+// T is the type of grad_output and output.
 template <class RowScope, class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
