@@ -1,19 +1,19 @@
-// cross_entropy and its backward: checks tensors, and passes the rows of the last dimension to the
-// launcher.
+// Implements cross_entropy and its backward: checks tensors, and passes the rows of the last
+// dimension to the launcher.
 #pragma once
 
 #include "ops/tensor.h"
 
 namespace fusedops {
 
-// What both passes take besides tensors.
+// Holds what both passes take besides tensors.
 struct CrossEntropySettings {
   std::optional<int64_t> ignore_index;
   double label_smoothing, scale;
   std::optional<double> softcap;
 };
 
-// The checked classes, contiguous and of a dtype that kernels read.
+// Holds the classes, contiguous and of a dtype that kernels read.
 class ClassTargets {
  public:
   ClassTargets(const char* op, const Tensor& target, std::optional<int64_t> ignored)
@@ -27,7 +27,7 @@ class ClassTargets {
     return {target_.const_data_ptr(), is_int64, ignored_.has_value(), ignored_.value_or(0)};
   }
 
-  // Refuses a class that is neither ignored nor a column. It reads the classes, in host memory.
+  // Refuses a class that is neither ignored nor a column. The classes must be in host memory, and
   // `of` is the argument that has the columns.
   void check_in_range(const char* op, int64_t cols, const char* of = "input") const {
     if (dtype_of(target_) == ScalarType::Long) return check_values<int64_t>(op, cols, of);
@@ -60,7 +60,8 @@ inline Sizes sizes_of_rows(const Tensor& input) {
   return {sizes.begin(), sizes.end() - 1};
 }
 
-// Checks the classes of `rows` rows of input, whose last dimension has `what`.
+// Checks the classes of input's rows. `rows` are the sizes of input without its last dimension,
+// whose elements are `what`: classes or features.
 inline void check_target(
     const char* op, const Tensor& target, const Tensor& input, const Sizes& rows,
     const char* what) {
@@ -108,7 +109,7 @@ inline RowView rows_of_classes(const char* op, const Tensor& input) {
   return as_rows<RunReader>(op, input, input.dim() - 1);
 }
 
-// The losses of rows, and what their derivatives are computed from.
+// Holds the losses of rows, and what their derivatives are computed from.
 struct CrossEntropyStatistics {
   Tensor losses, lse, lse_error;
 };
@@ -140,7 +141,7 @@ void cross_entropy_into(
   launch_with_workspace(op, Launcher(input), input, args);
 }
 
-// losses, lse and lse_error of every row.
+// Returns losses, lse and lse_error of every row.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> cross_entropy(
     const Tensor& input, const Tensor& target, std::optional<int64_t> ignore_index,
@@ -156,7 +157,7 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(
   return {results.losses, results.lse, results.lse_error};
 }
 
-// The tensors of a backward pass but for the logits.
+// Holds the tensors of a backward pass except logits and classes.
 struct CrossEntropyGradients {
   const Tensor &losses, &lse, &lse_error;
   const std::optional<Tensor>&grad_losses, &grad_lse;

@@ -23,7 +23,7 @@ inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Li
       p == 1 ? 0.0 : 1 / (1 - p)};
 }
 
-// Without a seed there is no dropout.
+// Returns the dropout for an optional seed, without which there is none and p must be 0.
 inline Dropout branch_dropout(
     const char* op, double p, const std::optional<Tensor>& seed, const Like& like) {
   FUSEDOPS_CHECK(

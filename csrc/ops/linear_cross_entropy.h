@@ -1,5 +1,5 @@
-// linear_cross_entropy: the cross entropy of a linear layer's results, which are computed for
-// chunks of rows in one buffer, so that the logits of all rows are never in memory.
+// Implements linear_cross_entropy, the cross entropy of a linear layer's results. These are
+// computed for chunks of rows in one buffer, so that the logits of all rows are never in memory.
 #pragma once
 
 #include "ops/cross_entropy.h"
@@ -8,10 +8,10 @@ namespace fusedops {
 
 // --- torch's operators --------------------------------------------------------------------------
 //
-// None of them takes a Scalar, which the stable ABI cannot pass.
+// No operator here takes a Scalar, which the stable ABI cannot pass.
 
-// As long as it lives, autograd neither records operators nor refuses to write their results to
-// given memory.
+// While a guard lives, autograd neither records operators nor refuses to write their results to
+// `out`.
 class NoGradGuard {
  public:
   NoGradGuard() : was_enabled_(aoti_torch_grad_mode_is_enabled()) {
@@ -50,11 +50,12 @@ inline Tensor zeros(const Tensor& like, SizesView sizes, ScalarType dtype) {
   return torch::stable::new_zeros(like, sizes, dtype);
 }
 
-// product = a b
+// Writes a b to `product`.
 inline void multiply_matrices(const Tensor& a, const Tensor& b, const Tensor& product) {
   call_aten("aten::mm", "out", a, b, product);
 }
-// sum += a b. aten::addmm takes Scalars; aten::linear calls it, and its bias may be a matrix.
+// Adds a b to `sum`. aten::addmm takes Scalars, but aten::linear calls it, and takes a matrix as
+// bias.
 inline void add_product(const Tensor& a, const Tensor& b, const Tensor& sum) {
   call_aten("aten::linear", "out", a, transposed(b), std::optional<Tensor>(sum), sum);
 }
@@ -110,20 +111,20 @@ inline void check_classes(const char* op, const LinearHead& head) {
 
 // --- rows and chunks ----------------------------------------------------------------------------
 
-// The rows that are not ignored. Only those are multiplied: in fine-tuning often most of a batch is
-// ignored.
+// Selects the rows that are not ignored. Only these are multiplied, because in fine-tuning often
+// most of a batch is ignored.
 struct CountedRows {
   int64_t count;
   std::optional<Tensor> index;  // nullopt for all rows
 
-  // Those of them from `first` on.
+  // Returns `rows` of the selected rows of a tensor, from `first` on.
   Tensor of(const Tensor& tensor, int64_t first, int64_t rows) const {
     return index ? select_rows(tensor, rows_from(*index, first, rows))
                  : rows_from(tensor, first, rows);
   }
   Tensor of(const Tensor& tensor) const { return index ? select_rows(tensor, *index) : tensor; }
 
-  // A tensor of all rows that has `values` in these and zeros in the others.
+  // Returns a tensor of all rows, with `values` in the selected ones and zeros in the others.
   Tensor spread(const Tensor& values, int64_t rows) const {
     if (!index) return values;
     const Tensor all = zeros(values, {rows}, dtype_of(values));
@@ -135,8 +136,8 @@ struct CountedRows {
 template <class Launcher>
 CountedRows counted_rows(const LinearHead& head) {
   const std::optional<int64_t> ignored = head.settings.ignore_index;
-  // The number of rows has to be known here, for which CUDA waits, and cannot while a graph is
-  // captured.
+  // The host has to know how many rows are not ignored. CUDA waits for this, and cannot do so while
+  // a graph is captured.
   if (!ignored || head.rows() == 0 || Launcher(head.input).is_captured()) return {head.rows(), {}};
   // Numbers of more than 53 bits are rounded; no class is that large.
   const Tensor number = torch::stable::full(
@@ -148,10 +149,11 @@ CountedRows counted_rows(const LinearHead& head) {
   return {count, index};
 }
 
-// Rows in chunks of one size, but for the last, which may have fewer: 1921 rows are 11 chunks of
-// 175 and not 10 of 192 and one row. A chunk's products move the gradient of the weight through
-// memory once; below so many rows, by a machine's arithmetic and bandwidth, that would take longer
-// than the products, whatever the sizes of the weight are.
+// Divides rows into chunks of one size, except for the last, which may have fewer rows: 1921 rows
+// are 11 chunks of 175, and not 10 of 192 and one row. A chunk's products move the gradient of the
+// weight through memory once. With fewer rows than kRowsOnCpu or kRowsOnCuda, which follow from a
+// machine's arithmetic and bandwidth, that would take longer than the products, whatever the sizes
+// of the weight are.
 struct Chunks {
   static constexpr int64_t kRowsOnCpu = 192, kRowsOnCuda = 4096;
   static constexpr int64_t kLogitsBytes = int64_t(256) << 20;
@@ -167,7 +169,7 @@ struct Chunks {
   }
 };
 
-// The statistics of `count` rows from `first` on.
+// Returns the statistics of `count` rows from `first` on.
 inline CrossEntropyStatistics statistics_from(
     const CrossEntropyStatistics& all, int64_t first, int64_t count) {
   return {
@@ -175,9 +177,9 @@ inline CrossEntropyStatistics statistics_from(
       rows_from(all.lse_error, first, count)};
 }
 
-// Some rows, and their logits in the buffer.
+// Describes some rows, and their logits in the buffer.
 struct LinearChunk {
-  int64_t first, rows;  // of the counted ones
+  int64_t first, rows;  // among the rows that are not ignored
   Tensor input, target, logits;
 };
 
@@ -213,7 +215,7 @@ class ChunkedHead {
     cross_entropy_into<Launcher>(op_, chunk.logits, targets, head_.settings, false, results);
   }
 
-  // Writes the gradient of the logits over them. One of the given gradients may be undefined.
+  // Replaces the logits by their gradient. One of grad_losses and grad_lse may be undefined.
   void differentiate(
       const LinearChunk& chunk, const CrossEntropyStatistics& results, const Tensor& grad_losses,
       const Tensor& grad_lse) const {
@@ -237,20 +239,19 @@ class ChunkedHead {
 
 // --- gradients ----------------------------------------------------------------------------------
 
-// Whether the sums of chunks are kept as halves of floats: in 16 bits, rounded after each chunk,
-// their error would grow with the root of the number of chunks.
+// Whether the sums of chunks are kept as floats in halves (ColumnSums in args.h). If 16-bit sums
+// were rounded after each chunk, their error would grow with the root of the number of chunks.
 inline bool has_halves(const Tensor& result, const Chunks& chunks) {
   return is_16_bit(dtype_of(result)) && chunks.count > 1;
 }
 
-// Sums to which the rows of chunks are added. Those of 16-bit rows are floats, as rounded after
-// each chunk their error would grow with the root of the number of chunks; half of each float is
-// kept where the result will be.
+// Adds up the rows of chunks. Of floats in halves, the upper ones are kept where the result will
+// be.
 template <class Launcher>
 class ChunkSums {
  public:
   ChunkSums() = default;
-  // `result` is an array.
+  // `result` has one dimension.
   ChunkSums(const char* op, const Tensor& result, const Chunks& chunks)
       : op_(op), chunks_(&chunks), result_(result) {
     const Sizes sizes{has_halves(result, chunks) ? result.numel() : 0};
@@ -280,8 +281,8 @@ class ChunkSums {
   Tensor result_, lower_;
 };
 
-// The gradients of input, weight and bias, to which chunks are added. One that is not wanted is
-// empty.
+// Holds the gradients of input, weight and bias, to which chunks are added. A gradient that is not
+// wanted is empty.
 template <class Launcher>
 class LinearGradients {
  public:
@@ -315,7 +316,7 @@ class LinearGradients {
         dtype_of(weight_));
   }
 
-  // Adds those of a chunk, from the gradient of its logits.
+  // Adds the gradients of a chunk, from the gradient of its logits.
   void add(const LinearChunk& chunk) const {
     if (wants_input_) add_to_input(chunk);
     if (wants_weight_) add_to_weight(chunk);
@@ -325,8 +326,8 @@ class LinearGradients {
   std::tuple<Tensor, Tensor, Tensor> finished() const { return {input_, weight_, bias_}; }
 
  private:
-  // A product of some classes is added while it is in the cache, or has the size at which a GPU's
-  // matrix units are busy.
+  // The product for some classes has this size at most. On the CPU it is added while it is in the
+  // cache; on CUDA it is large enough to keep the matrix units busy.
   static constexpr int64_t kProductBytesOnCpu = int64_t(1) << 20;
   static constexpr int64_t kProductBytesOnCuda = int64_t(64) << 20;
 
@@ -374,8 +375,8 @@ class LinearGradients {
 
 // --- operators ----------------------------------------------------------------------------------
 
-// What the sum of all rows' losses takes besides the losses: scale * (row_weights * losses + z_loss
-// * lse^2).
+// Holds what the sum of all rows' losses, scale * sum(row_weights * losses + z_loss * lse^2), takes
+// besides losses and lse.
 struct LossTerms {
   const std::optional<Tensor>&row_weights, &scale;
   double z_loss;
@@ -393,13 +394,14 @@ inline void check_loss_terms(const char* op, const LinearHead& head, const LossT
   check_factor("scale", terms.scale, {});
   const bool is_double = dtype_of(head.input) == ScalarType::Double;
   const double most = is_double ? std::numeric_limits<double>::max() / 2
-                                : std::numeric_limits<float>::max() / 2;  // the derivative's half
+                                : std::numeric_limits<float>::max() / 2;  // so that 2 z_loss fits
   FUSEDOPS_CHECK(
       terms.z_loss >= 0 && terms.z_loss <= most, op, ": z_loss is ", terms.z_loss,
       ", wanted a number from 0 to ", most);
 }
 
-// The derivatives of the sum by the loss of each counted row, and by the square of its lse, twice.
+// Holds of_losses, the derivatives of the sum by the loss of each row that is not ignored, and
+// of_lse, which times a row's lse is the derivative by that lse.
 struct LossSlopes {
   Tensor row_weights, of_losses, of_lse;  // undefined where there are none
 
@@ -417,7 +419,8 @@ struct LossSlopes {
   }
 };
 
-// The scale multiplies the sum, so that an infinite one, of a mean over no rows, makes it NaN.
+// The scale multiplies the sum and not its terms, so that the infinite scale of a mean over no rows
+// makes the sum NaN.
 inline Tensor sum_of_losses(
     const CrossEntropyStatistics& results, const Tensor& row_weights, const LossTerms& terms) {
   Tensor sum = torch::stable::sum(
@@ -429,8 +432,8 @@ inline Tensor sum_of_losses(
   return terms.scale ? multiply(sum, *terms.scale) : sum;
 }
 
-// The scaled sum of the rows' losses, and its gradients, which cost no second product of the logits
-// here.
+// Returns the scaled sum of the rows' losses and its gradients, for which the logits are not
+// computed again.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor, Tensor> linear_loss(
     const char* op, const LinearHead& head, const LossTerms& terms,
@@ -484,7 +487,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_gradients(
   return linear_loss<Launcher>("linear_cross_entropy", head, terms, output_mask);
 }
 
-// losses, lse and lse_error of every row.
+// Returns losses, lse and lse_error of every row.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses(
     const Tensor& input, const Tensor& linear_weight, const Tensor& target,
@@ -506,7 +509,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses(
   return {spread(results.losses), spread(results.lse), spread(results.lse_error)};
 }
 
-// The gradients for a gradient of each row's loss and lse, from logits that are computed again.
+// Returns the gradients of input, weight and bias from those of each row's loss and lse. The logits
+// are computed again.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses_backward(
     const Tensor& input, const Tensor& linear_weight, const Tensor& target,

@@ -1,5 +1,5 @@
-// masked_softmax with and without dropout, forward and backward: checks tensors, passes rows and
-// operands to the launcher, and returns tensors.
+// Implements masked_softmax with and without dropout, forward and backward: checks tensors, passes
+// rows and operands to the launcher, and returns tensors.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace fusedops {
 
-// The arguments that define the scores, common to all ops of the family.
+// Holds the arguments that define the scores, which all ops of the family have.
 struct MaskedSoftmaxOptions {
   const char* op;
   double scale;
@@ -54,7 +54,7 @@ inline bool broadcasts_to(SizesView operand, SizesView sizes) {
   return fits;
 }
 
-// The sizes of a tensor with one value for each row of `input`.
+// Returns the sizes of a tensor with one value for each row of `input`.
 inline SizesView row_sizes(const Tensor& input) {
   const SizesView sizes = input.sizes();
   return {sizes.data(), sizes.size() - 1};
@@ -110,7 +110,8 @@ inline void check_bias(const char* op, const std::optional<Tensor>& bias, const 
   check_operand(op, "bias", *bias, input);
 }
 
-// A value outside the range of the compute type would silently become an infinity.
+// Refuses NaN, and a value outside the range of the compute type, which would silently become an
+// infinity.
 inline void check_mask_value(const char* op, double value, ScalarType computed) {
   FUSEDOPS_CHECK(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
   const bool fits = computed == ScalarType::Double || std::isinf(value) ||
@@ -120,7 +121,7 @@ inline void check_mask_value(const char* op, double value, ScalarType computed) 
       " is computed in; wanted -inf or at least ", std::numeric_limits<float>::lowest());
 }
 
-// The tensors that hide columns. In a backward, only a bool mask matters.
+// Holds the tensors that hide columns. A backward reads the mask only if it is bool.
 struct HidingOperands {
   std::optional<Tensor> mask, start, end;
 
@@ -181,7 +182,8 @@ inline void check_masked_softmax_backward(
 
 // --- operands -----------------------------------------------------------------------------------
 
-// The strides of a mask or bias in the dimensions of the input; 0 where it is broadcast.
+// Returns the strides of an operand in the dimensions of the input or its rows; 0 where it is
+// broadcast.
 inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
   Sizes strides(rank, 0);
   const int64_t missing = rank - operand.dim();
@@ -191,7 +193,7 @@ inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
   return strides;
 }
 
-// An operand with one value for each row, which kernels can read with any strides.
+// Holds an operand with one value for each row, which kernels can read with any strides.
 class PreparedRowOperand {
  public:
   Sizes strides;
@@ -201,7 +203,7 @@ class PreparedRowOperand {
     strides = operand ? broadcast_strides(*operand, row_rank) : Sizes(row_rank, 0);
   }
 
-  // Expands the operand to these sizes, of the dimensions of rows, and makes it contiguous.
+  // Expands the operand to `sizes`, and makes it contiguous.
   void materialize(SizesView sizes) {
     if (tensor_) make_contiguous(expand(*tensor_, sizes), static_cast<int64_t>(sizes.size()));
   }
@@ -223,8 +225,8 @@ class PreparedRowOperand {
   std::optional<Tensor> tensor_;
 };
 
-// A mask or bias that kernels can read: in a dtype that they support, with the values of a row
-// adjacent or equal.
+// Holds a mask or bias that kernels can read: in a dtype that they support, with the values of a
+// row adjacent or equal.
 class PreparedOperand : public PreparedRowOperand {
  public:
   PreparedOperand(
@@ -246,8 +248,8 @@ class PreparedOperand : public PreparedRowOperand {
   }
 
  private:
-  // Converts to the input's dtype if the operand has it too. Otherwise to float32, or to float64 if
-  // that is the compute type.
+  // Converts an operand to float64 if that is the compute type, and otherwise to float32, unless it
+  // is bool or has the input's dtype.
   static std::optional<Tensor> converted(
       const char* op, const std::optional<Tensor>& operand, const Tensor& input,
       ScalarType computed) {
@@ -258,8 +260,8 @@ class PreparedOperand : public PreparedRowOperand {
   }
 };
 
-// The leading dimensions of `all`, merged where possible: neighbouring dimensions become one if
-// every operand steps through them evenly.
+// Merges the leading dimensions of `all`: neighbouring dimensions become one if every operand steps
+// through them evenly.
 template <size_t kOperands>
 struct MergedDims {
   using Strides = std::array<const Sizes*, kOperands>;
@@ -284,7 +286,8 @@ struct MergedDims {
   }
 };
 
-// The scores' operands and intervals for the kernels. Owns the memory to which `scores` points.
+// Prepares the operands and intervals of the scores for the kernels. Owns the memory to which
+// `scores` points.
 class PreparedScores {
  public:
   Scores scores = {};
@@ -362,7 +365,7 @@ class PreparedScores {
 
 // --- the ops ------------------------------------------------------------------------------------
 
-// The results of a forward; only a backward pass needs the probabilities.
+// Holds the results of a forward. Only a backward pass needs the probabilities.
 struct MaskedSoftmaxResult {
   Tensor output;
   std::optional<Tensor> probabilities, sink_probabilities;  // nullopt if not wanted
@@ -429,8 +432,8 @@ void masked_softmax_out(
       output, masked_softmax_forward<Launcher>(options, inputs, dtype_of(output)).output);
 }
 
-// The tensors for the gradient of the sinks: `probabilities`, those of the sinks, is read, and
-// `grad` is written.
+// Holds the tensors for the gradient of the sinks: their `probabilities` are read, and `grad` is
+// written.
 struct SinkGradient {
   std::optional<Tensor> probabilities, grad;
 };
@@ -469,7 +472,7 @@ Tensor masked_softmax_backward(
   return convert(options.op, grad_input, input_dtype);
 }
 
-// Gradients of the input and, one for each row, of the sinks.
+// Returns the gradients of the input and, one for each row, of the sinks.
 template <class Launcher>
 std::tuple<Tensor, Tensor> masked_softmax_sinks_backward(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& tensors,
@@ -492,7 +495,7 @@ std::tuple<Tensor, Tensor> masked_softmax_sinks_backward(
   return {convert(op, grad_input, input_dtype), grad_sinks};
 }
 
-// Writes to the memory of grad_output.
+// Writes the result to the memory of grad_output.
 template <class Launcher>
 void masked_softmax_backward_in_place(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& tensors,
@@ -512,7 +515,7 @@ void masked_softmax_backward_in_place(
           options, tensors, dropout, dtype_of(tensors.probabilities)));
 }
 
-// The entry points that a launcher registers.
+// Contains the entry points that a launcher registers.
 template <class Launcher>
 struct MaskedSoftmaxOps {
   using MaybeTensor = std::optional<Tensor>;
@@ -574,7 +577,8 @@ struct MaskedSoftmaxOps {
         {grad_output, probabilities, {mask, start, end}}, {});
   }
 
-  // The probabilities are returned if they are wanted: only a backward pass needs them.
+  // Returns the output and, with kWantsProbabilities, the probabilities, which only a backward pass
+  // needs.
   template <bool kWantsProbabilities>
   static auto masked_softmax_dropout(
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,

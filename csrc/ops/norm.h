@@ -1,5 +1,5 @@
-// The norms of norm_kinds.def, of an input or of its sum with a residual, forward and backward:
-// checks tensors, passes rows to the launcher, and returns tensors.
+// Implements the norms of norm_kinds.def, of an input or of its sum with a residual, forward and
+// backward: checks tensors, passes rows to the launcher, and returns tensors.
 #pragma once
 
 #include <tuple>
@@ -8,7 +8,7 @@
 
 namespace fusedops {
 
-// How normalized_shape divides an input: the dimensions from `first` on form a row.
+// Says how normalized_shape divides an input: the dimensions from `first` on form a row.
 struct NormShape {
   int64_t first, rows, cols;
   Sizes statistics;  // the input's shape, with normalized dimensions set to 1
@@ -50,7 +50,7 @@ inline Tensor prepared_parameter(const char* op, const Tensor& parameter, Scalar
   return as_contiguous(op, convert(op, parameter, dtype));
 }
 
-// weight and bias in a dtype that kernels support: the input's, or float32 if one of them differs.
+// Holds weight and bias in a dtype that kernels support: the input's, or float32 if one differs.
 struct NormParameters {
   std::optional<Tensor> weight, bias;
 
@@ -70,7 +70,7 @@ struct NormParameters {
   }
 };
 
-// The arguments that define a norm, common to all ops of the family.
+// Holds the arguments that define a norm, which all ops of the family have.
 struct NormOptions {
   const char* op;
   NormKind kind;
@@ -91,7 +91,7 @@ inline NormShape checked_norm_shape(const NormOptions& options, const Like& inpu
   return shape;
 }
 
-// The checks of a forward op alone.
+// Checks what only a forward op can get wrong.
 inline void check_norm_forward(
     const char* op, const NormShape& shape, const Sizes& normalized_shape, double eps) {
   FUSEDOPS_CHECK(
@@ -100,12 +100,13 @@ inline void check_norm_forward(
   check_eps(op, eps);
 }
 
-// The dtypes of dropout(input) + residual. The sum has the dtype that torch promotes the two to.
+// Holds the dtypes of dropout(input) + residual. The sum has the dtype that torch promotes the two
+// to.
 //
-// Kernels read one of the terms, the branch, in the sum's dtype or, beside float32, in 16 bits; and
-// so they write its gradient. The branch is the input but, if there is no dropout, the residual may
-// trade places with it. All other terms are converted: to the sum's dtype before a forward, and
-// from it after a backward.
+// Kernels read one of the terms, the branch, in the sum's dtype or, beside float32, in 16 bits, and
+// write its gradient in that dtype. The branch is the input but, if there is no dropout, the
+// residual may trade places with it. All other terms are converted: to the sum's dtype before a
+// forward, and from it after a backward.
 struct TermDtypes {
   ScalarType input, residual, sum;
   bool drops;
@@ -113,24 +114,24 @@ struct TermDtypes {
   bool is_branch(ScalarType dtype) const { return is_16_bit(dtype) && sum == ScalarType::Float; }
   bool trade_places() const { return !drops && input == sum && is_branch(residual); }
 
-  // The dtype in which kernels take the branch.
+  // Returns the dtype in which kernels take the branch.
   ScalarType branch() const {
     const ScalarType dtype = trade_places() ? residual : input;
     return is_branch(dtype) ? dtype : sum;
   }
 
-  // Whether one tensor is the gradient of both terms, and whether kernels compute only one.
+  // Whether one tensor is the gradient of both terms, and whether kernels write only one gradient.
   bool share_gradient() const { return !drops && input == residual; }
   bool compute_one() const { return !drops && branch() == sum; }
 };
 
-// What is added to the input before it is normalized.
+// Holds what is added to the input before it is normalized.
 struct NormResidual {
   std::optional<Tensor> residual;
   Dropout dropout = {};  // applied to the input
 };
 
-// The terms of a sum as kernels read them.
+// Holds the terms of a sum as kernels read them.
 struct NormTerms {
   Tensor branch;
   std::optional<Tensor> residual;
@@ -146,7 +147,7 @@ struct NormTerms {
   }
 };
 
-// The optional results that are wanted, if the norm has them.
+// Says which optional results are wanted, if the norm has them.
 struct NormOutputs {
   bool sum = true, statistics = true;
 };
@@ -168,7 +169,7 @@ inline Tensor or_empty(
   return result ? *result : empty_contiguous(op, like, Sizes{0}, dtype);
 }
 
-// The rows of `tensor`, if it is given.
+// Returns the rows of an optional tensor.
 template <class Launcher>
 std::optional<RowView> as_rows(const char* op, const std::optional<Tensor>& tensor, int64_t first) {
   if (!tensor) return std::nullopt;
@@ -217,7 +218,7 @@ NormResult norm_forward(
   return result;
 }
 
-// The tensors of a backward; `input` is the tensor that was normalized.
+// Holds the tensors of a backward. `input` is the tensor that was normalized.
 struct NormGradients {
   const Tensor& grad_output;
   Like input;
@@ -228,7 +229,7 @@ struct NormGradients {
   double eps = 0;        // used by std_norm and l2_norm
 };
 
-// The gradients that are wanted. That of the branch has a dtype of its own.
+// Says which gradients are wanted, and that of the branch in which dtype.
 struct NormWanted {
   bool input;
   std::optional<ScalarType> branch;
@@ -241,7 +242,8 @@ inline NormWanted wanted_of(const char* op, const std::vector<bool>& mask, bool 
   return {mask[0], std::nullopt, mask[1], has_bias && mask[2]};
 }
 
-// The dtypes of the terms in a backward: those that are given, or else the sum's.
+// Returns the dtypes of the terms in a backward. Where `input` or `residual` is nullopt, it is the
+// sum's dtype.
 inline TermDtypes checked_terms(
     const char* op, const Tensor& sum, std::optional<ScalarType> input,
     std::optional<ScalarType> residual, bool drops) {
@@ -374,7 +376,7 @@ NormGradResult norm_backward(
   return result;
 }
 
-// What a backward op returns for a gradient: empty if it is not wanted.
+// Return what a backward op returns for a gradient: an empty tensor if it is not wanted.
 inline Tensor grad_of_input(
     const char* op, const std::optional<Tensor>& grad, const Tensor& input) {
   return or_empty(op, grad, input, dtype_of(input));
@@ -389,8 +391,8 @@ inline Tensor grad_of_parameter(
 
 using MaybeTensor = std::optional<Tensor>;
 
-// What norm_kinds.def says of a kind: the names of its operators, for messages, and the arguments
-// that not every kind has.
+// Holds what norm_kinds.def says of a kind: the names of its operators, for messages, and the
+// arguments that not every kind has.
 template <NormKind kKind>
 struct NormTraits;
 #define NORM_KIND(kind, name, mean, offset, eps, ...)                             \
@@ -407,13 +409,13 @@ struct NormTraits;
 #include "norm_kinds.def"
 #undef NORM_KIND
 
-// The types of the arguments that a kind has: one, or none.
+// Lists the types of some arguments of a kind: one type, or none if the kind lacks the argument.
 template <class... Types>
 struct Pack {};
 template <bool kHas, class Type>
 using PackIf = std::conditional_t<kHas, Pack<Type>, Pack<>>;
 
-// The value of an argument that the kind may have, or `missing`.
+// Returns the value of an argument, or `missing` if the kind lacks the argument.
 template <class Value>
 Value argument_or(Value missing) {
   return missing;
@@ -423,7 +425,7 @@ Value argument_or(const Value&, const Value& argument) {
   return argument;
 }
 
-// mean, if the kind has one, and rstd.
+// Returns mean, if the kind has one, and rstd.
 template <NormKind kKind>
 auto statistics_of(const NormResult& result) {
   if constexpr (has_mean(kKind)) {
@@ -433,7 +435,7 @@ auto statistics_of(const NormResult& result) {
   }
 }
 
-// The gradients of weight and, if the kind has one, bias.
+// Returns the gradients of weight and, if the kind has one, bias.
 template <class... Bias>
 auto parameter_gradients(
     const char* op, const NormGradResult& grad, const Tensor& input, const MaybeTensor& weight,
@@ -443,7 +445,8 @@ auto parameter_gradients(
       grad_of_parameter(op, grad.bias, input, bias)...);
 }
 
-// The entry points that a launcher registers for a kind. Sizes arrive by value from the boxed call.
+// Contains the entry points that a launcher registers for a kind. Sizes arrive by value from the
+// boxed call.
 template <
     class Launcher, NormKind kKind, class = PackIf<has_mean(kKind), Tensor>,
     class = PackIf<has_mean(kKind), MaybeTensor>,

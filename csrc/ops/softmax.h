@@ -1,12 +1,12 @@
-// softmax and log_softmax, forward and backward: checks tensors, passes rows or slices to the
-// launcher, and returns tensors.
+// Implements softmax and log_softmax, forward and backward: checks tensors, passes rows or slices
+// to the launcher, and returns tensors.
 #pragma once
 
 #include "ops/tensor.h"
 
 namespace fusedops {
 
-// The dimension of a softmax: `dim`, with `cols` elements whose distance is `inner`.
+// Describes the dimension of a softmax: `dim`, with `cols` elements whose distance is `inner`.
 struct SoftmaxDim {
   int64_t dim;
   int64_t cols, inner;
@@ -244,10 +244,10 @@ Tensor softmax_apply(
   return convert(op, with_dim_back(op, output, at), wanted);
 }
 
-// The entry points that a launcher registers for softmax, or with kLog for log_softmax.
+// Contains the entry points that a launcher registers for softmax, or with kLog for log_softmax.
 template <class Launcher, bool kLog>
 struct SoftmaxOps {
-  // The operators' names, for messages.
+  // Messages have these names.
   static constexpr const char* kOp = kLog ? "log_softmax" : "softmax";
   static constexpr const char* kInPlace = kLog ? "log_softmax_" : "softmax_";
   static constexpr const char* kBackward = kLog ? "log_softmax_backward" : "softmax_backward";

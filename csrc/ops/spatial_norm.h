@@ -1,5 +1,5 @@
-// Norms over any one dimension: checks tensors, passes rows or slices to the launcher, and returns
-// tensors.
+// Implements norms over any one dimension: checks tensors, passes rows or slices to the launcher,
+// and returns tensors.
 #pragma once
 
 #include <tuple>
@@ -9,7 +9,7 @@
 
 namespace fusedops {
 
-// The arguments that define a norm over `dim`, common to all ops of the family.
+// Holds the arguments that define a norm over `dim`, which all ops of the family have.
 struct SpatialNormOptions {
   const char* op;
   NormKind kind;
@@ -18,7 +18,7 @@ struct SpatialNormOptions {
   std::optional<Tensor> bias;
 };
 
-// A tensor around the dimension that is normalized.
+// Holds the sizes of a tensor around the dimension that is normalized.
 struct SpatialNormShape {
   int64_t dim, outer, dim_size, inner;
   Sizes statistics;  // the input's shape, with a size of 1 in `dim`
@@ -50,7 +50,7 @@ inline SpatialNormShape checked_spatial_norm(
   return shape;
 }
 
-// The strides of a tensor whose elements are adjacent in memory along `dim`.
+// Returns the strides of a dense tensor whose elements are adjacent in memory along `dim`.
 inline Sizes strides_with_last(SizesView sizes, int64_t dim) {
   Sizes strides(sizes.size());
   int64_t stride = sizes.empty() || sizes[dim] == 0 ? 1 : sizes[dim];
@@ -74,7 +74,7 @@ inline bool has_last(const Tensor& tensor, int64_t dim) {
   return true;
 }
 
-// How kernels see the tensors of a call. Elements that are adjacent along `dim` form rows.
+// Says how kernels see the tensors of a call. Elements that are adjacent along `dim` form rows.
 struct SpatialNormLayout {
   const char* op;
   const SpatialNormShape& shape;
@@ -214,7 +214,7 @@ NormGradResult spatial_norm_backward(
   return result;
 }
 
-// The entry points that a launcher registers for a kind.
+// Contains the entry points that a launcher registers for a kind.
 template <
     class Launcher, NormKind kKind, class = PackIf<has_mean(kKind), Tensor>,
     class = PackIf<has_mean(kKind), MaybeTensor>>

@@ -1,6 +1,6 @@
-// softmax, log_softmax and layer_norm of several tensors of the same shape, with each result in its
-// slot of one stacked tensor: checks tensors, passes stacks of rows to the launcher, and returns
-// tensors.
+// Implements softmax, log_softmax and layer_norm of several tensors of the same shape, with each
+// result in its slot of one stacked tensor: checks tensors, passes stacks of rows to the launcher,
+// and returns tensors.
 #pragma once
 
 #include <algorithm>
@@ -47,11 +47,12 @@ inline Tensor moved_dim(const char* op, const Tensor& tensor, int64_t from, int6
   return as_contiguous(op, view);
 }
 
-// The slots of a stacked tensor, as rows of the dimensions from `first` on, if the layout allows.
+// Describes the slots of a stacked tensor: the rows of the first, and the distance of the others.
 struct Slots {
   RowView first;
   int64_t slot;  // elements from one slot to the next
 };
+// Returns the slots as rows of the dimensions from `first` on, or nullopt if their layout has none.
 template <class Launcher>
 std::optional<Slots> slots_of(Tensor stacked, int64_t stack_dim, int64_t first) {
   const Tensor slot = torch::stable::select(stacked, stack_dim, 0);
@@ -135,7 +136,7 @@ Tensor stack_softmax(
 
 // --- layer_norm ---------------------------------------------------------------------------------
 
-// Weights or biases in a dtype that kernels support: that of the inputs, or float32.
+// Holds weights and biases in a dtype that kernels support: that of the inputs, or float32.
 struct StackParameters {
   Tensors weights, biases;
 
@@ -172,7 +173,7 @@ inline void check_stack_parameters(
   check_norm_parameter(op, name, parameters.front(), {"inputs", inputs.front()}, normalized_shape);
 }
 
-// The arguments that forward and backward share.
+// Holds the arguments that forward and backward share.
 struct NormStackOptions {
   const char* op;
   const Tensors& inputs;
@@ -355,7 +356,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
   return {grad_input, grad_weight, grad_bias};
 }
 
-// The entry points that a launcher registers. Lists arrive by value from the boxed call.
+// Contains the entry points that a launcher registers. Lists arrive by value from the boxed call.
 template <class Launcher>
 struct StackOps {
   static Tensor stack_softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {

@@ -1,5 +1,5 @@
-// What every op does with tensors: check them, allocate them, and view them as rows. Uses only
-// LibTorch's stable ABI.
+// Does what every op does with tensors: checks them, allocates them, and views them as rows. Uses
+// only LibTorch's stable ABI.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -27,7 +27,8 @@ namespace fusedops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Sizes = std::vector<int64_t>;
-// The sizes of a tensor, or a Sizes, that outlives the view. A copy would cost an allocation.
+// Views the sizes of a tensor or a Sizes, which must outlive the view. A copy would cost an
+// allocation.
 using SizesView = torch::headeronly::IntHeaderOnlyArrayRef;
 
 // Raises a plain RuntimeError in Python. The stable ABI's own check would prefix the message with
@@ -48,7 +49,7 @@ std::string list_text(const List& values) {
   return text.str();
 }
 
-// The name that Python prints, for messages.
+// Returns the name that Python prints, for messages.
 inline std::string dtype_name(ScalarType dtype) {
   static constexpr std::pair<ScalarType, const char*> kNames[] = {
       {ScalarType::Float, "float32"},
@@ -116,7 +117,7 @@ inline bool is_16_bit(ScalarType dtype) {
   return dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
 }
 
-// The dtype of a sum of two floating-point tensors, as torch promotes theirs.
+// Returns the dtype to which torch promotes two floating-point dtypes.
 inline ScalarType promoted(ScalarType a, ScalarType b) {
   if (a == b) return a;
   const bool is_double = a == ScalarType::Double || b == ScalarType::Double;
@@ -136,7 +137,7 @@ inline DType kernel_dtype(ScalarType dtype) {
   }
 }
 
-// The dtype of statistics, such as the mean, for an input of this dtype.
+// Returns the dtype of statistics, such as the mean, for an input of this dtype.
 inline ScalarType statistics_dtype(ScalarType input) {
   return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
@@ -229,7 +230,7 @@ inline Tensor expand(const Tensor& tensor, SizesView sizes) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// The bytes from a tensor's first element to its last.
+// Holds the addresses of the bytes from a tensor's first element to its last.
 struct Extent {
   uintptr_t begin, end;
 
@@ -272,7 +273,7 @@ inline bool is_distinct(const Tensor& tensor) {
   return true;
 }
 
-// A tensor seen as rows. `tensor` owns the memory.
+// Describes a tensor as rows. `tensor` owns the memory.
 struct RowView {
   Tensor tensor;
   RowSpacing spacing;
@@ -285,15 +286,15 @@ struct RowView {
   }
 };
 
-// A tensor's sizes and strides, read once because each access is several calls into torch.
+// Holds a tensor's sizes and strides, read once because each access is several calls into torch.
 struct Layout {
   SizesView sizes, strides;
 
   explicit Layout(const Tensor& tensor) : sizes(tensor.sizes()), strides(tensor.strides()) {}
 };
 
-// The longest run of dimensions [first, end) that is evenly spaced: `count` elements with distance
-// `stride`.
+// Finds the longest run of dimensions [first, end) that is evenly spaced: `count` elements with
+// distance `stride`.
 struct EvenRun {
   int64_t first, count = 1, stride = 0;
 
@@ -319,8 +320,9 @@ inline bool is_adjacent(const Layout& layout, int64_t first) {
   return true;
 }
 
-// The spacing of the rows that the dimensions from `first` on form, or nullopt: if their elements
-// are not adjacent, or if the rows are neither evenly spaced nor in runs that the launcher reads.
+// Returns the spacing of the rows that the dimensions from `first` on form. Returns nullopt if
+// their elements are not adjacent, or if the rows are neither evenly spaced nor in runs that the
+// launcher reads.
 template <class Launcher>
 std::optional<RowSpacing> row_spacing(const Tensor& tensor, int64_t first) {
   const Layout layout(tensor);
@@ -344,7 +346,7 @@ RowView as_rows(const char* op, const Tensor& tensor, int64_t first) {
   return {copy, *row_spacing<Launcher>(copy, first)};
 }
 
-// A tensor seen as [outer, dim_size, inner], where dim_size is the size of dimension `dim`.
+// Describes a tensor as [outer, dim_size, inner], where dim_size is the size of a dimension.
 struct SliceView {
   Tensor tensor;
   int64_t outer_stride, dim_stride;
@@ -415,7 +417,7 @@ inline void check_cols(const char* op, int64_t cols) {
       " elements; at most 2^31 - 1 are supported");
 }
 
-// Rejects NaN too.
+// Refuses a negative eps, and NaN.
 inline void check_eps(const char* op, double eps) {
   FUSEDOPS_CHECK(eps >= 0, op, ": eps is ", eps, ", wanted a value >= 0");
 }
@@ -429,8 +431,8 @@ inline void check_finite(const char* op, const char* name, double value, ScalarT
       dtype_name(dtype));
 }
 
-// Refuses a cap that is not a normal number of the compute type, or whose reciprocal is not: scores
-// are multiplied by that.
+// Refuses a cap that is not a normal number of the compute type, or whose reciprocal is not, by
+// which scores are multiplied.
 inline void check_softcap(const char* op, std::optional<double> softcap, ScalarType computed) {
   if (!softcap) return;
   const double least = computed == ScalarType::Double ? std::numeric_limits<double>::min()
@@ -455,7 +457,7 @@ inline bool is_on_one_device(const Tensor& tensor, const Tensor& like) {
   return type == type_of_like && tensor.get_device_index() == like.get_device_index();
 }
 
-// The argument with which others are compared.
+// Names the argument with which others are compared.
 struct Like {
   const char* name;
   const Tensor& tensor;
