@@ -1,4 +1,4 @@
-// The kernel of the sums over rows.
+// Adds up rows, column by column.
 #pragma once
 
 #include "cpu/dispatch/table.h"
@@ -7,7 +7,7 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// So many columns' sums stay in L1 while all rows are added to them.
+// The sums of this many columns stay in L1 while all rows are added to them.
 constexpr int64_t kColumnsInCache = 2048;
 
 template <class In>
@@ -19,7 +19,7 @@ FUSEDOPS_INLINE void add_row(const In* row, Compute<In>* sums, int64_t cols) {
   });
 }
 
-// Floats in halves.
+// Join floats of their upper and lower 16 bits, and split floats into these.
 inline void join(const uint16_t* upper, const uint16_t* lower, int64_t count, float* joined) {
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t bits = uint32_t{upper[i]} << 16 | lower[i];
@@ -42,14 +42,14 @@ void add_rows_to(const ColumnSums& args, int64_t begin, int64_t count, Compute<I
   }
 }
 
-// Columns whose sums are results.
+// Adds up columns whose sums have the dtype of the results, in place of these.
 template <class In>
 FUSEDOPS_INLINE void add_columns(const ColumnSums& args, int64_t begin, int64_t count, In* sums) {
   if (args.is_first) std::memset(sums, 0, count * sizeof(In));
   add_rows_to<In>(args, begin, count, sums);
 }
 
-// Columns whose sums are in halves between calls.
+// Adds up columns whose sums are floats in halves between calls (ColumnSums).
 template <class In>
 FUSEDOPS_INLINE void add_halves(const ColumnSums& args, int64_t begin, int64_t count, In* results) {
   float sums[kColumnsInCache] = {};

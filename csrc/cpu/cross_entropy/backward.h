@@ -9,9 +9,9 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Holds what each row of a batch reads, and what its columns are computed from: factor * exp(logit
-// - lse) - smoothing, times the derivative of a soft cap, where exponentials up to that of `lowest`
-// count as 0.
+// Holds the numbers of each row of a batch. The gradient in a column is factor * exp(logit - lse) -
+// smoothing, times the derivative of a soft cap, where exponentials up to exp(lowest) count as 0;
+// in the column of the class it is `of_class`.
 struct alignas(kVectorBytes) GradientBatch {
   RowValue grad_loss, grad_lse, loss, lse, lse_error;
   RowValue base;  // of the class's logit
@@ -37,8 +37,9 @@ struct alignas(kVectorBytes) GradientBatch {
   }
 };
 
-// No product of an exponential and the factor is denormal, nor its product with 1 - tanh^2, which
-// is at least half a unit in the last place of 1, or 0.
+// `lowest` is above its bound by this much, so that no product of an exponential and the factor is
+// denormal, nor that product times 1 - tanh^2, which is 0 or at least half a unit in the last place
+// of 1.
 template <class C, bool kCapped>
 constexpr double kAboveLowest = 1e-4 + (kCapped ? (sizeof(C) == sizeof(double) ? 37 : 17) : 0);
 
@@ -59,8 +60,8 @@ FUSEDOPS_NOINLINE void compute_factors(
   const Vec<double> lowest = kLowest - log_of(normal) + kAboveLowest<C, kCapped>;
   const Vec<double> nll = (lse - base * double(logits.outer)) + error;
   const Vec<double> p = exp_above<double, 0>(ExpDouble::kLowestNormal, -nll, unused);
-  // Below this value exp rounds to 0 beside 1.
   const Vec<double> log_p = e == 0 ? -Load<Vec<double>>(batch.loss) : -nll;
+  // one_minus_exp() takes no number below kLowestNormal; exp(-40) rounds to 0 beside 1 already.
   const Vec<double> missing = one_minus_exp<double>(log_p < -40.0 ? Set(-40.0) : log_p);
   const Vec<double> slope = kCapped ? scale * (1.0 - base * base) : Set(scale);
   Store(batch.factor, factor);
@@ -73,7 +74,7 @@ template <class In, class Of>
 FUSEDOPS_INLINE void write_gradient(
     In* result, const In* input, Of logits, const GradientBatch& batch, int index, int64_t cols) {
   using C = Compute<In>;
-  // A NaN becomes the one that store_numbers() accepts.
+  // A NaN becomes one that store_numbers() can store.
   const auto value = [&](const RowValue& values) FUSEDOPS_LAMBDA {
     return values[index] == values[index] ? C(values[index]) : C(kNaN);
   };

@@ -1,4 +1,4 @@
-// What both passes of a cross entropy read: logits and classes.
+// Reads logits and classes, for both passes of a cross entropy.
 #pragma once
 
 #include "cpu/dispatch/table.h"
@@ -33,7 +33,7 @@ struct LogitsOf {
     return grad;
   }
 
-  // The base of one input.
+  // Returns the base of one input.
   template <class In>
   FUSEDOPS_INLINE double base_of(const In* input) const {
     return double(base(load(input, Tail{1})).v[0][0]);
@@ -54,7 +54,7 @@ inline RowClass class_of(const Targets& targets, int64_t row, int64_t cols) {
   return {is_col ? value : -1, is_ignored};
 }
 
-// What is computed per row is computed for as many rows at once as a vector has doubles.
+// Numbers with one value per row are computed for as many rows at once as a vector has doubles.
 constexpr int kBatchRows = kLanes<double>;
 using RowValue = double[kBatchRows];
 

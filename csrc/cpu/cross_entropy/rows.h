@@ -1,13 +1,13 @@
 // The forward of a cross entropy over rows.
 //
-// A row is read once. No maximum is searched first: what is subtracted from the logits before their
-// exponential, the shift, is the maximum of the first columns. Where the sum of a segment overflows
-// nevertheless, the segment is computed again with its own maximum. Logits far below the shift
-// count as 0 beside it, as they do below a maximum.
+// A row is read once, because its maximum is not searched first. The shift, which is subtracted
+// from the logits before their exponential, is the maximum of the first columns. If the sum of a
+// segment overflows nevertheless, the segment is computed again with its own maximum. Exponentials
+// of logits far below the shift count as 0, as they do far below a maximum.
 //
-// The logit of the class is kept out of the sum, so that log1p(sum of the others / exp(it)), the
-// loss of a confident row, has all digits. In long loops only the pair of tiles with the class
-// differs.
+// The logit of the class is kept out of the sum, so that the loss of a confident row, log1p(sum of
+// the others / exp(logit)), has all digits. In long segments only the pair of tiles with the class
+// is compared with it.
 #pragma once
 
 #include "cpu/cross_entropy/logits.h"
@@ -22,7 +22,7 @@ namespace {
 
 // --- segments -----------------------------------------------------------------------------------
 
-// Some columns of a row, with the column of the class counted from the first of them; it may lie
+// Describes some columns of a row. class_col is counted from the first of them, and may lie
 // outside.
 template <class In>
 struct Segment {
@@ -42,8 +42,8 @@ FUSEDOPS_NOINLINE C max_of_logits(const In* input, int64_t cols, Of logits) {
   return max_of(max.even, max.odd);
 }
 
-// Returns the maximum of the first columns that are not all hidden; 0 if it is infinite, or all
-// columns are hidden.
+// Returns the maximum of the first 64 columns, or of the next 64 as long as all are -inf. Returns 0
+// if the maximum is infinite, or all columns are -inf.
 template <class In, class Of, class C = Compute<In>>
 FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, Of logits) {
   constexpr int64_t kCols = 64;
@@ -54,7 +54,8 @@ FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, Of logits) {
   return 0;
 }
 
-// The sums over each lane of exp(logit - shift), without the class, and of logit - shift.
+// Hold sums of exp(logit - shift), without the class, and of logit - shift: over each lane of
+// doubles, or over each lane of a tile.
 struct LaneSums {
   Vec<double> exponentials, differences;
 };
@@ -63,12 +64,12 @@ struct TileSums {
   Tile<C> exponentials, differences;
 };
 
-// In segments of up to so many columns every tile is compared with the class: a branch that depends
-// on it costs more.
+// In segments of up to this many columns every tile is compared with the class, because a branch
+// that depends on the class costs more.
 constexpr int64_t kMaxComparedCols = 256;
 
-// The order of operations depends on the number of columns alone. A total, if it is not wanted, is
-// not computed where that would take time.
+// Adds up a segment. The order of operations depends on the number of columns alone. The
+// differences are not complete unless the total is wanted.
 template <class In, class Of, class C = Compute<In>>
 FUSEDOPS_NOINLINE LaneSums sums_of_lanes(Segment<In> segment, Of logits, C shift) {
   constexpr int64_t kPair = 2 * kTile<In>;
@@ -136,7 +137,8 @@ FUSEDOPS_NOINLINE LogitSums sums_of_segment(Segment<In> segment, Of logits, C sh
 
 FUSEDOPS_INLINE bool is_usable(double sum) { return sum >= 0 && sum < kInfinity<double>; }
 
-// Computes a segment whose sum overflows with the row's shift, or has an infinite logit or NaN.
+// Computes a segment whose sum overflows with the row's shift, or that has an infinite logit or
+// NaN.
 template <class In, class Of, class C = Compute<In>>
 FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, Of logits) {
   const C max = max_of_logits(segment.input, segment.cols, logits);
@@ -176,13 +178,13 @@ FUSEDOPS_INLINE void for_row_segments(Segment<In> row, Of logits, RowRange cols,
 
 // --- losses -------------------------------------------------------------------------------------
 
-// Holds what each row of a batch has read.
+// Holds the numbers from which the losses of a batch of rows are computed.
 struct alignas(kVectorBytes) LossBatch {
   RowValue shift, sum, total;
-  RowValue logit;  // of the class; -inf without one, so that the other columns are all
-  RowValue kind;   // 1 with a class; without one, the loss
+  RowValue logit;  // of the class; -inf if there is none, so that the others are all columns
+  RowValue kind;   // 1 if there is a class; otherwise the loss, 0 or NaN
 
-  // Without sums a row's lse is 0.
+  // Also sets sums whose lse is 0, for rows that are not read.
   FUSEDOPS_INLINE void set_class(int index, RowClass target) {
     kind[index] = target.col >= 0 ? 1.0 : target.is_ignored ? 0.0 : kNaN;
     logit[index] = -kInfinity<double>;
@@ -197,7 +199,7 @@ FUSEDOPS_INLINE bool is_read(const CrossEntropyForward& args, RowClass target) {
   return args.reads_ignored || !target.is_ignored;
 }
 
-// The lower lanes of the result are the values, rounded to C.
+// Returns the values rounded to C, in the lower lanes of the result.
 template <class C>
 FUSEDOPS_INLINE Vec<C> narrowed(Vec<double> x) {
   Wide<C> wide;
@@ -205,7 +207,7 @@ FUSEDOPS_INLINE Vec<C> narrowed(Vec<double> x) {
   return demoted(wide);
 }
 
-// Writes elements `first` and up of an array.
+// Writes `count` elements of an array, from `first` on.
 template <class C>
 FUSEDOPS_INLINE void store_batch(void* array, int64_t first, int count, Vec<C> values) {
   C* const to = static_cast<C*>(array) + first;
@@ -239,14 +241,14 @@ FUSEDOPS_NOINLINE void write_losses(
   loss = lse - lse == 0.0 ? loss : Set(kNaN);
   const Vec<C> rounded = narrowed<C>(lse);
   const Vec<double> error = lse - promoted(rounded).v[0];
-  // It is left out where C would hold it as a denormal number, and where lse is infinite or NaN.
+  // The error is 0 where C would hold it as a denormal number, and where lse is infinite or NaN.
   const auto is_kept = (magnitude(error) >= kLeast) & (magnitude(error) < kInfinity<double>);
   store_batch<C>(args.losses, first, count, narrowed<C>(kind == 1.0 ? loss : kind));
   store_batch<C>(args.lse, first, count, rounded);
   store_batch<C>(args.lse_error, first, count, narrowed<C>(is_kept ? error : Vec<double>{}));
 }
 
-// Some rows of a call, with their classes.
+// Describes some rows of a call.
 template <class In>
 struct RowBatch {
   Segment<In> rows[kBatchRows];
@@ -276,7 +278,7 @@ FUSEDOPS_NOINLINE void add_lanes(const Vec<double> (&lanes)[kBatchRows], RowValu
   sums_over_lanes<double>(lanes, sums);
 }
 
-// Computes rows of one segment: in each step all rows, so that their latencies overlap.
+// Adds up rows of one segment. Each step is taken for all rows, so that their latencies overlap.
 template <class In, class Of>
 FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, Of logits, LossBatch& sums) {
   using C = Compute<In>;

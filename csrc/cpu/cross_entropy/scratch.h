@@ -1,14 +1,14 @@
-// Says what is kept for each segment of a long row in a cross entropy.
+// Says what a cross entropy keeps for each segment of a long row.
 #pragma once
 
 #include "cpu/threads/work_division.h"
 
 namespace fusedops {
 
-// Sums over the logits of a segment, or of a row, without the logit of the class.
+// Holds sums over the columns of a segment, or of a row.
 struct LogitSums {
   double shift;  // what is subtracted from the logits before the exponential
-  double sum;    // of the exponentials
+  double sum;    // of the exponentials, without that of the class
   double total;  // of the logits
 };
 

@@ -1,5 +1,5 @@
-// A cross entropy of groups of short rows: each column has a tile, and each row a lane of it
-// (cpu/simd/short_rows.h). All rows of a call are computed in groups, of which the last may have
+// Computes cross entropies of groups of short rows: each column has a tile, and each row a lane of
+// it (cpu/simd/short_rows.h). All rows of a call are computed in groups, of which the last may have
 // fewer rows, so that a row has the same bits in every batch. Rows that need not be read are
 // computed with the others of their group, and the results are not used.
 #pragma once
@@ -11,7 +11,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// The longest rows that gain from groups. Each of a forward's accumulators adds at most 64 values.
+// Rows of up to this many columns gain from groups. Each of the forward's two accumulators adds at
+// most 64 values.
 constexpr int64_t kMaxLossGroupCols = 128, kMaxGradientGroupCols = 32;
 
 // Holds a value of each row of a group.
@@ -23,7 +24,7 @@ struct alignas(kVectorBytes) RowLanes {
   FUSEDOPS_INLINE Tile<C> tile() const { return load(of_row); }
 };
 
-// Loads the logits' bases.
+// Loads a group of rows, and computes the bases of their logits (LogitsOf).
 template <class In, class Of, class C = Compute<In>>
 FUSEDOPS_NOINLINE void load_bases(
     const ConstRows& input, int64_t first, int64_t count, int64_t cols, Of logits, Tile<C>* bases) {
@@ -51,7 +52,7 @@ FUSEDOPS_INLINE void store_sum(double* to, Tile<C> even, Tile<C> odd) {
   for (int64_t i = 0; i < kWideVectors<C>; ++i) Store(to + i * kLanes<double>, vector_of(sum, i));
 }
 
-// The shift is the maximum, or 0 if that is infinite.
+// Adds up each row. The shift is the row's maximum, or 0 if that is infinite.
 template <class C, class Of>
 FUSEDOPS_NOINLINE void sum_group(
     const Tile<C>* bases, int64_t cols, Tile<C> class_cols, Of logits, GroupSums<C>& result) {
@@ -120,7 +121,8 @@ FUSEDOPS_INLINE void cross_entropy_groups(
 
 // --- backward -----------------------------------------------------------------------------------
 
-// Holds what the columns of a group are computed from (GradientBatch), in the lanes of its rows.
+// Holds the numbers of GradientBatch from which columns are computed, in the lanes of a group's
+// rows.
 template <class C>
 struct GroupFactors {
   RowLanes<C> lse, factor, lowest, smoothing;
@@ -135,7 +137,7 @@ struct GroupFactors {
   }
 };
 
-// Replaces the bases by the gradients.
+// Replaces the bases of a group by the gradients.
 template <class In, class Of, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_group(
     Tile<C>* group, int64_t cols, const GroupFactors<C>& factors, Of logits) {

@@ -32,7 +32,8 @@ void with_types(DType in, DType out, Body body) {
   });
 }
 
-// Calls body(whether the kind has a mean, as a constant, value).
+// Calls body(centers, value): `centers` says as a Constant whether the kind has a mean, and `value`
+// has the dtype's type.
 template <class Body>
 void with_norm(NormKind kind, DType dtype, Body body) {
   with_bool(has_mean(kind), [&](auto centers) {
@@ -40,8 +41,8 @@ void with_norm(NormKind kind, DType dtype, Body body) {
   });
 }
 
-// Streaming stores need every vector of every row aligned. A null `to` is not written, and so needs
-// nothing.
+// Streaming stores need every vector of every row to be aligned, except in rows whose data is null,
+// which are not written.
 inline bool is_aligned(const void* data, int64_t stride, DType dtype) {
   return (reinterpret_cast<uintptr_t>(data) | (stride * size_of(dtype))) % kVectorBytes == 0;
 }

@@ -14,7 +14,8 @@
 namespace fusedops {
 namespace {
 
-// The names of the processor's instruction sets, from fewer instructions to more, and in words.
+// kIsas names the processor's instruction sets, from fewer instructions to more; kWanted names them
+// in the text of an error.
 #if defined(__x86_64__)
 constexpr const char* kIsas[] = {"default", "avx2", "avx512"};
 constexpr char kWanted[] = "avx512, avx2 or default";
@@ -43,12 +44,12 @@ constexpr const char* kIsas[] = {"default"};
 constexpr char kWanted[] = "default";
 #endif
 
-// The place of a name in the list; its length for any other.
+// Returns the index of `isa` in kIsas, or the length of kIsas if it is not there.
 int rank_of(const std::string& isa) {
   return int(std::find(std::begin(kIsas), std::end(kIsas), isa) - kIsas);
 }
 
-// Returns "" if the variable is unset: no limit.
+// Returns the instruction set that FUSEDOPS_CPU_ISA names, or "" if it sets no limit.
 std::string requested_isa() {
   const char* value = std::getenv("FUSEDOPS_CPU_ISA");
   const std::string isa = value == nullptr ? "" : value;

@@ -62,7 +62,7 @@ constexpr int64_t clamped(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-// Steps through the rows: the addresses of their operands, and the visible columns.
+// Steps through rows, and finds their operands and visible columns.
 class OperandRows {
  public:
   OperandRows(const Scores& scores, int64_t row) : scores_(scores), query_(0) {
@@ -272,7 +272,7 @@ FUSEDOPS_NOINLINE C scores_of(
   return write_scores<In>(at, operand, scratch, mask_value, visible, cols);
 }
 
-// Soft-capped scores: tanh(scale * input / cap) * cap.
+// Writes soft-capped scores, tanh(scale * input / cap) * cap.
 template <class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE C
 capped_scores_of(const In* input, C scale, C cap, C* scratch, RowRange visible, int64_t cols) {
@@ -300,8 +300,9 @@ void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t
   }
 }
 
-// fold_columns() adds tiles to two accumulators in turn. A row is computed from a multiple of both
-// on, so that each tile goes to the accumulator to which it goes if the row is computed as a whole.
+// A row is computed from a multiple of this many columns on. fold_columns() adds tiles to two
+// accumulators in turn, and each tile thus goes to the accumulator to which it goes if the row is
+// computed as a whole.
 constexpr int64_t kFoldedCols = 2 * kTile<float>;
 
 // Replaces the scores by exp(score - max), and returns the chunk's maximum and sum.
@@ -359,7 +360,8 @@ struct MaskedRow {
     const C max =
         scores->softcap != 0 ? write_capped(begin, mask_value) : write_plain(begin, mask_value);
     if (seen.begin == count.begin && seen.end == count.end) return max;
-    // Unless all columns are computed, those outside count as if they were not there.
+    // Hidden columns have the mask value if the whole row is computed. Otherwise they count as if
+    // they were not there.
     const C hidden = is_whole() ? mask_value : -kInfinity<C>;
     hide_columns<In>(to, hidden, seen, RowRange{count.begin, seen.begin}, count.end);
     hide_columns<In>(to, hidden, seen, RowRange{seen.end, count.end}, count.end);
@@ -464,7 +466,7 @@ bool is_nothing_visible(MaskedRow<In> row) {
   return row.whole().sum == 0;
 }
 
-// `cols` begins at a tile.
+// Writes zeros to `cols`, which begins at a tile.
 template <class In, class Out>
 FUSEDOPS_INLINE void write_zeros(Out* output, RowRange cols, StoreMode mode) {
   for_columns<In>(cols.end - cols.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -619,7 +621,7 @@ struct GradRow {
     fold_visible<Out>(
         visible, cols, NoOperand{},
         [&](NoOperand none, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-          if (mode.streams) {  // as in softmax_backward_rows()
+          if (mode.streams) {  // RowsAhead has the reason
             prefetch_tile<Cache::kL2>(next_grad + col);
             prefetch_tile<Cache::kL2>(next_probabilities + col);
           }
@@ -633,7 +635,7 @@ struct GradRow {
   }
 };
 
-// Returns the sum of grad * probabilities.
+// Writes the gradient of a row, and returns the sum of grad * probabilities.
 template <class In, class Out, class Grad>
 FUSEDOPS_INLINE Compute<Out> masked_softmax_backward_row(
     GradRow<In, Out> row, RowRange summed, Grad grad, const Bool* mask, StoreMode mode) {

@@ -1,6 +1,6 @@
-// Gradients of the norms of rows on the CPU, including dropout and residual before the norm. One
-// pass over input and grad_output computes every sum; interleaved rows share each load and store of
-// the column accumulators.
+// Computes the gradients of norms of rows on the CPU, including dropout and residual before the
+// norm. One pass over input and grad_output computes every sum; interleaved rows share each load
+// and store of the column accumulators.
 #pragma once
 
 #include "cpu/norm/common.h"
@@ -9,17 +9,17 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Which sums over rows are computed: none, grad_weight, or grad_bias too.
+// Says which sums over rows are computed: none, grad_weight, or grad_bias too.
 enum class ColumnSums { kNone, kWeight, kBoth };
 
-// How the gradient of a row is computed. With g = grad_output * weight and centered = input - mean,
-// grad_input = rstd * ((g - grad_mean) - slope * centered). Without a mean both means are 0. No
-// intermediate value leaves the range of its type before the result does; rstd^3 would, for values
-// near 1e-30 or 1e30.
+// Holds the coefficients of a row's gradient. With g = grad_output * weight and centered = input -
+// mean, grad_input = rstd * ((g - grad_mean) - slope * centered). Without a mean both means are 0.
+// No intermediate value leaves the range of its type before the result does; rstd^3 would, for
+// values near 1e-30 or 1e30.
 //
 // If a row has few columns, the difference in brackets cancels: for two columns, all but eps /
-// (variance + eps) of it. Its error is nevertheless a few ulps of |g|, and that of centered * rstd
-// comes from rounding the mean: |error| < 2^-22 * (1 + |mean| * rstd) * rstd * max|g| in float,
+// (variance + eps) of it. Its error is nevertheless only a few ulps of |g|, and what the rounded
+// mean adds to centered * rstd: |error| < 2^-22 * (1 + |mean| * rstd) * rstd * max|g| in float,
 // beside the rounding of the result.
 //
 // S is one number, or one for each lane.
@@ -42,7 +42,8 @@ constexpr bool kMayBeTiny = sizeof(Compute<T>) == sizeof(float);
 template <>
 constexpr bool kMayBeTiny<Half> = false;
 
-// Larger than the rstd of a row of zeros with rms_norm's default eps for float32, 2896.
+// Rows with a larger rstd than this may be tiny. A row of zeros has a smaller one with rms_norm's
+// default eps for float32: 2896.
 template <class C>
 constexpr C kLargeRstd = C(0x1p12);
 
@@ -123,7 +124,7 @@ struct NormRow {
   }
 };
 
-// `kCount` interleaved rows of the backward.
+// Describes kCount interleaved rows of the backward.
 template <bool kCenters, class T, int kCount>
 struct NormRows {
   using C = Compute<T>;
@@ -211,7 +212,8 @@ struct NormRows {
   }
 
  private:
-  // Passed by value: through a reference, loops would read every number again after each store.
+  // `rows` is passed by value. Through a reference, loops would read every number again after each
+  // store.
   static FUSEDOPS_NOINLINE NormRows scaled(NormRows rows, T* copy, int64_t cols) {
     const C mean = kCenters ? rows.mean[0] : C(0);
     const C factor = reading_factor<C>(Set(mean), Set(rows.rstd[0]))[0];
@@ -226,8 +228,8 @@ struct NormRows {
   }
 };
 
-// Computes from the sums of whole rows what all their columns need. `rstd_in_memory` belongs to the
-// rows before scaling.
+// Computes the coefficients of the gradients from the sums over whole rows. `rstd` belongs to the
+// rows as they are read, and `rstd_in_memory` to the rows before scaling.
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE NormSlope<S> norm_slope(
     S of_grad, S of_product, S rstd, S rstd_in_memory, NormFormula norm) {
@@ -237,7 +239,7 @@ FUSEDOPS_INLINE NormSlope<S> norm_slope(
   return {kCenters ? of_grad / cols : of_grad, centered_mean * rstd * rstd};
 }
 
-// A step adds these to the accumulators: a tile of columns, summed over the interleaved rows.
+// Holds what a step adds to the accumulators: a tile of columns, summed over the interleaved rows.
 template <class C>
 struct NormColumns {
   Tile<C> weight, bias;  // to grad_weight and grad_bias
@@ -276,7 +278,7 @@ FUSEDOPS_INLINE void norm_sums(
   sums_over_lanes<C>(lanes, sums);
 }
 
-// Computes the coefficients of the rows' gradients (NormSlope) from the sums over whole rows.
+// Sets the coefficients of all rows.
 template <bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void finish_row_sums(
     NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], NormFormula norm) {

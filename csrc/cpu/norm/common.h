@@ -1,6 +1,6 @@
-// What the forward and the backward of norms of rows share on the CPU: layer_norm, std_norm,
-// rms_norm and l2_norm, of a row or of the sum of two. kCenters: whether there is a mean, as in the
-// first two.
+// Contains what forward and backward of norms of rows share on the CPU: layer_norm, std_norm,
+// rms_norm and l2_norm, of a row or of the sum of two. kCenters says whether the norm has a mean,
+// as layer_norm and std_norm.
 //
 // Rows are interleaved. Each load of weight and bias, and in the backward each load and store of
 // the column accumulators, serves several rows. The end of a row (sums over lanes, a root and a
@@ -86,8 +86,8 @@ struct ColumnValues {
   }
 };
 
-// Copies the values only if they need a conversion or an offset: for a single long row, the copy
-// would be as long as the row.
+// Returns the values of weight or bias. They are copied only if they need a conversion or an
+// offset, because for a single long row the copy would be as long as the row.
 template <class T, class C = Compute<T>>
 ColumnValues<T> column_values(ConstColumns columns, C offset, C* copy, int64_t cols) {
   if (size_of(columns.dtype) != sizeof(T)) {
@@ -124,7 +124,7 @@ FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
 FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
 FUSEDOPS_INLINE Vec<double> root(Vec<double> x) { return Sqrt(x); }
 
-// Returns x, or `least` where x is less; NaN where x is.
+// Returns x, or `least` where x is less; NaN stays.
 FUSEDOPS_INLINE double at_least(double x, double least) { return x < least ? least : x; }
 FUSEDOPS_INLINE long double at_least(long double x, double least) { return x < least ? least : x; }
 FUSEDOPS_INLINE Vec<double> at_least(Vec<double> x, double least) {
@@ -143,8 +143,8 @@ struct NormFormula {
   constexpr NormFormula(const Args& args) : NormFormula(args.kind, args.cols, args.eps) {}
 };
 
-// Returns rstd, given the sum of squares: of the deviations from the mean, or of the values if
-// there is no mean.
+// Returns rstd from the sum of squares of the deviations from the mean, or of the values if there
+// is no mean.
 template <class Wide>
 FUSEDOPS_INLINE Wide rstd_of(NormFormula norm, Wide squares) {
   const double cols = static_cast<double>(norm.cols);

@@ -1,10 +1,10 @@
-// layer_norm, std_norm and rms_norm of rows on the CPU.
+// Computes the norms of rows on the CPU.
 //
 // Statistics: one pass sums the deviations from a shift near the mean, and corrects the result for
 // the shift (Chan, Golub, LeVeque 1983). If the shift is further from the mean than one standard
 // deviation, the pass is repeated with the mean itself. Neither a large mean nor a long row then
 // costs digits. The mean is represented as a float and the remainder that its rounding drops, and
-// both are subtracted. rms_norm has no mean; it sums the squares of the values themselves.
+// both are subtracted. Norms without a mean sum the squares of the values themselves.
 //
 // With a residual, each chunk of the sum is computed just before its statistics, so that every
 // tensor is read or written once, and dropout is computed once.
@@ -18,7 +18,7 @@ namespace {
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// Rows that are normalized as they are in memory.
+// Describes rows that are normalized as they are in memory.
 template <class T, int kCount>
 struct PlainRows {
   const T* row[kCount];
@@ -47,9 +47,9 @@ struct BranchInMemory {
   }
 };
 
-// Rows that are dropout(input) + residual. They are computed in the memory of the sum, or in
-// scratch memory if the sum is not wanted or is streaming. The code for the input's dtype is chosen
-// once a chunk.
+// Describes rows that are dropout(input) + residual. They are computed in the memory of the sum, or
+// in scratch memory if the sum is not wanted or is streaming. The code for the input's dtype is
+// chosen once a chunk.
 template <class T, int kCount>
 struct AddedRows {
   using C = Compute<T>;
@@ -130,7 +130,7 @@ struct AddedRows {
     add<Branch>(r, begin, cols, BranchInMemory<Branch, T>{input}, C(1));
   }
 
-  // This is not inlined, so that the usual branch has all registers.
+  // This is not inlined, so that the loop for a branch of type T has all registers.
   template <class Branch>
   FUSEDOPS_NOINLINE void add_converted(int r, int64_t begin, int64_t cols) const {
     add_in_memory<Branch>(r, begin, cols);
@@ -173,7 +173,8 @@ struct OneRow {
 
 // --- sums ---------------------------------------------------------------------------------------
 
-// The root of the smallest normal number, or slightly more, below which squares are denormal or 0.
+// Squares of smaller values are denormal or 0: it is the root of the smallest normal number, or
+// slightly more.
 template <class C>
 constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
 
@@ -249,8 +250,9 @@ struct SquaresRange {
   }
 };
 
-// Underflow matters only if eps does not dominate it, so that rows of zeros need no second pass.
-// Where it matters, the squares that are ignored are at most 2^-34 of the sum.
+// Returns the range of exact sums. Underflow matters only if eps does not dominate it, so that rows
+// of zeros need no second pass. Where it matters, the squares that are ignored are at most 2^-34 of
+// the sum.
 template <class T>
 FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(NormFormula norm) {
   constexpr bool kIsDouble = sizeof(T) == sizeof(double);
@@ -411,8 +413,8 @@ FUSEDOPS_INLINE void sums_of_squares(
   for (auto& squares : total) squares -= started_at<T>(source.tiny, cols);
 }
 
-// Computes a sum of squares again that overflowed, or lost bits of small squares: of the row times
-// a power of two, so that the sum is within its range.
+// Computes again a sum of squares that overflowed, or lost bits of small squares. The row is
+// multiplied by a power of two, so that the sum is within its range.
 template <class T>
 FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(
     Wider<T> squares, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
@@ -450,7 +452,7 @@ FUSEDOPS_INLINE C unless_denormal(Wide value) {
 template <bool kCenters, class T>
 struct NormStatistics;
 
-// Normalizes a row: (x - mean) * rstd - remainder.
+// Holds the statistics of a row, which is normalized as (x - mean) * rstd - remainder.
 template <class T>
 struct NormStatistics<true, T> {
   using C = Compute<T>;
@@ -490,8 +492,9 @@ struct NormStatistics<true, T> {
   }
 };
 
-// Normalizes a row: x * (rstd + remainder), where remainder is the rounding error of rstd. Without
-// it the result would be rounded once more, which 16-bit results do not show.
+// Holds the statistics of a row, which is normalized as x * (rstd + remainder), where remainder is
+// the rounding error of rstd. Without it the result would be rounded once more, which 16-bit
+// results do not show.
 template <class T>
 struct NormStatistics<false, T> {
   using C = Compute<T>;

@@ -1,4 +1,4 @@
-// Launches layer_norm, std_norm and rms_norm, with and without a residual.
+// Launches norms of rows, with and without a residual.
 #include <vector>
 
 #include "cpu/dispatch/isa.h"

@@ -1,7 +1,7 @@
 // Computes the norms of long rows on the CPU, some columns at a time: threads share a row, or one
 // thread computes all of it. Each segment of columns gives a partial, and partials are combined in
-// the order of the segments, whichever threads computed them. Results are then written as for rows
-// that are as short as a segment.
+// the order of the segments, whichever threads computed them. The results of a segment are then
+// written as those of a row of its length.
 #pragma once
 
 #include "cpu/norm/backward.h"
@@ -137,8 +137,8 @@ inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange c
   return segment_args;
 }
 
-// `args` are those of a segment; the statistics are those of the whole row. `copy` has room for the
-// segment, which is copied if it is tiny.
+// Describes a segment of a row. `args` are those of the segment, except that mean and rstd are
+// arrays for all rows. `copy` has room for the segment, which is copied if it is tiny.
 template <bool kCenters, class T>
 NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row, void* copy) {
   NormRows<kCenters, T, 1> rows(args, 0);
@@ -171,8 +171,8 @@ struct LongNormBackward {
   using C = Compute<T>;
   const NormBackward& args;
   const NormGradSums* rows;  // the sums of each whole row
-  // Holds weight, a dropout chunk, two accumulators of all partitions and two of one, and a tiny
-  // row.
+  // Holds the weight, a chunk of a row, two accumulators of all partitions and two of one, and a
+  // tiny row, each of kRowSegment numbers.
   C* scratch;
   StoreMode mode;
 

@@ -5,8 +5,8 @@
 
 namespace fusedops {
 
-// Norms interleave this many rows. With a residual it is fewer if the sums would not stay in the L2
-// cache until they are read again.
+// Norms interleave this many rows. With a residual they interleave fewer if the sums would not stay
+// in the L2 cache until they are read again.
 constexpr int64_t kMaxInterleavedRows = 4, kLongestSumBytes = int64_t(1) << 17;
 constexpr int64_t interleaved_rows(const NormForward& args) {
   const bool is_long = args.cols * size_of(args.output.dtype) > kLongestSumBytes;
@@ -50,14 +50,14 @@ struct NormGradSums {
   double of_grad, of_product;
 };
 
-// Scratch memory holds weight and bias of a segment, two sums per column, two more of a partition,
-// and a tiny row.
+// In a backward, scratch memory holds the weight of a segment, a chunk of a row, two sums per
+// column, two more of a partition, and a tiny row. A forward needs less.
 constexpr int64_t kLongNormScratchBytes = 7 * kRowSegment * int64_t(sizeof(double));
 
 // --- dimensions other than the last -------------------------------------------------------------
 
-// The inner dimension of a spatial norm is divided into segments whose strip has 64 K elements: it
-// is read from memory once, and stays in the L2 cache. A segment has at most 512 columns, so that a
+// The inner dimension of a spatial norm is divided into segments of about 64 K elements each, which
+// are read from memory once and stay in the L2 cache. A segment has at most 512 columns, so that a
 // lane adds up no more values for a weight than in a partition of rows.
 template <class Args>
 constexpr InnerSegments norm_segments(const Args& args) {

@@ -1,6 +1,6 @@
 // Computes the norms of groups of short rows on the CPU, forward and backward (simd/short_rows.h).
 //
-// Rows have the bits of forward.h and backward.h: a lane of an accumulator there is a
+// Rows have the bits of forward.h and backward.h: for each lane of their accumulators there is a
 // tile here, and lanes are added up in the same tree. The root and the two divisions at the end of
 // a row are computed for all rows of a group at once. The sums over rows are in one tile per column
 // until all groups of a partition are done.
@@ -88,8 +88,8 @@ FUSEDOPS_INLINE Tile<float> shift_of_group(const Tile<float>* group, int64_t col
   return sum_of_lanes<T>(lanes, count);
 }
 
-// Sums the deviations from `shift`, which are not needed without a mean, and their squares, which
-// start as in forward.h.
+// Sums the deviations from `shift`, which are not needed without a mean, and their squares, whose
+// sums start as in forward.h.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void sum_deviations(
     const Tile<float>* group, Tile<float> shift, int64_t cols, WideTile<float>& deviations,
@@ -226,7 +226,7 @@ FUSEDOPS_INLINE bool gains_from_groups(const NormForward& args) {
   return args.residual.data == nullptr || args.cols <= 32 || end_within_a_tile<T>(args.cols);
 }
 
-// Returns the remaining rows.
+// Computes whole groups of rows. Returns the remaining rows.
 template <bool kCenters, class T>
 RowRange short_norm_groups(const NormForward& args, RowRange rows, void* memory) {
   if constexpr (!kComputedInGroups<T>) {
@@ -406,8 +406,8 @@ struct NormBackwardGroups {
   }
 };
 
-// Answers the same for a backward. Groups and interleaved rows add up rows in different orders, so
-// the choice must not depend on which gradients are wanted.
+// Whether groups are faster than interleaved rows in a backward. The two add up rows in different
+// orders, so the choice must not depend on which gradients are wanted.
 template <class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormBackward& args) {
   // Dropout rules out groups even if grad_branch is not wanted, so that the other gradients have

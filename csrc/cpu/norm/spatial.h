@@ -4,10 +4,10 @@
 // holds several columns, one in each lane, so that the bits of a column do not depend on the
 // columns beside it.
 //
-// Forward: a strip of columns is read from memory by the pass that sums it, and stays in the L2
+// Forward: a segment of columns is read from memory by the pass that sums it, and stays in the L2
 // cache for the pass that sums deviations from the mean, and for the one that writes results. Sums
-// of a few rows are added up without error. A column whose squares are not exact (forward.h)
-// is copied to scratch memory and computed again as a row.
+// of a few rows are added up without error. A column whose squares are not exact (forward.h) is
+// copied to scratch memory and computed again as a row.
 //
 // Backward: one pass over input and grad_output computes every sum, of columns and of rows; the
 // sums of rows add up over the segments of a partition.
@@ -96,7 +96,7 @@ class SpatialNorm {
 
   FUSEDOPS_INLINE NormColumn<C>& column(int64_t col) const { return columns_[col / kTile<T>]; }
 
-  // Leaves the mean of each column, rounded, from which deviations are measured.
+  // Computes the mean of each column, rounded, from which deviations are measured.
   FUSEDOPS_NOINLINE void sum_values(Segment<const T> input, int64_t cols) const {
     const auto body = [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
       Tile<C> sum = Broadcast(C(0));
@@ -143,7 +143,7 @@ class SpatialNorm {
     for_tiles<T>(RowRange{0, args_.dim_size}, cols, body);
   }
 
-  // Computes the statistics of all columns. `first` is the number of the first.
+  // Computes the statistics of all columns. `first` is the index of the first column's statistics.
   FUSEDOPS_NOINLINE void finish(Segment<const T> input, int64_t cols, int64_t first) const {
     for_columns<T>(cols, [&](int64_t col, auto part) {
       int64_t exact[kTile<T>];
@@ -170,7 +170,7 @@ class SpatialNorm {
     return all_exact;
   }
 
-  // Computes the columns of a tile again that are not exact.
+  // Computes again those columns of a tile that are not exact.
   FUSEDOPS_NOINLINE void correct(
       Segment<const T> input, int64_t col, int64_t cols, const int64_t* exact) const {
     for (int64_t i = 0; i < kTile<T>; ++i) {
@@ -220,9 +220,9 @@ class SpatialNorm {
 
 // --- backward -----------------------------------------------------------------------------------
 
-// Holds, for a tile of columns, its statistics as it is read, scaled by `factor` if it is tiny
-// (backward.h), and the sums of g = grad_output * weight and of g * (input - mean), which NormSlope
-// replaces.
+// Holds, for a tile of columns, the statistics of the columns as they are read (scaled by `factor`
+// if they are tiny, see backward.h), and the sums of g = grad_output * weight and of g * (input -
+// mean), which the coefficients of NormSlope replace.
 template <class C>
 struct NormGradColumn {
   Tile<C> mean, rstd, rstd_in_memory, factor, of_grad, of_product;
@@ -277,7 +277,7 @@ class SpatialNormGradient {
 
   FUSEDOPS_INLINE NormGradColumn<C>& column(int64_t col) const { return columns_[col / kTile<T>]; }
 
-  // Returns whether any column is scaled. `first` is the number of the first column.
+  // Returns whether any column is scaled. `first` is the index of the first column's statistics.
   FUSEDOPS_NOINLINE bool read_statistics(int64_t first, int64_t cols) const {
     bool scales = false;
     for_columns<T>(cols, [&](int64_t col, auto part) {

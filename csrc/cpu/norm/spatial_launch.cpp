@@ -25,7 +25,7 @@ void CpuLauncher::launch(const SpatialNormForward& args) const {
       });
 }
 
-// Threads share first the partitions, then their rows.
+// Threads share first the partitions, then the rows whose sums over all partitions are added up.
 void CpuLauncher::launch(const SpatialNormBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const int64_t elements = args.outer * args.dim_size * args.inner;

@@ -1,9 +1,9 @@
 // Defines the primitives of processor.h on ARM (aarch64): with NEON, which every processor has, and
-// with the instructions for bfloat16, where they are. No other file of cpu/ contains its
-// intrinsics.
+// with the instructions for bfloat16 on processors that have them. No other file of cpu/ contains
+// ARM's intrinsics.
 //
-// There are no masked loads. Stores that go past the cache would be STNP, which is only a hint: the
-// cores see for themselves that whole lines are written, and do not read those.
+// NEON has no masked loads. Its streaming store would be STNP, which is only a hint and gains
+// nothing: the cores detect that whole cache lines are written, and do not read those.
 #pragma once
 
 #include <arm_neon.h>
@@ -36,9 +36,9 @@ FUSEDOPS_INLINE V Opaque(V value) {
 
 // --- arithmetic ---------------------------------------------------------------------------------
 
-// The language's ?: takes two instructions. Other than with it, the maximum of a NaN and a number
-// is the number, and a minimum with a NaN is NaN. No caller looks at either: what a NaN takes part
-// in is NaN in the end.
+// One instruction takes the place of the two of the language's ?:. It differs for NaN: the maximum
+// of a NaN and a number is the number, and a minimum with a NaN is NaN. No caller depends on this,
+// because a result that a NaN takes part in is NaN anyway.
 FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
   return (Vec<float>)vmaxnmq_f32((float32x4_t)a, (float32x4_t)b);
 }
@@ -48,8 +48,8 @@ FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
 using portable::Max;
 using portable::Min;
 constexpr bool kHasMulAdd = true;
-// The compiler would fuse the two only where no branch lies between them, so that the bits of a row
-// would depend on the loop that it is computed in.
+// The compiler would fuse a product into a sum only where no branch lies between the two, so that
+// the bits of a row would depend on the loop that it is computed in.
 FUSEDOPS_INLINE Vec<float> MulAdd(Vec<float> a, Vec<float> b, Vec<float> c) {
   return (Vec<float>)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
@@ -72,8 +72,9 @@ FUSEDOPS_INLINE bool AnyTrue(L lanes) {
   return vmaxvq_u32((uint32x4_t)lanes) != 0;
 }
 
-// There is no comparison that is true for NaN, but an instruction that clears what a mask has set:
-// two instructions, of which GCC would make six if it saw both.
+// NEON has no comparison that is true for NaN, but an instruction that clears the lanes of a mask
+// (BIC). Opaque() separates the comparison from it, because GCC would make six instructions of the
+// two.
 template <class L>
 struct NotTrue {
   L lanes;
@@ -89,7 +90,7 @@ FUSEDOPS_INLINE V IfThenElseZero(NotTrue<L> mask, V yes) {
 
 // --- conversion ---------------------------------------------------------------------------------
 
-// The rounded upper halves of the lanes, in the lower half of a vector.
+// Round lanes to bfloat16, in the lower half of the result.
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 FUSEDOPS_INLINE uint16x8_t RoundToBFloat16(Vec<float> value) {
   return (uint16x8_t)vcvtq_low_bf16_f32((float32x4_t)value);
@@ -98,7 +99,7 @@ FUSEDOPS_INLINE uint16x8_t RoundNumberToBFloat16(Vec<float> value) {
   return RoundToBFloat16(value);
 }
 #else
-// -1 where truncated bits are odd.
+// Returns -1 in lanes whose upper 16 bits are odd.
 FUSEDOPS_INLINE uint32x4_t is_odd(Vec<float> value) {
   return vtstq_u32((uint32x4_t)value, vdupq_n_u32(0x10000));
 }
@@ -120,8 +121,8 @@ FUSEDOPS_INLINE VecU32 InterleaveRounded(Vec<float> even, Vec<float> odd, Round 
 FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
   return (Vec<float>)vcvt_f32_f16((float16x4_t)bits);
 }
-// The instruction would report an underflow for values that float16 rounds to 0. They become a zero
-// of the same sign before.
+// Values that float16 rounds to 0 first become a zero of the same sign, because the instruction
+// would report an underflow for them.
 FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
   const uint32x4_t is_tiny = vcageq_f32(vdupq_n_f32(0x1p-25f), (float32x4_t)value);
   value = (Vec<float>)vbicq_u32((uint32x4_t)value, vshrq_n_u32(is_tiny, 1));
@@ -164,10 +165,10 @@ FUSEDOPS_INLINE VecU32 Combine(VecU16 lower, VecU16 upper) {
 using portable::LoadN;
 using portable::StoreN;
 #else
-// Parts of a tile, in registers: portable.h calls memset and memcpy, and a load of what memcpy has
-// stored would wait for its several smaller stores. They are functions of their own, because GCC
-// fuses a product into a sum only where no branch lies between them: with branches here, the bits
-// of a row would depend on the loop that it is computed in.
+// Load and store parts of a tile in registers. The functions of portable.h call memset and memcpy,
+// and a load would wait for the several smaller stores of memcpy. load_parts() and store_parts()
+// are not inlined, because GCC fuses a product into a sum only where no branch lies between them:
+// with their branches in a loop, the bits of a row would depend on the loop that it is computed in.
 struct Blocks {
   Block first, second;
 };

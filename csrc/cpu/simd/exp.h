@@ -16,8 +16,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// For results stored as float: 0.7 ulp. ln2 is split into two constants (Cody and Waite); the fit's
-// error is 7.8e-9.
+// Results stored as float have an error of 0.7 ulp. ln2 is split into two constants (Cody and
+// Waite), and the error of the polynomial is 7.8e-9.
 struct ExpFloat {
   static constexpr float kLowest = -103.972084f;     // exp rounds to 0
   static constexpr float kLowestNormal = -87.3365f;  // below it, exp is denormal
@@ -33,16 +33,15 @@ struct ExpFloat {
       1.0f};
 };
 
-// For results stored in 16 bits: an error of 7e-6, which is 3 % of half a float16 ulp, with two
-// thirds of the instructions.
+// Results stored in 16 bits have an error of 7e-6, which is 3 % of half a float16 ulp, and take two
+// thirds of ExpFloat's instructions.
 struct Exp16Bit : ExpFloat {
   static constexpr float kLn2[] = {0.69314718055994531f};
   static constexpr float kPolynomial[] = {
       4.18338375703e-2f, 1.67670319955e-1f, 4.99997488895e-1f, 9.99984922594e-1f};
 };
 
-// The exponential of doubles. The error of the polynomial that approximates it is 1.3e-17, that of
-// the result under 0.7 ulp.
+// Results stored as double have an error below 0.7 ulp; the error of the polynomial is 1.3e-17.
 struct ExpDouble {
   static constexpr double kLowest = -745.133219101942;
   static constexpr double kLowestNormal = -708.396418532264;
@@ -84,7 +83,7 @@ constexpr int kExpScaleBits<double> = 64;
 template <class C>
 constexpr C kExpScale = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
 
-// Replaces the lanes outside of a mask by 0, unless MulByPow2() does.
+// Replaces the lanes outside of a mask by 0, unless MulByPow2() does so.
 template <class M, class V>
 FUSEDOPS_INLINE V zero_outside(M mask, V x) {
   if constexpr (kHasMulByPow2) {

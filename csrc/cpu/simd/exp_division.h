@@ -3,8 +3,8 @@
 //
 // Nearly always one or two multiplications suffice (divided()). If one of their products would be
 // denormal, the same operations are carried out in a wider type, and each is rounded to the
-// precision of the result (divided_in_steps()). The results then have the bits of plain
-// arithmetic, and a result that is 0 or a normal number involves no denormal.
+// precision of the result (divided_in_steps()). The results then have the bits that the
+// multiplications would give, and a result that is 0 or a normal number involves no denormal.
 #pragma once
 
 #include "cpu/simd/exp.h"
@@ -20,7 +20,7 @@ constexpr double kVanishes<BFloat16> = 0x1p-134;
 template <>
 constexpr double kVanishes<Half> = 0x1p-25;
 
-// Returns the magnitude of a number or of lanes. A sum is negative if a gradient divides by it.
+// Returns the magnitude of a number or of lanes. Only gradients divide by a negative sum.
 template <class V>
 FUSEDOPS_INLINE V magnitude(V x) {
   return x < 0 ? -x : x;
@@ -28,13 +28,13 @@ FUSEDOPS_INLINE V magnitude(V x) {
 
 constexpr double kLeastFloat = 0x1p-126, kLeastDouble = 0x1p-1022;  // smallest normal numbers
 
-// A float result is the sum of two products. With FMA the second one is fused into the sum and so
-// cannot be denormal.
+// Whether a result is the sum of two products, as for float. With FMA the second product is fused
+// into the sum and so cannot be denormal.
 template <class Out>
 constexpr bool kTwoParts = sizeof(Out) == sizeof(float);
 
-// Holds what multiplies the exponentials of a chunk: factor / sum, with as few roundings as the
-// stored type can show. For float results it is the sum of two floats, `high` and `low`. For
+// Holds factor / sum, by which the exponentials of a chunk are multiplied, as precisely as a result
+// of type Out can show. For float results it is the sum of two floats, `high` and `low`. For
 // double, where speed matters less, an exponential is multiplied by `high`, the factor, and divided
 // by `low`, the sum. An exponential between 0 and `least` must be divided in steps.
 template <class Out, class C = Compute<Out>>
@@ -124,7 +124,7 @@ FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
   return wide + promoted(demoted(large));
 }
 
-// Returns exponentials times unscaled factors.
+// Returns e / kExpScale * scale. `e` is scaled, and `scale` is not.
 template <class Out>
 FUSEDOPS_INLINE Vec<float> divided_in_steps(Vec<float> e, Wide<float> scale) {
   const Wide<float> unit{{Set(1.0 / kExpScale<float>), Set(1.0 / kExpScale<float>)}};

@@ -1,5 +1,5 @@
-// exp of vectors of which only a sum is wanted. The values may be positive, so that they may
-// overflow: whoever adds them up looks at the sum.
+// exp of vectors of which only a sum is wanted. The values may be positive, so that exp may
+// overflow; the caller sees this in the sum.
 #pragma once
 
 #include "cpu/simd/exp.h"
@@ -7,7 +7,7 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// With FMA n ln2 is not rounded, and one constant leaves an error of n 2e-9.
+// With FMA the product n ln2 is not rounded, and ln2 as one constant leaves an error of n 2e-9.
 template <bool kFuses>
 struct Ln2 {
   static constexpr float kLn2[] = {0.69314718055994531f};
@@ -17,7 +17,8 @@ struct Ln2<false> {
   static constexpr float kLn2[] = {0.693359375f, -2.12194440e-4f};
 };
 
-// An error of 9.5e-8, which is 1.6 units of roundoff, with six sevenths of the instructions.
+// The error is 9.5e-8, which is 1.6 units of roundoff, with six sevenths of ExpFloat's
+// instructions.
 struct ExpFloatSum : ExpFloat, Ln2<kFusesProducts> {
   using Ln2<kFusesProducts>::kLn2;
   static constexpr float kPolynomial[] = {
@@ -25,7 +26,7 @@ struct ExpFloatSum : ExpFloat, Ln2<kFusesProducts> {
       9.999997019767761e-1f};
 };
 
-// Stands where exp.h wants the type of what is stored.
+// Takes the place of the stored type in the functions of exp.h where only a sum is wanted.
 template <class C>
 struct SumOf {};
 template <class C>
@@ -41,8 +42,8 @@ struct ExpFor<SumOf<double>> {
   using type = ExpDouble;
 };
 
-// Returns exp(x), 0 where it would be denormal, and infinity or NaN where it overflows. From the
-// power of 2 before the largest number on it may be infinite, too.
+// Returns exp(x), 0 where it would be denormal, and infinity or NaN where it overflows. Without an
+// instruction for MulByPow2(), results from 2^127.5 (2^1023.5 for doubles) on are infinite, too.
 template <class C>
 FUSEDOPS_INLINE Tile<C> exp_or_infinity(Tile<C> x) {
   // Here n + 127 (or 1023) are the exponent bits of infinity, and further up the sign bit.

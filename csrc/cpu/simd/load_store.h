@@ -1,4 +1,4 @@
-// Loads and stores of tiles, which convert between the type in memory and the one of arithmetic.
+// Loads and stores tiles, and converts between the type in memory and the one of arithmetic.
 #pragma once
 
 #include "cpu/simd/tile.h"
@@ -121,7 +121,7 @@ FUSEDOPS_INLINE void store(T* to, Tail part, Tile<Compute<T>> tile) {
 }
 
 // Stores a tile without regard to NaNs that bfloat16 cannot hold: those whose lower 16 bits are not
-// all 0. An operation makes none unless it has read one.
+// all 0. Arithmetic returns such a NaN only if an operand is one.
 template <class T, class Part>
 FUSEDOPS_INLINE void store_numbers(T* to, Part part, Tile<Compute<T>> tile) {
   store(to, part, tile);
@@ -179,7 +179,7 @@ struct StoreMode {
 
 // --- bools --------------------------------------------------------------------------------------
 
-// The mask has T's order.
+// Loads bools as a mask whose lanes have T's order.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Mask<C> load_bools(const Bool* from, Full) {
   if constexpr (kEvenOdd<T>) {

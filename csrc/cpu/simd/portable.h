@@ -48,7 +48,7 @@ FUSEDOPS_INLINE bool AnyTrue(L lanes) {
   return all != 0;
 }
 
-// Whether any lane of x is less than `high`; and whether any is also positive.
+// Compare lanes for AnyTrue(): x < high, and 0 < x < high.
 template <class V, class High>
 FUSEDOPS_INLINE auto LessThan(V x, High high) {
   return x < high;
@@ -58,7 +58,7 @@ FUSEDOPS_INLINE auto BetweenZeroAnd(V x, V high) {
   return (x > 0) & (x < high);
 }
 
-// True for NaN.
+// Compares lanes. The result is true for NaN.
 template <class V, class C>
 FUSEDOPS_INLINE auto NotLessEqual(V x, C low) {
   return ~(x <= low);
@@ -69,7 +69,7 @@ FUSEDOPS_INLINE V IfThenElseZero(M mask, V yes) {
   return mask ? yes : V{};
 }
 
-// Returns the minimum where `mask` is true, and `a` elsewhere.
+// Returns Min(a, b) where `mask` is true, and `a` elsewhere.
 template <class M, class V>
 FUSEDOPS_INLINE V MaskedMin(M mask, V a, V b) {
   return mask ? Min(a, b) : a;
@@ -102,7 +102,7 @@ FUSEDOPS_INLINE VecU32 RoundToBFloat16(Vec<float> value) {
   return value == value ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits;
 }
 
-// Does so too, but for NaNs whose lower 16 bits are not all 0.
+// Rounds numbers in the same way, and NaNs whose lower 16 bits are all 0.
 FUSEDOPS_INLINE VecU32 RoundNumberToBFloat16(Vec<float> value) {
   const VecU32 bits = (VecU32)value;
   return bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -156,8 +156,8 @@ FUSEDOPS_INLINE Vec<float> Demote2(Vec<double> lower, Vec<double> upper) {
   return result;
 }
 
-// Convert what is in memory: floats to doubles, bytes to integers, and pairs of bytes to integers,
-// whose low byte is the first of the pair.
+// Load and convert: floats to doubles, bytes to integers, and pairs of bytes to integers, whose low
+// byte is the first of the pair.
 FUSEDOPS_INLINE Vec<double> PromoteFloats(const float* from) {
   Vec<double> result;
   for (int i = 0; i < kLanes<double>; ++i) result[i] = from[i];
@@ -197,7 +197,7 @@ FUSEDOPS_INLINE void ExtractBlocks(Vec<C> value, Block (&blocks)[kBlocks]) {
 template <class T>
 constexpr bool kHasMaskedLoads = false;
 
-// Read the first `count` elements of an array, and the rest as 0; and write the first `count`.
+// Read the first `count` elements of an array, with zeros after them; and write the first `count`.
 template <class T, int kSize>
 FUSEDOPS_INLINE void LoadN(T (&to)[kSize], const T* from, int64_t count) {
   std::memset(to, 0, sizeof(to));

@@ -1,8 +1,8 @@
 // Selects the primitives: operations on vectors for which the language has no operator. They have
 // the names that Google Highway has for them.
 //
-// portable.h defines each in the language alone. A processor's file defines those for which it has
-// an instruction, and takes the others from there.
+// portable.h defines each primitive in the language alone. A processor's file defines those for
+// which the processor has an instruction, and takes the others from portable.h.
 #pragma once
 
 #if defined(__x86_64__)

@@ -19,8 +19,9 @@ struct Maximum {
   }
 };
 
-// Combines the lanes as a tree, upper half with lower half. Width is a constant: otherwise GCC
-// builds the index vector of each shuffle lane by lane, 40 instructions per step.
+// Combines the lanes as a tree, upper half with lower half. Width is a template argument, because
+// GCC would build the index vector of each shuffle lane by lane for a variable: 40 instructions per
+// step.
 template <class C, int Width = kLanes<C> / 2, class Combine>
 FUSEDOPS_INLINE C ReduceLanes(Vec<C> value, Combine combine) {
   if constexpr (Width == 0) {

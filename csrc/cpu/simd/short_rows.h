@@ -1,5 +1,6 @@
-// In a group of short rows each column has a tile, and each row has a lane of every tile. A
-// reduction over a row needs no step across lanes, and no column is masked out.
+// Loads and stores groups of short rows. In a group each column has a tile, and each row has a lane
+// of every tile, so that a reduction over a row needs no step across lanes, and no column is masked
+// out.
 //
 // Rows are loaded and stored in blocks of 16 bytes. Blocks of several rows lie side by side in a
 // vector, and the words of four vectors (two for double) are transposed within those 16 bytes,
@@ -20,8 +21,8 @@ constexpr int64_t kShortRowCols = 64, kMaxGroupCols = 256;
 template <class T>
 constexpr int64_t kGroupRows = kTile<T>;
 
-// Whether rows end within a tile, and the instruction set has no column masks: such a tile costs
-// calls of memcpy.
+// Whether rows end within a tile, which costs calls of memcpy because the instruction set has no
+// masked loads.
 template <class T>
 constexpr bool end_within_a_tile(int64_t cols) {
   return !kHasMaskedLoads<T> && cols % kTile<T> != 0;

@@ -1,9 +1,9 @@
 // tanh of a vector, as precise as the type in which it is computed.
 //
-// With d = 1 - exp(-2 |x|), tanh |x| = d / (2 - d). Small numbers keep their digits, because d is
-// no difference for them: with -2 |x| = n ln2 + r it is (1 - 2^n) - 2^n (exp(r) - 1), and the
-// polynomials of exp.h are those of (exp(r) - 1) / r. The error is below 2.8 ulp. tanh(-x) is
-// -tanh(x), zeros included, infinities become 1 and -1, and NaN stays NaN.
+// With d = 1 - exp(-2 |x|), tanh |x| = d / (2 - d). With -2 |x| = n ln2 + r, d is computed as
+// (1 - 2^n) - 2^n (exp(r) - 1), where the polynomials of exp.h give exp(r) - 1. Small numbers keep
+// their digits, because n is 0 for them. The error is below 2.8 ulp. tanh(-x) is -tanh(x), zeros
+// included, infinities become 1 and -1, and NaN stays NaN.
 #pragma once
 
 #include <limits>
@@ -14,7 +14,7 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// exp(r) - 1 for |r| <= ln2 / 2. The first term is added last, as r itself, which is exact.
+// Returns exp(r) - 1 for |r| <= ln2 / 2. The first term is added last, as r itself, which is exact.
 template <class C>
 FUSEDOPS_INLINE Vec<C> small_expm1(Vec<C> r) {
   constexpr auto& kPolynomial = ExpFor<C>::type::kPolynomial;

@@ -94,7 +94,7 @@ FUSEDOPS_INLINE Tile<C> unfused(Tile<C> product) {
   return {{Opaque(product.v[0]), Opaque(product.v[1])}};
 }
 
-// Lanes are nonzero where true.
+// Holds a condition for each column of a tile. Lanes are nonzero where it is true.
 template <class C>
 struct Mask {
   Lanes<C> v[2];

@@ -25,7 +25,7 @@
 #define FUSEDOPS_INLINE inline __attribute__((always_inline))
 #define FUSEDOPS_LAMBDA __attribute__((always_inline))
 #endif
-// For functions with many callers, which would each get a copy.
+// Marks functions with many callers, each of which would get a copy.
 #define FUSEDOPS_NOINLINE __attribute__((noinline))
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
@@ -43,7 +43,7 @@ struct Bool {
   uint8_t value;
 };
 
-// Compute<T>: the type in which arithmetic on T is done.
+// Compute<T> is the type in which arithmetic on T is done.
 template <class T>
 struct ComputeOf {
   using type = float;
@@ -58,7 +58,7 @@ using Compute = typename ComputeOf<T>::type;
 template <class C>
 constexpr int kLanes = kVectorBytes / sizeof(C);
 
-// Columns of T that one step of a kernel computes: two vectors (tile.h).
+// One step of a kernel computes this many columns of T: two vectors (tile.h).
 template <class T>
 constexpr int kTile = 2 * kLanes<Compute<T>>;
 
@@ -75,7 +75,7 @@ using VecU16 = VecOf<uint16_t, kVectorBytes / 2>::type;  // as many lanes as a v
 using VecI64 = Vec<int64_t>;
 using VecU64 = Vec<uint64_t>;
 
-// Integers, or the result of a comparison, beside a vector of C.
+// Lanes<C> is a vector of integers as wide as C, such as the result of a comparison of Vec<C>.
 template <class C>
 struct LanesOf {
   using type = VecI32;

@@ -65,8 +65,8 @@ FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
 FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
   return (Vec<float>)MM(cvtph_ps)((HalfIntegers)bits);
 }
-// The instruction would report an underflow for values that float16 rounds to 0. They become a zero
-// of the same sign before.
+// Values that float16 rounds to 0 first become a zero of the same sign, because the instruction
+// would report an underflow for them.
 FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
   constexpr int32_t kMagnitude = 0x7fffffff, kHalfOfLeast = 0x33000000;  // 2^-25
   const VecI32 bits = (VecI32)value, zero = bits & ~kMagnitude;
@@ -142,7 +142,7 @@ FUSEDOPS_INLINE Vec<double> MulByPow2(__mmask8 mask, Vec<double> value, Vec<doub
   return (Vec<double>)_mm512_maskz_scalef_pd(mask, (__m512d)value, (__m512d)n);
 }
 
-// Four instructions; GCC makes six of the portable function.
+// This takes four instructions; GCC makes six of the portable function.
 FUSEDOPS_INLINE VecU32 RoundToBFloat16(Vec<float> value) {
   const __m512i bits = (__m512i)value;
   const __mmask16 number = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_ORD_Q);
@@ -289,7 +289,7 @@ FUSEDOPS_INLINE void ExtractBlocks(Vec<C> value, Block (&blocks)[kBlocks]) {
 }
 
 #if !defined(FUSEDOPS_SANITIZED)
-// Masks for columns of 4 and 8 bytes. With memcpy, the vector load would wait for several smaller
+// Columns of 4 and 8 bytes are masked. With memcpy, the vector load would wait for several smaller
 // stores.
 FUSEDOPS_INLINE __m256i FirstWords(int count) {
   return (__m256i)(VecI32{0, 1, 2, 3, 4, 5, 6, 7} < VecI32{} + count);
@@ -336,7 +336,8 @@ FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
 FUSEDOPS_INLINE Vec<double> PromoteUpper(Vec<float> value) {
   return (Vec<double>)_mm_cvtps_pd(_mm_movehl_ps((__m128)value, (__m128)value));
 }
-// Lane by lane, GCC 12 drops the rounding of values that are converted back.
+// In the loop over lanes of portable.h, GCC 12 drops the rounding of values that are converted
+// back.
 FUSEDOPS_INLINE Vec<float> Demote2(Vec<double> lower, Vec<double> upper) {
   return (Vec<float>)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lower), _mm_cvtpd_ps((__m128d)upper));
 }

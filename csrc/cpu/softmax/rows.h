@@ -19,13 +19,13 @@ template <class C>
 constexpr int64_t kSoftmaxChunk = 256 * kLanes<C>;
 static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 
-// At this size two rows of a backward, grad_output's and output's, are at most a quarter of the L2
-// cache.
+// A backward does not prefetch longer rows. At this size two rows, grad_output's and output's, are
+// at most a quarter of the L2 cache.
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
 
-// The longest rows of a backward that are computed in groups, whose sums over lanes overlap. Rows of
-// 16 bits are bound by arithmetic; a group of wider ones is read a second time, and costs up to a
-// third more than single rows do once it exceeds the L1 cache (24 KiB are read and written here).
+// A backward computes rows of up to this many columns in groups, whose sums over lanes overlap. Rows
+// of 16 bits are bound by arithmetic. A group of wider ones takes up to a third more time than
+// single rows once it exceeds the L1 cache: of 256 floats, 24 KiB are read and written.
 template <class Out>
 constexpr int64_t kMaxGradGroupCols = sizeof(Out) == 2 ? 1024 : 1024 / sizeof(Out);
 
@@ -51,8 +51,8 @@ FUSEDOPS_INLINE C shift_of(C chunk_max) {
   return chunk_max == -kInfinity<C> ? C(0) : chunk_max;
 }
 
-// Returns the exponentials that a softmax divides and adds up, which are scaled (exp.h). A
-// logarithm only adds them up, unscaled.
+// Returns exponentials. A softmax divides them, and they are scaled (exp.h); a log_softmax only
+// adds them up, and they are not.
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE Tile<C> softmax_exp(Tile<C> x, Vec<C>& least) {
   if constexpr (Log) return exp_or_zero<Out>(x);
@@ -77,8 +77,8 @@ FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Accumulators<ExpSum<C>> sums, in
   return {least, max, sum_of_columns<In>(sum, cols)};
 }
 
-// Exponentials are saved in scratch memory, which is padded to full tiles, in a row of memory, or
-// not at all.
+// Says where exponentials are saved: nowhere, in scratch memory, which is padded to full tiles, or
+// in a row of memory.
 enum class Save { kNot, kInScratch, kInRow };
 
 // Computes exp(input - max), saves it to `saved`, and returns the chunk's maximum and sum.
@@ -140,7 +140,7 @@ FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count)
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) {
     const double to_row = exp_difference(chunks[i].max, max);
-    // Fused as in spatial.h, so that both give the same bits.
+    // The product is fused as in spatial.h, so that both give the same bits.
     sum = kFusesProducts ? __builtin_fma(chunks[i].sum, to_row, sum) : sum + chunks[i].sum * to_row;
   }
   return {double(max), sum};
@@ -296,8 +296,8 @@ struct RowsAhead {
   int64_t grad = 0, output = 0;
 
   RowsAhead() = default;
-  // Prefetches `rows` rows ahead: +10 % if the data exceeds the cache, but -20 % if it does not.
-  // Nothing is prefetched if a row would not stay in the cache.
+  // Prefetching `rows` rows ahead gains 10 % if the data exceeds the cache, and loses 20 % if it
+  // does not. Nothing is prefetched if a row would not stay in the cache.
   FUSEDOPS_INLINE RowsAhead(const SoftmaxBackward& args, int64_t rows) {
     const bool fits = args.cols * size_of(args.output.dtype) <= kPrefetchedRowBytes;
     grad = fits ? rows * args.grad_output.spacing.stride : 0;

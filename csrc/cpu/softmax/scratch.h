@@ -8,8 +8,8 @@ namespace fusedops {
 // No instruction set has shorter softmax chunks.
 constexpr int64_t kShortestSoftmaxChunk = 512;
 
-// What is kept for each chunk (SoftmaxChunk): a vector of at most 64 bytes and two numbers, padded
-// to the vector's alignment.
+// A SoftmaxChunk has at most this size: a vector of at most 64 bytes and two numbers, padded to the
+// vector's alignment.
 constexpr int64_t kSoftmaxChunkBytes = 128;
 constexpr int64_t softmax_chunks_bytes(int64_t cols) {
   return (cols / kShortestSoftmaxChunk + 1) * kSoftmaxChunkBytes;

@@ -3,9 +3,9 @@
 // is one softmax. A vector holds several columns, one in each lane, and nothing moves between
 // lanes.
 //
-// A column has the bits that its values would have as a row in rows.h, so it does not matter
-// which columns are beside it. Its chunks are the same. Each lane of an accumulator there is an
-// accumulator of its own here: rows are added to accumulators in the order of fold_columns(), and
+// A column has the bits that its values would have as a row in rows.h, so it does not matter which
+// columns are beside it. Its chunks are the same. For each lane of an accumulator in rows.h there
+// is an accumulator here: rows are added to accumulators in the order of fold_columns(), and
 // accumulators are added up in the tree of sum_of().
 //
 // Forward: columns are computed in groups, whose accumulators stay in the L1 cache, and whose input
@@ -44,9 +44,9 @@ FUSEDOPS_INLINE int64_t accumulators_used(int64_t rows) {
   return rows < kTile<T> ? rows : kTile<T>;
 }
 
-// The accumulators of neighbouring lanes have this distance, and the lanes of a vector of doubles
-// span this many. sum_of() adds up these lanes last; the lanes that it adds to them before are half
-// a vector of floats, a vector and a tile away.
+// The accumulators of neighbouring lanes are kLaneAccumulators apart, and those of a vector of
+// doubles span kSummedAccumulators. sum_of() adds up the lanes of that vector last. Before, it adds
+// to them the lanes that are half a vector of floats, a vector and a tile away.
 template <class T>
 constexpr int64_t kLaneAccumulators = column_of<T>(0, 1);
 template <class T>
@@ -83,9 +83,9 @@ FUSEDOPS_INLINE Vec<double> promoted_vector(const Tile<double>& accumulator, int
   return accumulator.v[index];
 }
 
-// sums[i] is accumulator begin + i * kLaneAccumulators, plus the accumulators that promoted_sum()
-// and sum_of() add to that lane. kDistance lists how far away those are, in the reverse order of
-// the additions.
+// Computes sums[i]: accumulator begin + i * kLaneAccumulators, plus the accumulators that
+// promoted_sum() and sum_of() add to that lane. kDistance lists how far away the latter are, in the
+// reverse order of the additions.
 template <class T, int64_t... kDistance>
 struct AccumulatorsAt {
   using C = Compute<T>;
@@ -248,8 +248,8 @@ struct ColumnMaxSum {
 // Holds, for a tile of columns, what turns exp(input - shift) into probabilities, as Divisor does
 // for a row. For floats the exponential, which is scaled (exp.h), is multiplied by high + low, the
 // reciprocal of the sum in two parts; for doubles it is multiplied by high and divided by low. An
-// exponential between 0 and least would lose bits so, and is divided in several steps that begin
-// with `scale`. For a logarithm, high is subtracted from the input.
+// exponential between 0 and least would lose bits in these operations, and is divided in steps that
+// begin with `scale`. For a logarithm, high is subtracted from input - shift.
 template <class C>
 struct ColumnFactors {
   Tile<C> shift, high, low, least;
@@ -327,7 +327,7 @@ FUSEDOPS_NOINLINE void sum_chunk(
   }
 }
 
-// exp_difference() for a tile of columns.
+// Computes exp_difference() for each column of a tile.
 template <class C>
 WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
   WideTile<C> result;
@@ -384,7 +384,7 @@ FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
   return result;
 }
 
-// `factor` relates the chunk's maximum to that of all chunks.
+// Returns the factors of a chunk. `factor` is exp(chunk_max - the maximum of all chunks).
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> factors_of(
     Tile<C> chunk_max, WideTile<C> factor, const ColumnMaxSum<C>& whole) {

@@ -4,7 +4,7 @@
 
 namespace fusedops {
 
-// Called before work is divided among threads.
+// Records that this process uses threads. Is called before work is divided among them.
 void threads_are_used();
 
 // Whether this process was forked from one that had used threads. If so, it works on a single

@@ -10,8 +10,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Query = int (*)();
 
-// Exit handlers may wait for a thread that waits here. The thread continues if the interpreter does
-// not end within this time.
+// A thread waits here for at most this long until the interpreter begins to finalize, because exit
+// handlers may be waiting for the thread.
 constexpr std::chrono::seconds kTimeout(1);
 
 struct Exit {
@@ -22,7 +22,7 @@ struct Exit {
   std::atomic<int> users{0}, waiting{0};
 };
 
-// Never destroyed, because threads wait beyond the destruction of static objects.
+// The object is never destroyed, because threads wait beyond the destruction of static objects.
 Exit& program_exit() {
   static Exit& exit = *new Exit;
   return exit;
@@ -71,7 +71,7 @@ extern "C" __attribute__((visibility("default"))) void fusedops_interpreter_exit
   exit.begins.store(true, std::memory_order_release);
 }
 
-// The number of threads, except the main one, that have called ops and are not waiting.
+// Returns the number of threads, except the main one, that have called ops and are not waiting.
 extern "C" __attribute__((visibility("default"))) int fusedops_threads_under_way() {
   const fusedops::Exit& exit = fusedops::program_exit();
   return exit.users - exit.waiting - 1;

@@ -1,5 +1,5 @@
-// How CPU kernels share work among threads. Each library links one implementation: torch's threads,
-// or OpenMP in a library without torch.
+// Shares the work of CPU kernels among threads. Each library links one implementation: torch's
+// threads, or OpenMP in a library without torch.
 #pragma once
 
 #include <atomic>
@@ -27,8 +27,8 @@ void parallel_for(int64_t count, int64_t grain, const F& f) {
   parallel_for(count, grain, body, &f);
 }
 
-// Stores the first exception that a thread throws until all threads are done, because none may
-// leave its thread.
+// Stores the first exception that a thread throws until all threads are done, because an exception
+// must not leave its thread.
 class FirstException {
  public:
   template <class F>

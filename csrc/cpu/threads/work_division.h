@@ -1,6 +1,6 @@
-// How the CPU's work is divided: segments of long rows and of inner columns. The division is the
-// same for every instruction set and number of threads. The partitions and scratch memory of a
-// family stand in its scratch.h.
+// Divides the CPU's work into segments of long rows and of inner columns. The division is the same
+// for every instruction set and number of threads. A family's scratch.h has its partitions and the
+// size of its scratch memory.
 #pragma once
 
 #include "args.h"
@@ -13,19 +13,19 @@ struct RowRange {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A multiple of every instruction set's tile: rows in scratch memory are written in full tiles,
-// past the end of the row.
+// Rows in scratch memory are padded to this number of columns, a multiple of every instruction
+// set's tile, because they are written in full tiles.
 constexpr int64_t kColumnPadding = 32;
 constexpr int64_t padded_cols(int64_t cols) {
   return ceil_div(cols, kColumnPadding) * kColumnPadding;
 }
 
-// Bytes per compute element.
+// Returns the size of the type in which arithmetic on the dtype is done.
 constexpr int64_t compute_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
 // Threads share a long row by segments of columns. Each segment gives a partial, and the row is
 // written once all partials are there. Whether a row is long, and what its partials are, does not
-// depend on the number of threads; therefore neither do the bits of the results.
+// depend on the number of threads; therefore the bits of the results do not depend on it either.
 constexpr int64_t kLongestShortRow = 65536, kRowSegment = 4096;
 constexpr bool is_long_row(int64_t cols) { return cols > kLongestShortRow; }
 constexpr int64_t row_segments(int64_t cols) { return ceil_div(cols, kRowSegment); }

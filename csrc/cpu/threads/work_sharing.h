@@ -1,4 +1,4 @@
-// How launches share their work among threads: grain sizes, scratch memory, and loops over rows.
+// Shares the work of launches among threads: grain sizes, scratch memory, and loops over rows.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@ namespace fusedops {
 // Below this number of elements a second thread costs more than it gains.
 inline constexpr int64_t kGrainElements = 32768;
 
-// Results bypass the cache (non-temporal stores) if a launch moves more bytes than this: the last
-// results would only evict data that is read next. With 32 MiB of last-level cache, bypassing gains
-// 20-40 % at 24 MiB and nothing at 16 MiB.
+// Results bypass the cache (non-temporal stores) if a launch moves more bytes than this, because in
+// the cache they would only evict data that is read next. With 32 MiB of last-level cache,
+// bypassing gains 20-40 % at 24 MiB and nothing at 16 MiB.
 inline constexpr int64_t kStreamingBytes = int64_t(20) << 20;
 
 // Whether results bypass the cache. `bytes` are read and written for each element.
@@ -47,8 +47,8 @@ class Scratch {
 
   int64_t threads() const { return threads_; }
 
-  // The calling thread's share. Work that was not divided may run on any thread; then only one
-  // share is in use.
+  // Returns the calling thread's share. Work that was not divided may run on any thread, whose
+  // index may be larger; then only one share is in use.
   void* of_thread() const {
     const int64_t index = thread_index();
     return memory_ + (index < threads_ ? index : 0) * bytes_each_;
@@ -91,7 +91,7 @@ void for_range(int64_t count, int64_t grain, const Scratch& scratch, Body body) 
   });
 }
 
-// Calls body(rows, scratch).
+// Calls body(range of rows, scratch) for ranges that cover all rows.
 template <class Body>
 void for_rows(int64_t rows, int64_t cols, int64_t scratch_bytes, Body body) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(cols, 1));
