@@ -23,12 +23,12 @@ constexpr int64_t size_of(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
-// Where rows begin, in elements. Rows are evenly spaced or, for launchers with kReadsRuns, form
-// runs: rows within a run are evenly spaced, and so are the runs, as in x[:, :-1]. A multiplication
-// replaces the division that finds a row's run (Granlund and Montgomery, 1994).
+// Says where rows begin, in elements. Rows are evenly spaced or, for launchers with kReadsRuns,
+// form runs: rows within a run are evenly spaced, and so are the runs, as in x[:, :-1]. A
+// multiplication replaces the division that finds a row's run (Granlund and Montgomery, 1994).
 struct RowSpacing {
   int64_t stride;                      // from one row to the next in a run; 0 repeats one row
-  int64_t run_gap = 0;                 // added to it from one run to the next
+  int64_t run_gap = 0;                 // added to `stride` from one run to the next
   uint32_t multiplier = 0, shift = 0;  // the run is row * multiplier >> 32 >> shift
 
   static constexpr int64_t kMaxRowsInRuns = int64_t{1} << 31;
@@ -61,7 +61,7 @@ struct Rows {
   DType dtype;
 };
 
-// A vector of one value per column (weight, bias). data is null if there is none.
+// Holds one value per column (weight, bias). data is null if there is no such operand.
 struct ConstColumns {
   const void* data;
   DType dtype;
@@ -95,9 +95,9 @@ struct SoftmaxBackward {
   bool log;
 };
 
-// Statistics of each row: its maximum, and sum = sum(exp(input - maximum)), which is 0 for a row of
-// -inf alone. Both are arrays with one value per row, double if input is double and float
-// otherwise.
+// Computes the statistics of each row: `max`, its maximum, and sum = sum(exp(input - max)), which
+// is 0 for a row of -inf alone. Both are arrays with one value per row, double if input is double
+// and float otherwise.
 struct SoftmaxStatistics {
   ConstRows input;
   void *max, *sum;
@@ -114,9 +114,9 @@ struct SoftmaxApply {
   int64_t rows, cols;
 };
 
-// The class of each row: `data` is an array of int64 or int32. A row whose class is `ignored` has a
-// loss of 0, and its loss no gradient. Other classes are in [0, cols) or, in a backward, anything:
-// columns that other processes have.
+// Holds the class of each row: `data` is an array of int64 or int32. A row whose class is `ignored`
+// has a loss of 0, and its loss no gradient. What a class outside of [0, cols) means is said with
+// each launch.
 struct Targets {
   const void* data;
   bool is_int64;
@@ -124,8 +124,8 @@ struct Targets {
   int64_t ignored = 0;
 };
 
-// The logits of a cross entropy: scale * input or, with a soft cap, tanh(scale * input / softcap) *
-// softcap.
+// The logits of a cross entropy are scale * input or, with a soft cap, tanh(scale * input /
+// softcap) * softcap.
 struct Logits {
   ConstRows input;
   double scale;
@@ -139,7 +139,7 @@ struct Logits {
 // losses, lse and lse_error are arrays with one value per row, double if input is double and float
 // otherwise. lse_error is what rounding took from lse: lse + lse_error has the precision of double
 // (it is 0 beside a double input). With reads_ignored, lse and lse_error of ignored rows are
-// computed too; without, such rows are not read, and theirs are 0.
+// computed too; otherwise ignored rows are not read, and their lse and lse_error are 0.
 struct CrossEntropyForward {
   Logits logits;
   Targets targets;
@@ -150,14 +150,16 @@ struct CrossEntropyForward {
   bool reads_ignored;
 };
 
-// Let p = exp(x - lse - lse_error). Then the gradient of x is (grad_loss + grad_lse) * p -
-// grad_loss
-// * ((1 - e) * [column is t] + e / cols), where grad_loss is taken as 0 if the row is ignored; and
-// that of the input follows from it by the scale and the soft cap. A class outside of [0, cols) is
-// no column. Without smoothing the gradient in column t is computed from expm1(-loss), which has
-// the digits that p - 1 has lost.
+// Let p = exp(x - lse - lse_error). Then the gradient of x is
 //
-// grad_losses and grad_lse are arrays as the forward's; one of them may be null, for zeros.
+//   (grad_loss + grad_lse) * p - grad_loss * ((1 - e) * [column is t] + e / cols),
+//
+// where grad_loss is taken as 0 if the row is ignored. The gradient of the input is that of x times
+// the derivative of the logits. A class outside of [0, cols) is no column: other processes may have
+// the other columns. Without smoothing the gradient in column t is computed from expm1(-loss),
+// which has the digits that p - 1 has lost.
+//
+// grad_losses and grad_lse are arrays as in the forward; one of them may be null, for zeros.
 // grad_input has the dtype of the input, and may be its memory. A row whose two gradients are 0
 // becomes zeros and is not read.
 struct CrossEntropyBackward {
@@ -172,10 +174,10 @@ struct CrossEntropyBackward {
 };
 
 // sums[c] += input[0, c] + input[1, c] + ..., in the order of the rows, as doubles if input is
-// double and as floats otherwise. The first call starts at 0. Until the last call, the floats of a
-// 16-bit input are in halves: the upper ones in `sums`, the lower ones in `lower`. The last call
-// rounds them to input's dtype, so that results need half as much memory beside them as floats
-// would take.
+// double and as floats otherwise. The first call starts at 0. Until the last call, the sums of a
+// 16-bit input are floats in halves, the upper halves in `sums` and the lower ones in `lower`; the
+// last call rounds them to input's dtype. `lower` takes 2 bytes per column, where an array of
+// floats would take 4 beside the results.
 struct ColumnSums {
   ConstRows input;
   void* sums;  // of input's dtype
@@ -184,8 +186,8 @@ struct ColumnSums {
   bool is_first, is_last;
 };
 
-// A tensor seen as [outer, dim_size, inner]: element (o, d, i) is at data + o * outer_stride + d *
-// dim_stride + i.
+// Describes a tensor as [outer, dim_size, inner]: element (o, d, i) is at data + o * outer_stride +
+// d * dim_stride + i.
 struct ConstSlices {
   const void* data;
   int64_t outer_stride, dim_stride;  // elements
@@ -208,7 +210,8 @@ struct SpatialSoftmaxForward {
   bool log;
 };
 
-// The dtypes are those of SoftmaxBackward. grad_input may be the memory of grad_output.
+// Computes the gradient of SpatialSoftmaxForward. The formulas and dtypes are those of
+// SoftmaxBackward. grad_input may be the memory of grad_output.
 struct SpatialSoftmaxBackward {
   ConstSlices grad_output, output;
   Slices grad_input;
@@ -263,11 +266,11 @@ struct RowValues {
   int64_t strides[kMaxRowDims];
 };
 
-// The scores whose softmax is computed: scale * input + bias + mask, but `mask_value` where a bool
-// mask is false or the column is not in the row's interval: the columns from `start` to before
-// `end` that causality and the lower diagonal leave visible. bias is never bool. A sink is one more
-// score of the row, whose probability is not among the results. With a soft cap, tanh(scale * input
-// / softcap) * softcap stands in place of scale * input.
+// The scores whose softmax is computed are scale * input + bias + mask, but `mask_value` where a
+// bool mask is false or the column is not in the row's interval. The interval is the columns from
+// `start` to before `end` that causality and the lower diagonal leave visible. bias is never bool.
+// A sink is one more score of the row, whose probability is not among the results. With a soft cap,
+// tanh(scale * input / softcap) * softcap stands in place of scale * input.
 struct Scores {
   RowDims dims;
   Operand bias, mask;
@@ -299,9 +302,10 @@ struct Dropout {
 // zero_masked_rows, zeros. Columns outside a row's interval are neither read nor computed, unless
 // they are in a tile or vector with a column inside.
 //
-// probabilities.data is null if the probabilities are not wanted. sink_probabilities has one value
-// per row, as RowValues, and is null if they are not wanted. input and output may be the same
-// memory. The dtypes are those of SoftmaxForward; output and probabilities share one.
+// probabilities.data is null if the probabilities are not wanted. sink_probabilities is an array
+// with one value per row, of the dtype of RowValues, or null if it is not wanted. input and output
+// may be the same memory. The dtypes are those of SoftmaxForward; output and probabilities share
+// one.
 struct MaskedSoftmaxForward {
   ConstRows input;
   Rows output, probabilities;
@@ -317,8 +321,8 @@ struct MaskedSoftmaxForward {
 // column. Only the bool mask, the interval and the scale of `scores` are used. grad_input may be
 // the memory of grad_output. The dtypes are those of SoftmaxBackward.
 //
-// grad_sinks = -sink_probabilities * s, for each row as in the forward; both are null if it is not
-// wanted.
+// grad_sinks = -sink_probabilities * s. Both are arrays as sink_probabilities in the forward, and
+// null if the gradient of the sinks is not wanted.
 struct MaskedSoftmaxBackward {
   ConstRows grad_output, probabilities;
   Rows grad_input;
@@ -329,7 +333,7 @@ struct MaskedSoftmaxBackward {
   void* grad_sinks = nullptr;
 };
 
-// The kinds of norms, by the names of norm_kinds.def, which has their formulas.
+// Names the kinds of norms as in norm_kinds.def, which has their formulas.
 enum class NormKind : int32_t {
 #define NORM_KIND(kind, ...) k##kind,
 #include "norm_kinds.def"
@@ -351,8 +355,7 @@ FUSEDOPS_HOST_DEVICE constexpr bool has_mean(NormKind kind) {
 //
 // mean and rstd are arrays of statistics with one value per row, double if output is double and
 // float otherwise. mean is null if the kind has none; both are null if they are not wanted.
-// sum.data is null if the sum is not wanted. Only a norm with a residual has dropout; seed is null
-// if there is none.
+// sum.data is null if the sum is not wanted. Only a norm with a residual has dropout.
 //
 // residual, sum and output share one dtype. input has it too or, beside a residual in float32, is
 // 16-bit: the branch of a network that autocast computes in 16 bits. weight and bias share one
@@ -370,14 +373,14 @@ struct NormForward {
   bool rounds_normalized;
 };
 
-// Gradients of NormForward. `input` is what was normalized: the forward's sum if it had a residual.
-// grad_sum, unless its data is null, is added to the gradient that comes through the norm.
-// grad_input is the gradient of x, and so of the residual. grad_branch is the gradient of the
-// forward's input, dropout(grad_input); without dropout it is the same, and wanted only in another
-// dtype.
+// Computes the gradients of NormForward. `input` is what was normalized: the forward's sum if it
+// had a residual, and its input otherwise. grad_sum, unless its data is null, is added to the
+// gradient that comes through the norm. grad_input is the gradient of x, and so of the residual.
+// grad_branch = dropout(grad_input) is the gradient of the forward's input; without dropout it is
+// wanted only if its dtype differs from grad_input's.
 //
 // grad_input, grad_branch, grad_weight and grad_bias are not computed if their data is null. All
-// rows share one dtype, but grad_branch may be 16-bit where it is float32. Only kStd and kL2 use
+// rows share one dtype, except that grad_branch may be 16-bit beside float32. Only kStd and kL2 use
 // eps.
 struct NormBackward {
   NormKind kind;
@@ -405,7 +408,7 @@ struct SpatialNormForward {
   double eps;
 };
 
-// Gradients of SpatialNormForward, as NormBackward has those of NormForward.
+// Computes the gradients of SpatialNormForward. The rest is as in NormBackward.
 struct SpatialNormBackward {
   NormKind kind;
   ConstSlices grad_output, input;
@@ -419,8 +422,8 @@ struct SpatialNormBackward {
 
 // --- stacks: one operation on several tensors, each result in its slot --------------------------
 
-// The maximum number of tensors per launch: their arguments fit into the 4 KB that a kernel's
-// parameters may have.
+// A launch takes at most this many tensors, whose arguments fit into the 4 KB that the parameters
+// of a CUDA kernel may have.
 constexpr int32_t kMaxStack = 32;
 
 FUSEDOPS_HOST_DEVICE inline const void* moved(const void* data, int64_t elements, DType dtype) {

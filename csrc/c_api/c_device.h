@@ -10,13 +10,13 @@
 
 namespace fusedops::c_api {
 
-// An error, which the interface returns as a status and as fusedops_last_error().
+// Is thrown for an error. The interface returns `status`, and `what` through fusedops_last_error().
 struct Failure {
   fusedops_status status;
   std::string what;
 };
 
-// The device where the arrays are and the work is done. All errors are thrown as Failure or
+// Has the arrays in its memory, and does the work. All errors are thrown as Failure or
 // std::bad_alloc.
 class Device {
  public:
@@ -35,7 +35,7 @@ class Device {
   void release(void* memory) const noexcept;
   void clear(float* values, int64_t count) const;
 
-  // Converts element by element. `values` is converted in place.
+  // Convert element by element, `values` in place.
   void rstd_to_variance(float* values, int64_t count) const;
   void variance_to_rstd(const float* variances, float* rstd, int64_t count) const;
 

@@ -1,5 +1,5 @@
-// What the C interface does on a GPU beside launches. libfusedops_kernels_cuda has these functions,
-// so that the interface needs no CUDA runtime of its own.
+// Declares what the C interface does on a GPU beside launches. libfusedops_kernels_cuda has these
+// functions, so that the interface needs no CUDA runtime of its own.
 //
 // The result is a cudaError_t, 0 for success; `stream` is a cudaStream_t of the current device.
 #pragma once
@@ -9,7 +9,7 @@
 #pragma GCC visibility push(default)
 namespace fusedops::c_api::gpu {
 
-// Allocated and released in stream order, so that no call waits for the device.
+// Work in the order of the stream, so that no call waits for the device.
 int allocate(void** memory, int64_t bytes, void* stream);
 int release(void* memory, void* stream);
 int clear(float* values, int64_t count, void* stream);

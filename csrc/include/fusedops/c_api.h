@@ -32,7 +32,7 @@ typedef enum fusedops_status {
   FUSEDOPS_INVALID_POINTER = 1,     /* NULL, or not aligned for floats */
   FUSEDOPS_INVALID_SIZE = 2,        /* negative, too small, or more elements than memory can hold */
   FUSEDOPS_INVALID_EPS = 3,         /* negative, infinite or NaN */
-  FUSEDOPS_INVALID_STREAM = 4,      /* on the CPU not NULL; or two that differ */
+  FUSEDOPS_INVALID_STREAM = 4,      /* not NULL on the CPU, or two streams that differ */
   FUSEDOPS_INVALID_ENVIRONMENT = 5, /* FUSEDOPS_CPU_ISA names no instruction set */
   FUSEDOPS_OUT_OF_MEMORY = 6,
   FUSEDOPS_DEVICE_ERROR = 7 /* an error of CUDA */
@@ -60,7 +60,8 @@ FUSEDOPS_API fusedops_status fusedops_attn_softmax(
     float* inp, const float* attn_mask, int batch_size, int nhead, int from_len, int to_len,
     bool mask_future, void* stream);
 
-/* Its gradient, in place: out_grad = soft_inp * (out_grad - sum(out_grad * soft_inp)).
+/* Gradient of fusedops_attn_softmax, in place:
+ * out_grad = soft_inp * (out_grad - sum(out_grad * soft_inp)).
  *
  * out_grad, soft_inp: [rows, softmax_len]; soft_inp is the result of fusedops_attn_softmax. */
 FUSEDOPS_API fusedops_status fusedops_attn_softmax_bw(
@@ -76,9 +77,9 @@ FUSEDOPS_API fusedops_status fusedops_layernorm(
     float* ln_res, float* vars, float* means, const float* inp, const float* scale,
     const float* bias, int batch_size, int hidden_dim, float eps, void* stream);
 
-/* Its gradients. With x = (inp - mean) / sqrt(vars) and g = out_grad * gamma, row by row
- * inp_grad = (g - (sum(g) + x * sum(g * x)) / hidden_dim) / sqrt(vars), and over the rows
- * gamma_grad = sum(out_grad * x), betta_grad = sum(out_grad).
+/* Gradients of fusedops_layernorm. With x = (inp - means) / sqrt(vars) and g = out_grad * gamma,
+ * row by row inp_grad = (g - (sum(g) + x * sum(g * x)) / hidden_dim) / sqrt(vars), and over the
+ * rows gamma_grad = sum(out_grad * x), betta_grad = sum(out_grad).
  *
  * inp_grad, out_grad, inp: [batch_size, hidden_dim]; inp_grad is NULL if it is not wanted
  * gamma_grad, betta_grad, gamma: [hidden_dim]; a gradient is NULL if it is not wanted
