@@ -1,5 +1,5 @@
-"""The custom ops ``torch.ops.fusedops.*``: importing this package loads its modules, each of which
-registers its own."""
+"""Registers the custom ops ``torch.ops.fusedops.*``: importing this package loads its modules, each
+of which registers some of them."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Argument checks of the fake kernels: the same rules, messages and order as in ``csrc/ops``."""
+"""Checks the arguments of fake kernels, by the rules, messages and order of ``csrc/ops``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_dtype_of(op: str, name: str, tensor: MaybeTensor) -> None:
 
 
 def result_dtype(op: str, input: MaybeTensor, dtype: torch.dtype | None) -> torch.dtype:
-    """``dtype``, or ``input``'s where it is None, checked."""
+    """Returns ``dtype``, or ``input``'s dtype where it is None, after checking it."""
     tensor = check_given(op, "input", input)
     name, result = ("input", tensor.dtype) if dtype is None else ("dtype", dtype)
     check_dtype(op, name, result, "convert it, or pass dtype=")
@@ -44,7 +44,7 @@ def result_dtype(op: str, input: MaybeTensor, dtype: torch.dtype | None) -> torc
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of statistics for an input of ``dtype``."""
+    """Returns the dtype of statistics for an input of ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -73,8 +73,8 @@ def check_eps(op: str, eps: float) -> None:
 
 
 def check_softcap(op: str, softcap: float | None, computed: torch.dtype) -> None:
-    """Checks that a cap of what is computed as ``computed`` is a normal number of that dtype, and
-    so is its reciprocal."""
+    """Checks that a soft cap and its reciprocal are normal numbers of the dtype in which scores of
+    dtype ``computed`` are computed."""
     if softcap is None:
         return
     wide = torch.float64 if computed == torch.float64 else torch.float32
@@ -144,7 +144,8 @@ def check_term(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
 def check_term_dtypes(
     op: str, sum: MaybeTensor, input: torch.dtype | None, residual: torch.dtype | None
 ) -> tuple[torch.dtype, torch.dtype]:
-    """The checked dtypes of the terms of ``sum``; one that is None becomes that of ``sum``."""
+    """Returns the dtypes of the terms of ``sum``, after checking them. A dtype that is None becomes
+    that of ``sum``."""
     check_dtype_of(op, "sum", sum)
     dtype = check_given(op, "sum", sum).dtype
     input, residual = input or dtype, residual or dtype
@@ -247,8 +248,8 @@ def check_norm_not_empty(op: str, normalized_shape: Sequence[int]) -> None:
 def check_norm_parameter(
     op: str, name: str, parameter: MaybeTensor, like: Like, shape: Sequence[int], what: str = ""
 ) -> None:
-    """Checks that ``parameter`` is None, or floating and of ``shape``: ``what``, by default
-    normalized_shape."""
+    """Checks that ``parameter`` is None, or floating and of ``shape``, which errors call ``what``,
+    by default normalized_shape."""
     if parameter is None:
         return
     check(

@@ -3,8 +3,8 @@
 Formulas: z are a row's logits (csrc/args.h has them), p their softmax, t its class, e the label
 smoothing, and q = (1 - e) [column is t] + e / columns. For gradients g of the loss, taken as 0
 where the row is ignored, and h of lse: dz = (g + h) p - g q, and dx = z' dz, where z' is the
-derivative of the logits by the input. A second derivative takes p for the softmax of the input,
-whatever losses and lse are passed, as that of a norm does with statistics.
+derivative of the logits by the input. The second derivative takes p to be the softmax of the input,
+whatever losses and lse are passed; the second derivative of a norm treats its statistics likewise.
 """
 
 from __future__ import annotations
@@ -119,21 +119,21 @@ def _fake_in_place(*args: Any, **kwargs: Any) -> None:
 
 
 def ignored_rows(target: torch.Tensor, ignore_index: int | None) -> torch.Tensor:
-    """Which rows are ignored. Classes are widened first: ``ignore_index`` may be a number that
-    their dtype does not have."""
+    """Returns which rows are ignored. Classes are converted to int64 first, because
+    ``ignore_index`` may be a number that their dtype does not have."""
     if ignore_index is None:
         return torch.zeros_like(target, dtype=torch.bool)
     return target.to(torch.int64) == ignore_index
 
 
 def one_hot(target: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Where the column is the row's class."""
+    """Returns True in the column of each row's class, and False in the others."""
     return torch.arange(like.shape[-1], device=like.device) == target.unsqueeze(-1)
 
 
 class Logits(NamedTuple):
-    """Logits in the dtype that the kernels compute in, their derivative by the input, and the tanh
-    of a soft cap."""
+    """Holds logits in the dtype that the kernels compute in, their derivative by the input, and the
+    tanh of a soft cap."""
 
     z: torch.Tensor
     slope: torch.Tensor | float
@@ -141,7 +141,7 @@ class Logits(NamedTuple):
 
     @classmethod
     def of(cls, call: Any) -> Logits:
-        """The logits of a call, and what their derivatives are computed from."""
+        """Returns the logits of a call, and what their derivatives are computed from."""
         scale, cap = call.scale, call.softcap
         x = call.input.to(checks.statistics_dtype(call.input.dtype))
         if cap is None:
@@ -150,7 +150,7 @@ class Logits(NamedTuple):
         return cls(tanh * cap, scale * (1 - tanh * tanh), tanh)
 
     def curvature(self, call: Any) -> torch.Tensor | None:
-        """The second derivative by the input; None if it is 0."""
+        """Returns the second derivative by the input; None if it is 0."""
         if self.tanh is None:
             return None
         factor: float = -2 * call.scale / call.softcap
@@ -158,14 +158,14 @@ class Logits(NamedTuple):
 
 
 def weights_of_classes(call: Any, like: torch.Tensor) -> torch.Tensor:
-    """q of the formulas: how much of a row's loss belongs to each column."""
+    """Returns q of the formulas: how much of a row's loss belongs to each column."""
     e: float = call.label_smoothing
     return one_hot(call.target, like).to(like.dtype) * (1 - e) + e / like.shape[-1]
 
 
 def without_gradient(call: Any) -> torch.Tensor:
-    """Which rows have no gradient by what they are, and are not read: those that are ignored and
-    whose lse has none. A column."""
+    """Returns, as a column, which rows have no gradient and are not read: the ignored ones whose
+    lse has no gradient either."""
     ignored = ignored_rows(call.target, call.ignore_index)
     if call.grad_lse is not None:
         ignored = ignored & (call.grad_lse == 0)
@@ -173,7 +173,7 @@ def without_gradient(call: Any) -> torch.Tensor:
 
 
 def gradients_of_rows(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """g and h of the formulas, as columns."""
+    """Returns g and h of the formulas, as columns."""
     ignored = ignored_rows(call.target, call.ignore_index)
     given = (call.grad_losses, call.grad_lse)
     g, h = (torch.zeros_like(call.lse) if grad is None else grad for grad in given)
@@ -213,7 +213,8 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], _: torch.Tensor) -> None:
 
 
 def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[MaybeTensor, ...]:
-    """The derivatives of dx = z' ((g + h) p - g q). All of it is recorded, for a third one."""
+    """Returns the derivatives of dx = z' ((g + h) p - g q). Autograd records them for a third
+    derivative."""
     call = _BACKWARD.bind(*ctx.saved_tensors, *ctx.settings)
     logits, (g, h) = Logits.of(call), gradients_of_rows(call)
     p, q = logits.z.softmax(-1), weights_of_classes(call, logits.z)

@@ -5,8 +5,8 @@ records it, ``linear_cross_entropy_gradients`` runs instead and computes the gra
 the logits of a chunk are at hand. ``linear_cross_entropy_losses`` returns the loss and the lse of
 each row, whose gradients are not known in advance: its backward op computes the logits again.
 
-Either gradient is composed of torch's products and of cross_entropy's ops where its own derivative
-is recorded. Those hold the logits of all rows, and have derivatives of every order.
+Where autograd records the derivative of a gradient, the gradient is composed of torch's products
+and of cross_entropy's ops, which hold the logits of all rows and have derivatives of every order.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def _check_weight(op: str, weight: torch.Tensor, input: torch.Tensor) -> None:
 
 
 def _check_terms(op: str, call: Any) -> None:
-    """Checks what the sum of the losses takes besides them."""
+    """Checks what the sum of the losses takes besides the losses."""
     like, dtype = ("input", call.input), checks.statistics_dtype(call.input.dtype)
     for name, shape in (("row_weights", call.input.shape[:1]), ("scale", ())):
         if (factor := getattr(call, name)) is not None:
             checks.check_tensor(op, name, factor, dtype, shape, like, "a factor of the losses")
-    most = torch.finfo(dtype).max / 2  # the derivative has the double
+    most = torch.finfo(dtype).max / 2  # so that 2 * z_loss, of the derivative, is finite
     checks.check(
         0 <= call.z_loss <= most,
         f"{op}: z_loss is {call.z_loss:g}, wanted a number from 0 to {most:g}",
@@ -107,7 +107,7 @@ def _fake_sum(call: Any) -> torch.Tensor:
 
 
 def _fakes_of_gradients(call: Any) -> tuple[torch.Tensor, ...]:
-    """The gradients that the mask selects; the others are empty."""
+    """Returns the gradients that the mask selects; the others are empty."""
     tensors = [getattr(call, name) for name in _DIFFERENTIABLE]
     return tuple(
         call.input.new_empty(tensor.shape if wanted and tensor is not None else 0)
@@ -146,7 +146,7 @@ def _logits(call: Any) -> torch.Tensor:
 
 
 def _settings(call: Any) -> tuple[Any, ...]:
-    """The trailing arguments of cross_entropy's ops."""
+    """Returns the trailing arguments of cross_entropy's ops."""
     return call.ignore_index, call.label_smoothing, 1.0, call.softcap
 
 
@@ -171,7 +171,7 @@ def _composed_loss(*args: Any) -> torch.Tensor:
 def _composed_gradients(
     call: Any, logits: torch.Tensor, results: Sequence[torch.Tensor], *grads: MaybeTensor
 ) -> dict[str, torch.Tensor]:
-    """The gradients by name, from those of the losses and of lse."""
+    """Returns the gradients by name, from those of the losses and of lse."""
     given = (logits, call.target, *results, *grads)
     dz = ops.cross_entropy_backward(*given, *_settings(call))
     return {
@@ -182,7 +182,7 @@ def _composed_gradients(
 
 
 def _gradients_of_loss(call: Any, factor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The gradients by name of the composed loss, times a factor."""
+    """Returns the gradients by name of the composed loss, times a factor."""
     factor = factor if call.scale is None else factor * call.scale
     weights = call.row_weights
     if weights is None:
@@ -214,14 +214,14 @@ def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
 def _of_counted_rows(
     grad_lse: MaybeTensor, target: torch.Tensor, ignore_index: int | None
 ) -> MaybeTensor:
-    """The gradient of lse, which is the constant 0 where a row is ignored."""
+    """Returns the gradient of lse, which is the constant 0 where a row is ignored."""
     if grad_lse is None or ignore_index is None:
         return grad_lse
     return grad_lse.masked_fill(ignored_rows(target, ignore_index), 0)
 
 
 def _selected(call: Any, of: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The gradients that the mask selects; the others are empty."""
+    """Returns the gradients that the mask selects; the others are empty."""
     empty = call.input.new_empty(0)
     return tuple(
         of[name] if wanted and getattr(call, name) is not None else empty
@@ -278,8 +278,8 @@ def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTens
 
 
 def _scaled(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """The product, with the factor in its own precision: torch rounds a factor without dimensions
-    to 16 bits beside a 16-bit tensor, but for its own kernels on the CPU."""
+    """Returns the product, with the factor in the factor's precision. Beside a 16-bit tensor torch
+    rounds a factor without dimensions to 16 bits, except in its own kernels on the CPU."""
     if gradient.dtype == factor.dtype or (gradient.device.type == "cpu" and not is_observed()):
         return gradient * factor
     return torch.mul(gradient, factor.reshape(1), out=torch.empty_like(gradient))

@@ -33,7 +33,8 @@ MaybeTensor = torch.Tensor | None
 
 
 class Signature:
-    """The argument names of ``op``; ``bind`` makes a named tuple of arguments and defaults."""
+    """Holds the argument names of ``op``; ``bind`` makes a named tuple of arguments and
+    defaults."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -49,7 +50,7 @@ class Signature:
         return needs
 
     def gradients(self, **of: MaybeTensor) -> tuple[MaybeTensor, ...]:
-        """A gradient or None for each argument, in order."""
+        """Returns a gradient or None for each argument, in order."""
         return tuple(of.get(name) for name in self.names)
 
 
@@ -214,7 +215,7 @@ def _fake_dropout(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor
 
 
 class Operand(NamedTuple):
-    """The shape and dtype of a bias, float mask or sinks, and so of its gradient."""
+    """Holds the shape and dtype of a bias, float mask or sinks, and so of its gradient."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -225,7 +226,7 @@ class Operand(NamedTuple):
 
 
 def summed_to(like: Operand, scores_grad: torch.Tensor) -> torch.Tensor:
-    """The gradient of a broadcast operand. torch.sum accumulates it in float32 or wider."""
+    """Returns the gradient of a broadcast operand. torch.sum accumulates it in float32 or wider."""
     missing = scores_grad.dim() - len(like.shape)
     shape = [1] * missing + list(like.shape)
     dims = [d for d, size in enumerate(shape) if size == 1 and scores_grad.shape[d] != 1]
@@ -235,7 +236,8 @@ def summed_to(like: Operand, scores_grad: torch.Tensor) -> torch.Tensor:
 
 
 class Visibility(NamedTuple):
-    """The arguments of an op that hide columns: a bool mask (not a float one) and the interval."""
+    """Holds the arguments of an op that hide columns: a bool mask (not a float one) and the
+    interval."""
 
     mask: MaybeTensor
     causal: bool
@@ -279,7 +281,7 @@ class Visibility(NamedTuple):
         return self.lower_diagonal, self.start, self.end
 
     def visible(self, scores: torch.Tensor) -> torch.Tensor:
-        """k of the formulas, as a tensor of zeros and ones."""
+        """Returns k of the formulas, as a tensor of zeros and ones."""
         visible = torch.ones_like(scores)
         if self.causal:
             visible = visible.tril(_clamped_diagonal(self.diagonal, scores))
@@ -294,21 +296,23 @@ class Visibility(NamedTuple):
 
 
 def _clamped_diagonal(diagonal: int, scores: torch.Tensor) -> Any:
-    """The diagonal, clamped to the matrix: tril and triu overflow for one far outside of it."""
+    """Returns the diagonal, clamped to the matrix, because tril and triu overflow for a diagonal
+    far outside of it."""
     rows, cols = scores.shape[-2:]
     return torch.sym_min(torch.sym_max(diagonal, -rows), cols)
 
 
 class SoftCap(NamedTuple):
-    """The input and the numbers that the derivative of a soft cap is computed from."""
+    """Holds the input and the numbers that the derivative of a soft cap is computed from."""
 
     input: torch.Tensor
     scale: float
     cap: float
 
     def gradient(self, to_capped: torch.Tensor) -> torch.Tensor:
-        """The gradient of the input, from ``scale`` times that of the capped scores. Computed in
-        float32 or wider: near 1, a tanh of 16 bits would leave 1 - tanh^2 no digits."""
+        """Returns the gradient of the input, from ``scale`` times that of the capped scores. It is
+        computed in float32 or wider, because near 1 a tanh of 16 bits would leave 1 - tanh^2 no
+        digits."""
         wide = torch.promote_types(to_capped.dtype, torch.float32)
         tanh = torch.tanh(self.input.to(wide) * (self.scale / self.cap))
         result: torch.Tensor = torch.ops.aten.tanh_backward(to_capped.to(wide), tanh)
@@ -332,8 +336,8 @@ def saved_forward(ctx: Any) -> tuple[Visibility, SoftCap | None, list[torch.Tens
 def forward_gradients(
     ctx: Any, signature: Signature, cap: SoftCap | None, run: Callable[[float], torch.Tensor]
 ) -> dict[str, MaybeTensor]:
-    """Gradients of input, mask and bias; ``run(scale)`` computes ``scale`` times the gradient of
-    the scores."""
+    """Returns the gradients of input, mask and bias; ``run(scale)`` computes ``scale`` times the
+    gradient of the scores."""
     of: dict[str, MaybeTensor] = {}
     to_input: MaybeTensor = None
     if signature.needs_gradient(ctx, "input"):
@@ -385,8 +389,8 @@ def _dropout_formula(
 
 
 def _sinks_op(call: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
-    """The results of masked_softmax_sinks, whose formula has the gradient of the sinks, if they
-    require one; else None. Constant sinks do not appear in the formulas here."""
+    """Returns the results of masked_softmax_sinks, whose formula has the gradient of the sinks, or
+    None if the sinks require none. Constant sinks do not appear in the formulas here."""
     if call.sinks is None or not call.sinks.requires_grad:
         return None
     scores = (call.input, call.mask, call.scale, call.causal, call.mask_value)
@@ -410,7 +414,8 @@ def _dropout_with_learned_sinks(*args: Any) -> Any:
 
 
 def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """m of the formulas: 1 / (1 - p) where an op with this seed keeps an element, else 0."""
+    """Returns m of the formulas: 1 / (1 - p) where an op with this seed keeps an element, else
+    0."""
     uniform = torch.zeros_like(like)
     output = ops._masked_softmax_dropout.default(uniform, None, 1.0, False, 0.0, p, seed)
     return (output != 0) / (1 - p) if p < 1 else uniform
@@ -426,8 +431,8 @@ def save_backward(ctx: Any, call: Any, *tensors: torch.Tensor) -> None:
 def saved_backward(
     ctx: Any, cotangent: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any, list[torch.Tensor]]:
-    """The cotangent of dz = y (m g - sum(m g y)), m g, y, m, and the other tensors that
-    :func:`save_backward` saved; ``cotangent`` is that of the op's result."""
+    """Returns the cotangent of dz = y (m g - sum(m g y)), m g, y, m, and the other tensors that
+    :func:`save_backward` saved. ``cotangent`` is that of the op's result."""
     visibility, (g, y, seed, *tensors) = Visibility.saved(ctx)
     m = 1.0 if seed is None else multiplier(ctx.p, seed, y).to(y.dtype)
     scaled = cotangent.to(y.dtype) * ctx.scale * visibility.visible(y)
@@ -443,8 +448,8 @@ def _setup_backward(
 def _backward_formula(
     signature: Signature, ctx: Any, cotangent: torch.Tensor
 ) -> tuple[MaybeTensor, ...]:
-    """The derivative of a backward op, a second derivative of the softmax: the gradients of its
-    grad_output g and probabilities y, from that of its result."""
+    """Returns the derivative of a backward op, a second derivative of the softmax: the gradients of
+    its grad_output g and probabilities y, from that of its result."""
     scaled, dropped, y, m, _ = saved_backward(ctx, cotangent)
     by_dropped, by_y = second_derivative(scaled, dropped, y, -1)
     return signature.gradients(grad_output=by_dropped * m, probabilities=by_y)
@@ -454,7 +459,7 @@ def _backward_formula(
 
 
 def _aligned(call: Any, dims: Any, rank: int) -> dict[str, MaybeTensor]:
-    """The operands of ``call``, for scores with slices of ``rank`` dimensions."""
+    """Returns the operands of ``call``, for scores with slices of ``rank`` dimensions."""
     ranks = {"mask": rank, "bias": rank, "start": rank - 1, "end": rank - 1, "sinks": rank - 1}
     return {
         name: vmap.aligned(getattr(call, name), getattr(dims, name), rank_of_operand)
@@ -513,7 +518,7 @@ _register_vmap("masked_softmax_", written="input")
 _register_vmap("masked_softmax_backward", "grad_output", "probabilities")
 for _op in ("masked_softmax", "masked_softmax_dropout", "_masked_softmax_dropout"):
     register_float32_output(_op)
-# One call per slice: random numbers depend on a row's index in the call, so that in one call for
-# the batch, slices with the same seed would get different numbers.
+# These ops make one call per slice. Random numbers depend on a row's index in the call, so that in
+# one call for the batch, slices with the same seed would get different numbers.
 for _op in ("masked_softmax_dropout", "_masked_softmax_dropout", "masked_softmax_dropout_backward"):
     vmap.register_loop(_op)

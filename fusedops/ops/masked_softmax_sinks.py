@@ -117,7 +117,8 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...])
 def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) -> tuple[Any, ...]:
     scaled, dropped, y, m, (sink_probabilities,) = saved_backward(ctx, to_input)
     by_dropped, by_y = second_derivative(scaled, dropped, y, -1)
-    # The saved t is a constant for autograd. Adding rest - rest.detach() = 0 differentiates it.
+    # The saved t is a constant for autograd. Adding rest - rest.detach(), which is 0, gives it the
+    # derivative of 1 - sum(y).
     rest = 1 - y.sum(-1, dtype=sink_probabilities.dtype)
     t = (sink_probabilities + (rest - rest.detach())).unsqueeze(-1)
     cotangent = to_sinks.unsqueeze(-1)
@@ -134,6 +135,6 @@ register_fake("masked_softmax_sinks_backward", _fake_backward)
 register_autograd("masked_softmax_sinks", _forward_formula, _setup_forward)
 register_autograd("masked_softmax_sinks_backward", _backward_formula, _setup_backward)
 register_float32_output("masked_softmax_sinks")
-# One call per slice, because of the random numbers: see masked_softmax.py.
+# These ops make one call per slice, because of the random numbers: see masked_softmax.py.
 for _op in ("masked_softmax_sinks", "masked_softmax_sinks_backward"):
     vmap.register_loop(_op)

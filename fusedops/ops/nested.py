@@ -86,7 +86,7 @@ def _each(results: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _joined(input: Any, parts: list[torch.Tensor]) -> torch.Tensor:
-    """One nested tensor of the results for the tensors of ``input``."""
+    """Returns one nested tensor of the results for the tensors of ``input``."""
     if _is_whole(input):
         return _jagged_like(input, torch.cat(parts, input._ragged_idx - 1))
     nested: torch.Tensor = torch.nested.as_nested_tensor(parts, layout=input.layout)
@@ -94,7 +94,8 @@ def _joined(input: Any, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _jagged_like(input: Any, values: torch.Tensor) -> torch.Tensor:
-    """The jagged tensor with the buffer ``values``, divided into tensors as ``input`` is."""
+    """Returns the jagged tensor with the buffer ``values``, divided into tensors as ``input``
+    is."""
     nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
         values, input.offsets(), jagged_dim=input._ragged_idx
     )

@@ -29,7 +29,8 @@ Grads = tuple[MaybeTensor, ...]
 
 
 def default_rms_eps(dtype: torch.dtype) -> float:
-    """The default eps of :func:`torch.nn.functional.rms_norm`: that of the dtype it computes in."""
+    """Returns the default eps of :func:`torch.nn.functional.rms_norm`: that of the dtype in which
+    the norm is computed."""
     return torch.finfo(checks.statistics_dtype(dtype)).eps
 
 
@@ -37,7 +38,8 @@ def default_rms_eps(dtype: torch.dtype) -> float:
 
 
 class _ArgumentPositions:
-    """The positions of those arguments of an op that its formula needs, found once for all calls.
+    """Holds the positions of those arguments of an op that its formula needs, looked up once for
+    all calls.
 
     differentiable: the inputs and parameters. parameters: weight and, if the kind has one, bias.
     settings: the arguments that the backward op takes after its output_mask.
@@ -58,7 +60,7 @@ class _ArgumentPositions:
 def _at_positions(
     grads: Sequence[MaybeTensor], needed: Sequence[bool], positions: _ArgumentPositions
 ) -> tuple[Any, ...]:
-    """A gradient, or None, for each argument."""
+    """Returns a gradient, or None, for each argument."""
     of_arguments: list[MaybeTensor] = [None] * positions.count
     for grad, is_needed, position in zip(grads, needed, positions.differentiable, strict=True):
         if is_needed:
@@ -131,9 +133,9 @@ def _register_formula_of_sum(op: NormOp) -> None:
 
 
 class _ScaledByWeight(torch.autograd.Function):
-    """``weight * normalized`` for different dtypes. The gradient of the weight is summed over the
-    rows by our backward kernel, in its fixed order. torch's sum splits a single column among
-    threads, so that its bits depend on their number."""
+    """Computes ``weight * normalized`` for different dtypes. The gradient of the weight is summed
+    over the rows by our backward kernel, in its fixed order. torch's sum splits a single column
+    among threads, so that its bits depend on their number."""
 
     generate_vmap_rule = True
 
@@ -156,7 +158,7 @@ class _ScaledByWeight(torch.autograd.Function):
 def _sum_of_rows(
     grad_output: torch.Tensor, normalized: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of the weight: the sum of grad_output * normalized over all rows."""
+    """Returns the gradient of the weight: the sum of grad_output * normalized over all rows."""
     if torch.is_grad_enabled():  # a second derivative may follow
         return sum_of_rows(grad_output * normalized, weight.dim()).to(weight.dtype)
     wide = normalized.to(grad_output.dtype)
@@ -169,7 +171,7 @@ def _sum_of_rows(
 
 
 def scaled_by_weight(normalized: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``weight * normalized`` for different dtypes; differentiable."""
+    """Returns ``weight * normalized`` for different dtypes, with a derivative."""
     is_recorded = torch.is_grad_enabled() and weight.requires_grad
     if torch.compiler.is_compiling() or not is_recorded or has_tangent((normalized, weight)):
         return weight * normalized
@@ -187,8 +189,8 @@ def _cotangent_of_total(
     sum: torch.Tensor,
     seed: MaybeTensor,
 ) -> MaybeTensor:
-    """The cotangent of d sum. d residual is d sum in its own dtype; with dropout d input is a
-    multiple of d sum."""
+    """Returns the cotangent of d sum. d residual is d sum in the residual's dtype; with dropout d
+    input is a multiple of d sum."""
     if to_input is not None:
         to_input = to_input.to(sum.dtype)
     if to_residual is not None:
@@ -202,7 +204,7 @@ def _cotangent_of_total(
 
 
 def _returned(named: dict[str, Any], dtype: torch.dtype) -> list[bool]:
-    """Which gradients a backward has returned."""
+    """Returns which gradients a backward has returned."""
     mask: list[bool] = named["output_mask"]
     if "p" not in named:
         return mask
@@ -234,8 +236,8 @@ def _register_second_derivative(op: NormOp) -> None:
 def _second_derivatives(
     op: NormOp, ctx: Any, cotangents: tuple[MaybeTensor, ...]
 ) -> dict[str, MaybeTensor]:
-    """The gradients by the names of a backward op's arguments, from the cotangents of its results.
-    For a norm over ``dim``, that dimension is moved to the end and back."""
+    """Returns the gradients by the names of a backward op's arguments, from the cotangents of its
+    results. For a norm over ``dim``, that dimension is moved to the end and back."""
     named, (*row_tensors, weight, seed) = ctx.named, ctx.saved_tensors
     normalized = row_tensors[1]
     returned = _returned(named, normalized.dtype)

@@ -27,7 +27,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _norm(op: str, input: torch.Tensor, rank: int, named: Named) -> dict[str, torch.Tensor]:
-    """The output, and the statistics that the kind has, by their names."""
+    """Returns the output, and the statistics that the kind has, by their names."""
     kind, weight, bias = kind_of(op), named["weight"], named.get("bias")
     dims, x = tuple(range(-rank, 0)), _wide(input)
     statistics = {"mean": x.mean(dims, keepdim=True)} if kind.has_mean else {}
@@ -50,7 +50,7 @@ def _gradients(
     rank: int,
     named: Named,
 ) -> dict[str, torch.Tensor]:
-    """The gradients of input, weight and bias, by the names of the results."""
+    """Returns the gradients of input, weight and bias, by the names of the results."""
     rstd, weight = named["rstd"], named["weight"]
     project = projection(op, input, named.get("mean"), rstd, rank, named.get("eps", 0.0))
     dy = grad_output.to(rstd.dtype)
@@ -68,7 +68,8 @@ def _gradients(
 
 
 def _forward(op: NormOp, *args: Any) -> Results:
-    """The results of a norm of its input or, with a residual, of dropout(input) + residual."""
+    """Returns the results of a norm of its input or, with a residual, of dropout(input) +
+    residual."""
     named = op.named(args)
     dim, input = named.get("dim"), _sum(named) if op.has_residual else named["input"]
     results = _norm(op.name, _last(input, dim), _rank(named), named) | {"sum": input}
@@ -76,7 +77,7 @@ def _forward(op: NormOp, *args: Any) -> Results:
 
 
 def _sum(named: Named) -> torch.Tensor:
-    """dropout(input) + residual, in the dtype that is normalised."""
+    """Returns dropout(input) + residual, in the dtype that is normalised."""
     input, residual = named["input"], named["residual"]
     kept = _wide(input)
     if named["seed"] is not None and named["p"] > 0:
@@ -103,19 +104,22 @@ def _backward(op: NormOp, *args: Any) -> Results:
 
 
 def _rank(named: Named) -> int:
-    """How many dimensions are normalised: those of the shape, or the one of a spatial norm."""
+    """Returns how many dimensions are normalised: those of the shape, or the one of a spatial
+    norm."""
     return len(named.get("normalized_shape", [1]))
 
 
 def _last(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """A tensor with ``dim``, if it is given, as its last dimension."""
+    """Returns a tensor with ``dim`` as its last dimension, and the tensor itself if ``dim`` is
+    None."""
     if dim is None:
         return tensor
     return tensor[None] if tensor.dim() == 0 else tensor.movedim(dim, -1)
 
 
 def _moved_back(moved: torch.Tensor, input: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """A result with its last dimension moved back to ``dim`` of the input: undoes :func:`_last`."""
+    """Returns a result with its last dimension moved back to ``dim`` of the input, which undoes
+    :func:`_last`."""
     if dim is None:
         return moved
     return moved.squeeze(0) if input.dim() == 0 else moved.movedim(-1, dim)

@@ -27,7 +27,7 @@ def _parameter_shape(input: torch.Tensor, named: Named) -> Sequence[int]:
 
 
 def _statistics_shape(input: torch.Tensor, named: Named) -> list[int]:
-    """The input's shape, with the dimensions that are normalised set to 1."""
+    """Returns the input's shape, with the dimensions that are normalised set to 1."""
     if "dim" not in named:
         return checks.norm_statistics_shape(input, named["normalized_shape"])
     shape = list(input.shape)
@@ -45,7 +45,8 @@ def is_innermost(tensor: torch.Tensor, dim: int) -> bool:
 def _empty_like(
     input: torch.Tensor, named: Named, dtype: torch.dtype, *others: torch.Tensor
 ) -> torch.Tensor:
-    """An empty contiguous tensor, or one with ``dim`` innermost where all tensors have it so."""
+    """Returns an empty tensor, with ``dim`` innermost if all tensors have it innermost, and
+    otherwise contiguous."""
     if "dim" not in named or not all(is_innermost(t, named["dim"]) for t in (input, *others)):
         return torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
     moved = input.movedim(named["dim"], -1)
@@ -113,8 +114,8 @@ def fake_forward(op: NormOp, *args: Any, **kwargs: Any) -> Any:
 
 
 def needed_of_inputs(output_mask: Sequence[bool], *, shared: bool) -> list[bool]:
-    """Which gradients of input and residual an op returns. ``shared``: it returns one gradient for
-    both (:func:`share_gradient`)."""
+    """Returns which gradients of input and residual an op computes. If ``shared``, it returns one
+    gradient for both (:func:`share_gradient`)."""
     of_input, of_residual, *_ = output_mask
     return [of_input or of_residual, False] if shared else [of_input, of_residual]
 
@@ -138,7 +139,8 @@ def _check_backward(op: NormOp, named: Named) -> None:
 
 
 def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Checks the arguments and returns empty gradients; one that is not needed has shape [0]."""
+    """Checks the arguments and returns empty gradients. A gradient that is not needed has shape
+    [0]."""
     named = op.named(args, kwargs)
     input: torch.Tensor = named[op.input]
     mask, function = named["output_mask"], op.function

@@ -1,4 +1,4 @@
-"""The differences between the kinds of norms, and the operators that are norms.
+"""Describes how the kinds of norms differ, and lists the operators that are norms.
 
 Let s be the scale of a row, rstd = 1 / s and n = (x - mean) rstd. Then a norm is n w + b, and the
 gradient of x is rstd (g - mean(g) - n along_n), where g = dy w, and along_n is the derivative of s
@@ -31,24 +31,25 @@ class MeanSquare:
 
     @staticmethod
     def rstd(squares: torch.Tensor, count: int, eps: float) -> torch.Tensor:
-        """1 / s, from a row's sum of squares."""
+        """Returns 1 / s, from a row's sum of squares."""
         return (squares / count + eps).rsqrt()
 
     @staticmethod
     def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
-        """1 / s from the centered values, with the op's derivatives even in a row of zeros."""
+        """Returns 1 / s from the centered values, with the op's derivatives even in a row of
+        zeros."""
         return (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
 
     @staticmethod
     def along_n(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
-        """along_n, from sum(g n)."""
+        """Returns along_n, from sum(g n)."""
         return sum / count
 
     @staticmethod
     def factor_and_ratio(
         centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
     ) -> tuple[Factor, Factor]:
-        """along_n / mean(g n), and the ratio by which a second derivative divides along_n
+        """Returns along_n / mean(g n), and the ratio by which a second derivative divides along_n
         (``_second_derivative`` in norm_second_order.py)."""
         return 1.0, 1.0
 
@@ -77,9 +78,10 @@ class DeviationPlusEps(MeanSquare):
     def factor_and_ratio(
         centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
     ) -> tuple[Factor, Factor]:
-        """The two numbers a row that the second derivative takes: N / ((N - 1) ratio), the factor
-        of n mean(g n) in the gradient, and ratio = std rstd = std / (std + eps). In a constant row,
-        where n is 0, the former is 0, and the latter 1 so that nothing is divided by 0."""
+        """Returns the two numbers a row that the second derivative takes: N / ((N - 1) ratio), the
+        factor of n mean(g n) in the gradient, and ratio = std rstd = std / (std + eps). In a
+        constant row, where n is 0, the former is 0, and the latter 1 so that nothing is divided by
+        0."""
         count = _count(centered, dims)
         std = (centered.square().sum(dims, keepdim=True) / (count - 1)).sqrt()
         ratio = std * rstd
@@ -110,8 +112,8 @@ class NormOrEps(MeanSquare):
     def factor_and_ratio(
         centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
     ) -> tuple[Factor, Factor]:
-        """N, because along_n is a sum, or 0 where s is eps, which is where rstd is 1 / eps up to
-        its rounding."""
+        """Returns N, because along_n is a sum, and a ratio of 1. Where s is eps, which is where
+        rstd is 1 / eps up to its rounding, 0 replaces N."""
         largest = 1 / eps if eps else math.inf
         is_constant = rstd >= largest * (1 - 2 * torch.finfo(rstd.dtype).eps)
         return torch.full_like(rstd, _count(centered, dims)).masked_fill(is_constant, 0), 1.0
@@ -136,7 +138,7 @@ def kind_of(op: str) -> NormKind:
 
 
 class NormOp:
-    """An operator of a norm: what its schema says about it.
+    """Holds what the schema of a norm's operator says about it.
 
     function: the name of the public operator; this one may be a variant with fewer results.
     """
@@ -155,7 +157,7 @@ class NormOp:
         self._defaults = {argument.name: argument.default_value for argument in schema.arguments}
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The arguments of a call by name, including those left at their defaults."""
+        """Returns the arguments of a call by name, including those left at their defaults."""
         return {**self._defaults, **dict(zip(self.names, args, strict=False)), **(kwargs or {})}
 
 

@@ -13,14 +13,14 @@ MaybeTensor = torch.Tensor | None
 
 
 def sum_of_rows(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """The sum over all but the last ``rank`` dimensions. Without dimensions to sum over it returns
-    the tensor, where torch would sum over all."""
+    """Returns the sum over all but the last ``rank`` dimensions. Without dimensions to sum over it
+    returns the tensor, where torch would sum over all."""
     rows = tuple(range(tensor.dim() - rank))
     return tensor.sum(rows) if rows else tensor
 
 
 class SecondDerivative(torch.autograd.Function):
-    """Gradients of dy, x and weight from cotangents of dx, dweight and dbias.
+    """Computes the gradients of dy, x and weight from cotangents of dx, dweight and dbias.
 
     It is an autograd function so that its ``backward`` and ``jvp``, third derivatives, raise.
     ``torch.autograd.function.once_differentiable`` is not enough: ``torch.autograd.grad`` can
@@ -106,7 +106,7 @@ def projection(
     rank: int,
     eps: float,
 ) -> _Projection:
-    """The projection of an op, whose statistics of ``input`` are mean and rstd."""
+    """Returns the projection of an op, where mean and rstd are the statistics of ``input``."""
     dims = tuple(range(-rank, 0))
     centered = input.to(rstd.dtype) if mean is None else input.to(rstd.dtype) - mean
     factor, ratio = kind_of(op).scale.factor_and_ratio(centered, rstd, dims, eps)
@@ -119,7 +119,7 @@ def _second_derivative(
     w: torch.Tensor | float,
     cotangents: list[torch.Tensor | float],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of L = sum(a P g) + sum(b dy n) + sum(c dy) for dy and x, and dy P a.
+    """Returns the gradients of L = sum(a P g) + sum(b dy n) + sum(c dy) for dy and x, and dy P a.
 
     a, b and c are the cotangents of dx, dweight and dbias; g = dy w. The derivative of L
     - for g is P a;
@@ -141,7 +141,7 @@ def _second_derivative(
 def multiplier(
     like: torch.Tensor, normalized_shape: Sequence[int], p: float, seed: MaybeTensor
 ) -> torch.Tensor:
-    """Dropout's factor: 1 / (1 - p) where an op with this seed keeps an element, else 0."""
+    """Returns dropout's factor: 1 / (1 - p) where an op with this seed keeps an element, else 0."""
     ones = torch.ones_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
     dropped: torch.Tensor
     _, dropped = torch.ops.fusedops._add_rms_norm.default(

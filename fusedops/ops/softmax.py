@@ -90,7 +90,7 @@ def _register_forward_formula(op: str) -> None:
 
 
 class InplaceSoftmax(torch.autograd.Function):
-    """In-place softmax that autograd records; the formula needs only the result.
+    """Records an in-place softmax for autograd; the formula needs only the result.
     ``InplaceSoftmax.apply(input, dim)`` returns the input."""
 
     @staticmethod
@@ -115,7 +115,7 @@ def _save_backward_inputs(ctx: Any, inputs: tuple[Any, ...], output: torch.Tenso
 def second_derivative(
     cotangent: torch.Tensor, g: torch.Tensor, y: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of g and y from a cotangent of y (g - sum(g y))."""
+    """Returns the gradients of g and y from a cotangent of y (g - sum(g y))."""
     to_g = ops.softmax_backward.default(cotangent, y, dim, y.dtype)
     to_y = cotangent * (g - (g * y).sum(dim, True)) - g * (cotangent * y).sum(dim, True)
     return to_g, to_y

@@ -14,7 +14,7 @@ from fusedops.ops.softmax_stats import shift_of
 
 
 def _wide(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in the dtype that the kernels compute in."""
+    """Returns the tensors in the dtype that the kernels compute in."""
     return tuple(tensor.to(checks.statistics_dtype(tensor.dtype)) for tensor in tensors)
 
 
@@ -56,7 +56,7 @@ def _stacked(
 
 
 def _softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Treats ``max`` as a constant, as reverse mode does."""
+    """Computes the statistics, and treats ``max`` as a constant, as reverse mode does."""
     (x,) = _wide(input)
     max = x.detach().amax(dim, keepdim=True)
     return max, (x - shift_of(max)).exp().sum(dim, keepdim=True)
@@ -73,14 +73,15 @@ def _softmax_apply(
 
 
 def _visibility(call: Any) -> Visibility:
-    """The arguments of a call that hide columns."""
+    """Returns the arguments of a call that hide columns."""
     mask = call.mask if call.mask is not None and call.mask.dtype == torch.bool else None
     interval = (call.diagonal, call.lower_diagonal, call.start, call.end)
     return Visibility(mask, call.causal, *interval)
 
 
 def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores, hidden ones replaced by the mask value, and which rows are hidden entirely."""
+    """Returns the scores, with the mask value in place of hidden ones, and which rows are hidden
+    entirely."""
     computed = call.input if call.dtype is None else call.input.to(call.dtype)
     (scores,) = _wide(computed)
     scores = scores * call.scale
@@ -96,7 +97,7 @@ def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _probabilities(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The softmax of each row, and the probability of its sink."""
+    """Returns the softmax of each row, and the probability of its sink."""
     scores, hidden_rows = masked_scores(call)
     sinks = scores.new_full((), -torch.inf) if call.sinks is None else call.sinks
     sinks = sinks.to(scores.dtype).unsqueeze(-1).expand(*scores.shape[:-1], 1)
@@ -118,13 +119,13 @@ def _masked_softmax_sinks(call: Any) -> tuple[torch.Tensor, ...]:
 def masked_gradient(
     call: Any, g: torch.Tensor, y: torch.Tensor, total: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of the input; ``total`` is the sum of g y over each row."""
+    """Returns the gradient of the input; ``total`` is the sum of g y over each row."""
     scale: float = call.scale
     return _visibility(call).visible(y) * scale * y * (g - total)
 
 
 def _gradients(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of the input, and that of the sink divided by the sink's probability."""
+    """Returns the gradient of the input, and that of the sink divided by the sink's probability."""
     g, y = _wide(call.grad_output, call.probabilities)
     if getattr(call, "seed", None) is not None:
         g = g * multiplier(call.p, call.seed, y)
@@ -147,7 +148,7 @@ _COMPOSITES: dict[str, Callable[..., Any]] = {
     "softmax_stats": _softmax_stats,
     "softmax_apply": _softmax_apply,
 }
-#: Those of a named tuple of arguments, because there are many.
+#: These composites take a named tuple of arguments, because there are many.
 _MASKED: dict[str, Callable[[Any], Any]] = {
     "masked_softmax": lambda call: _probabilities(call)[0],
     "masked_softmax_backward": lambda call: _gradients(call)[0],

@@ -23,8 +23,9 @@ ops = torch.ops.fusedops
 
 
 def shift_of(max: torch.Tensor) -> torch.Tensor:
-    """The number to subtract from scores, or from maxima of parts of a row, before the exponential:
-    the row's maximum, or 0 where that is -inf, because -inf - -inf is NaN, and e^-inf is 0."""
+    """Returns the number to subtract from scores, or from maxima of parts of a row, before the
+    exponential: the row's maximum, or 0 where that is -inf, because -inf - -inf is NaN, and e^-inf
+    is 0."""
     return max.masked_fill(max == -torch.inf, 0)
 
 
@@ -81,7 +82,7 @@ def _setup_stats(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> 
 def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple[Any, ...]:
     input, max = ctx.saved_tensors
     if not torch.is_grad_enabled():
-        # One pass instead of two, but its own derivative would divide by grad_sum.
+        # This takes one pass instead of two, but its derivative would divide by grad_sum.
         reciprocal = grad_sum.reciprocal()
         return ops.softmax_apply.default(input, max, reciprocal, ctx.dim, input.dtype), None
     ones = torch.ones_like(max)

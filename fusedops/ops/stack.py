@@ -192,7 +192,7 @@ def _setup_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]
 
 
 def _saved_lists(ctx: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """inputs, weights, biases, and the other saved tensors."""
+    """Returns inputs, weights, biases, and the other saved tensors."""
     inputs, weights, biases = ctx.counts
     saved = list(ctx.saved_tensors)
     ends = (inputs, inputs + weights, inputs + weights + biases)
@@ -218,8 +218,8 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
 
 
 def _layer_norm_gradients_one_by_one(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
-    """The gradients by one call per slot, for ``is_grads_batched`` of torch.autograd.grad: an op
-    that takes lists of tensors does not accept its batch of gradients."""
+    """Computes the gradients by one call per slot, for ``is_grads_batched`` of torch.autograd.grad:
+    an op that takes lists of tensors does not accept its batch of gradients."""
     inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
     none = [None] * len(inputs)
     slots = zip(

@@ -41,7 +41,7 @@ _FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 def _apply_of(
     name: str, forward: Callable[..., Any], backward: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The ``apply`` of an autograd function with this forward and backward.
+    """Returns the ``apply`` of an autograd function with this forward and backward.
 
     It is the base class's ``apply``. ``Function.apply`` itself refuses transforms if there is no
     ``setup_context``; if there is one, it inspects a signature at each call, which takes 10 us.
@@ -54,7 +54,7 @@ def _apply_of(
 
 
 def _below_autograd(overload: Any, keys: Any) -> Callable[..., Any]:
-    """The op's kernel, below the autograd key."""
+    """Returns the op's kernel, below the autograd key."""
 
     def run(*args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -64,7 +64,7 @@ def _below_autograd(overload: Any, keys: Any) -> Callable[..., Any]:
 
 
 def _recorded(apply: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
-    """``apply(run, *args)``, at a single level of ``torch.func`` if a transform is active.
+    """Returns ``apply(run, *args)``, at a single level of ``torch.func`` if a transform is active.
 
     An autograd function disables reverse and forward mode in its forward pass. That is right for
     the current level, but the outer levels still have to record the op or refuse it, so both modes
@@ -141,8 +141,8 @@ def _function(
     setup_context: Callable[..., Any],
     returned: int | slice = slice(None),
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and backward of an autograd function of (run, *args), which returns the results
-    that ``returned`` selects."""
+    """Returns the forward and backward of an autograd function of (run, *args), which returns the
+    results that ``returned`` selects."""
 
     def record(ctx: Any, run: Callable[..., Any], *args: Any) -> Any:
         results = run(*args)
@@ -233,7 +233,7 @@ class EagerOp(Generic[Result]):
             self.recorded = functools.partial(apply, unrecorded)
 
     def on(self, *tensors: torch.Tensor | None) -> Callable[..., Result]:
-        """The function to call on these tensors; arguments are checked by the op itself."""
+        """Returns the function to call on these tensors; arguments are checked by the op itself."""
         if is_dynamo_compiling():
             return self.dispatched
         how = call_path(*tensors)
@@ -245,8 +245,9 @@ class EagerOp(Generic[Result]):
 
 
 def through_dispatcher(op: str) -> Callable[..., Any]:
-    """``fusedops::op`` with errors that name its arguments, for calls that take no notice of a few
-    microseconds. Autocast sees them on the CPU too."""
+    """Returns ``fusedops::op`` with errors that name its arguments, for calls to which a few
+    microseconds do not matter. Unlike :class:`EagerOp`, it lets autocast see the call on the CPU
+    too."""
     overload = getattr(torch.ops.fusedops, op).default
     by_schema = explained(op, overload, overload)
 
@@ -257,14 +258,14 @@ def through_dispatcher(op: str) -> Callable[..., Any]:
 
 
 def _selecting(run: Callable[..., Any], returned: int | slice) -> Callable[..., Any]:
-    """``run``, returning only the selected results."""
+    """Returns ``run``, reduced to the selected results."""
     if returned == slice(None):
         return run
     return lambda *args: run(*args)[returned]
 
 
 def _unrecorded(op: str) -> Callable[..., Any]:
-    """``fusedops::op`` without its derivative formula, with all its results."""
+    """Returns ``fusedops::op`` without its derivative formula, with all its results."""
     if op in OPS_WITH_VARIANT:
         return direct(f"_{op}")
     call = direct(op)

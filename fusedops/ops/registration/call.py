@@ -56,7 +56,7 @@ _KINDS = {
 
 
 def _set_up_op_call() -> ModuleType | None:
-    """The extension module; None where this Python or this torch cannot use it."""
+    """Returns the extension module, or None where this Python or this torch cannot use it."""
     conversions = getattr(torch._C, "_aoti", None)
     handle_of = getattr(conversions, "unsafe_alloc_void_ptr_from_tensor", None)
     # The counterpart for a single tensor does not take ownership of its handle and would leak.
@@ -70,7 +70,7 @@ def _set_up_op_call() -> ModuleType | None:
 
 
 def _call_path(*tensors: Any) -> int:
-    """How a call on these tensors (or None) runs: PLAIN, RECORDED or WATCHED.
+    """Returns how a call on these tensors (or None) runs: PLAIN, RECORDED or WATCHED.
 
     Transforms come first because a tensor that does not require grad may wrap one that does.
     """
@@ -91,8 +91,8 @@ call_path: Callable[..., int] = _call_path if _module is None else _module.state
 
 
 def direct(op: str) -> Callable[..., Any]:
-    """``fusedops::op`` as a function of all its arguments, by position, for calls that are not
-    WATCHED.
+    """Returns ``fusedops::op`` as a function of all its arguments, by position, for calls that are
+    not WATCHED.
 
     A call whose arguments have other types than the schema's, or that fails, is passed on to
     ``torch.ops``.

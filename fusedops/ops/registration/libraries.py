@@ -87,7 +87,8 @@ def _check_version(path: Path) -> None:
 
 
 def version_of(path: Path) -> str:
-    """The version of fusedops that a library was built from; "unknown" if it does not tell."""
+    """Returns the version of fusedops that a library was built from, or "unknown" if it does not
+    tell."""
     version = getattr(ctypes.CDLL(str(path)), "fusedops_version", None)
     if version is None:
         return "unknown"
@@ -97,8 +98,8 @@ def version_of(path: Path) -> str:
 
 
 def load_op_call() -> ModuleType | None:
-    """The extension module ``op_call``; None if the build had no Python headers, or if Python is
-    free-threaded, which cannot load a module of the limited API."""
+    """Returns the extension module ``op_call``. Returns None if the build had no Python headers, or
+    if Python is free-threaded, which cannot load a module of the limited API."""
     if not OP_CALL.exists():
         return None
     _check_file(OP_CALL)
@@ -126,7 +127,7 @@ def _older_library(name: str) -> ImportError:
 
 
 def _defined_ops() -> tuple[str, ...]:
-    """The operators of csrc/ops/operators.def, as the dispatcher knows them."""
+    """Returns the operators of csrc/ops/operators.def, as the dispatcher knows them."""
     prefix = "fusedops::"
     names = filter(lambda name: name.startswith(prefix), torch._C._dispatch_get_all_op_names())
     ours = sorted(name.removeprefix(prefix) for name in names)
@@ -181,7 +182,7 @@ def _reason_for_no_cuda() -> str:
 
 @functools.cache
 def build_info() -> dict[str, Any]:
-    """The contents of ``build_info.json``, in which CMake records what was built and how.
+    """Returns the contents of ``build_info.json``, in which CMake records what was built and how.
 
     Raises:
         RuntimeError: the file is missing or damaged.
@@ -195,7 +196,7 @@ def build_info() -> dict[str, Any]:
 
 
 def loaded_libraries() -> list[str]:
-    """Paths of the shared libraries in use."""
+    """Returns the paths of the shared libraries in use."""
     paths = [CPU_KERNELS, CPU_LIBRARY]
     if _cuda_problem is None:
         paths += [CUDA_KERNELS, CUDA_LIBRARY]
@@ -208,12 +209,12 @@ def has_kernels(device_type: str) -> bool:
 
 
 def cuda_status() -> str:
-    """One sentence: the CUDA kernels are loaded, or why they are not and what to do."""
+    """Returns a sentence: that the CUDA kernels are loaded, or why they are not and what to do."""
     return _cuda_problem or "the CUDA kernels are loaded"
 
 
 def cpu_isa() -> str:
-    """The instruction set that the CPU kernels use: avx512, avx2 or default; on ARM bf16 or
+    """Returns the instruction set that the CPU kernels use: avx512, avx2 or default; on ARM bf16 or
     default.
 
     Raises:
@@ -231,7 +232,8 @@ def cpu_isa() -> str:
 
 
 def _named(op: str) -> str:
-    """The op's name in a message, without the suffix of the variants that omit statistics."""
+    """Returns the op's name for a message, without the suffix of the variants that omit
+    statistics."""
     return f"fusedops::{op.removesuffix('_output')}"
 
 
@@ -243,7 +245,7 @@ def _refuse_cuda(op: str) -> Any:
 
 
 def _why_not(argument: Any) -> str | None:
-    """Why the kernels cannot take an argument, or None."""
+    """Returns why the kernels cannot take an argument, or None."""
     if isinstance(argument, (list, tuple)):
         return next(filter(None, map(_why_not, argument)), None)
     if not isinstance(argument, torch.Tensor):
@@ -262,8 +264,8 @@ def _why_not(argument: Any) -> str | None:
 
 
 def refuse(op: str) -> Any:
-    """The fallback kernel, which raises with the reason that no other is called: no argument is a
-    tensor, or one is not a strided tensor on a device that kernels are built for."""
+    """Returns the fallback kernel, which raises an error that says why no other is called: no
+    argument is a tensor, or one is not a strided tensor on a device that kernels are built for."""
     names = [
         argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments
     ]
@@ -305,8 +307,8 @@ def _hold_threads_at_exit() -> None:
 
 
 _load_cpu_library()
-#: The names of all operators; of the public ones; and of the public ones with a no-autograd variant
-#: of the same schema.
+#: OPS names all operators, PUBLIC_OPS the public ones, and OPS_WITH_VARIANT the public ones with a
+#: no-autograd variant of the same schema.
 OPS = _defined_ops()
 PUBLIC_OPS = tuple(op for op in OPS if not op.startswith("_"))
 OPS_WITH_VARIANT = tuple(op for op in PUBLIC_OPS if _has_no_autograd_variant(op))

@@ -34,7 +34,7 @@ def register_mutation(op: str, written: int, functional: str | None = None) -> N
 
 
 def _names(overload: Any, written: int) -> tuple[str, str]:
-    """The names of the op and of the argument that it writes into, for messages."""
+    """Returns the names of the op and of the argument that it writes into, for messages."""
     schema = overload._schema
     return schema.name, schema.arguments[written].name
 

@@ -1,4 +1,4 @@
-"""Arguments of a type that an operator's schema does not take, in the words of its function.
+"""Refuses arguments whose type an operator's schema does not take, in the words of its function.
 
 torch would print the schema of an operator that the user did not call.
 """
@@ -31,7 +31,8 @@ _WANTED = {
 
 
 def explained(function: str, overload: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call``, a way to call ``overload``, with an error that names the argument of ``function``.
+    """Returns ``call``, a way to call ``overload``, with errors that name the argument of
+    ``function``.
 
     Raises:
         TypeError: an argument has a type that the schema does not take.

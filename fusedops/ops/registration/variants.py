@@ -32,7 +32,7 @@ def check_and_make_fakes(op: str, args: Sequence[Any]) -> Any:
 
 
 def _fake_slice(arg: Any, batch_dim: Any) -> Any:
-    """One slice of a batched argument, as a meta tensor."""
+    """Returns one slice of a batched argument, as a meta tensor."""
     if isinstance(arg, (list, tuple)) and isinstance(batch_dim, (list, tuple)):  # lists of tensors
         return [_fake_slice(*item_and_dim) for item_and_dim in zip(arg, batch_dim, strict=True)]
     if not isinstance(arg, torch.Tensor):

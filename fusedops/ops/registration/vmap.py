@@ -12,14 +12,16 @@ BatchDims = tuple[int | None, ...]
 
 
 def in_front(tensor: torch.Tensor, batch_dim: int | None, batch: int) -> torch.Tensor:
-    """The tensor with the batch as its first dimension; expanded if it is not batched."""
+    """Returns the tensor with the batch as its first dimension, and expands it if it is not
+    batched."""
     if batch_dim is None:
         return tensor.expand(batch, *tensor.shape)
     return tensor.movedim(batch_dim, 0)
 
 
 def written(op: str, name: str, tensor: torch.Tensor, batch_dim: int | None) -> torch.Tensor:
-    """An argument that an op writes, with the batch as its first dimension."""
+    """Returns an argument that an op writes, with the batch as its first dimension, and refuses one
+    that is not batched."""
     if batch_dim is None:
         raise RuntimeError(
             f"{op}: {name} has no batch dimension for vmap, but another argument has: the slices "
@@ -40,8 +42,8 @@ def aligned(tensor: torch.Tensor | None, batch_dim: int | None, rank: int) -> to
 
 
 def shifted_dim(dim: int, rank: int) -> int:
-    """The batch's dimension for ``dim`` of a slice of ``rank`` dimensions; the batch's first
-    dimension numbers the slices."""
+    """Returns the batch's dimension for ``dim`` of a slice of ``rank`` dimensions, because the
+    batch's first dimension numbers the slices."""
     return dim % rank + 1
 
 
@@ -86,7 +88,8 @@ def register_along_dim(op: str) -> None:
 
 
 def _batched(results: Any, are_scalars: bool) -> tuple[Any, Any]:
-    """Results of a batch and their batch dimensions, without the dimension that scalars got."""
+    """Returns results of a batch and their batch dimensions, without the dimension that scalars
+    got."""
     if results is None:
         return None, None
     if isinstance(results, torch.Tensor):
