@@ -20,7 +20,8 @@ _RULES = "fusedops.integrations.dtensor"
 
 
 class _ImportingRules(simple_registry.GenericTorchDispatchRuleHolder):
-    """The rules of one op for subclasses of Tensor."""
+    """Holds the rules of one op for subclasses of Tensor, and imports those for DTensor when first
+    asked."""
 
     def find(self, torch_dispatch_class: type) -> Callable[..., Any] | None:
         rule = super().find(torch_dispatch_class)
@@ -31,7 +32,7 @@ class _ImportingRules(simple_registry.GenericTorchDispatchRuleHolder):
 
 
 def _is_dtensor(torch_dispatch_class: type) -> bool:
-    """Whether it is DTensor itself, to which its subclasses hand their calls on."""
+    """Whether a class is DTensor itself, to which its subclasses hand their calls on."""
     module, name = torch_dispatch_class.__module__, torch_dispatch_class.__name__
     return name == "DTensor" and module.startswith("torch.distributed.")
 

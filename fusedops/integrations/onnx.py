@@ -44,13 +44,13 @@ OPSET = 23
 _OLDEST = 18  # has all other operators that are used
 _END = 2**63 - 1  # of a Slice up to the end
 
-#: It is Any because its annotations fit the values of a script, and here it gets those of a graph.
+#: opset18's annotations are for values of a script. Here it gets values of a graph, and is Any.
 op: Any = opset18
 Value = Any  # a value of the graph; its dtype is known if torch created it
 
 
 def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The translations of our ops for `torch.onnx.export(program, dynamo=True,
+    """Returns the translations of our ops for `torch.onnx.export(program, dynamo=True,
     custom_translation_table=...)`.
 
     Every op is translated, and so are its variants without a derivative or without statistics;
@@ -150,20 +150,20 @@ _PATH = "fusedops.integrations.onnx.export: path is"
 
 
 def _arithmetic(dtype: ir.DataType) -> ir.DataType:
-    """The dtype that an op computes in."""
+    """Returns the dtype that an op computes in."""
     narrow = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     return ir.DataType.FLOAT if dtype in narrow else dtype
 
 
 def _promoted(a: ir.DataType, b: ir.DataType) -> ir.DataType:
-    """The dtype of a sum, as torch promotes it."""
+    """Returns the dtype of a sum, as torch promotes it."""
     if a == b:
         return a
     return ir.DataType.DOUBLE if ir.DataType.DOUBLE in (a, b) else ir.DataType.FLOAT
 
 
 def _convert(value: Value, *dtypes: ir.DataType) -> Value:
-    """Converts from the first dtype to the last, rounding to each in between."""
+    """Converts from the first dtype to the last, and rounds to each in between."""
     for current, following in pairwise(dtypes):
         if current != following:
             value = op.Cast(value, to=following)
@@ -176,13 +176,13 @@ def _result_dtype(input: Value, dtype: ir.DataType | int | None) -> ir.DataType:
 
 
 def _like(number: float, value: Value) -> Value:
-    """A constant in the dtype of `value`, which onnxscript does not know: without the cast the
-    constant would be float32."""
+    """Returns a constant in the dtype of `value`, which onnxscript does not know: without the cast
+    the constant would be float32."""
     return op.CastLike(op.Constant(value=ir.tensor(number, ir.DataType.DOUBLE)), value)
 
 
 def _translation(name: str, translate: Callable[[Any], dict[str, Any]]) -> Callable[..., Any]:
-    """The translation of an op; it has the arguments of the op's schema, which torch reads.
+    """Returns the translation of an op; it has the arguments of the op's schema, which torch reads.
 
     ``translate`` returns the results by their names, from a named tuple of the arguments.
     """
@@ -252,7 +252,7 @@ def _stack_log_softmax(inputs: Sequence[Value], dim: int, stack_dim: int) -> Val
 
 
 def _masked_softmax(call: Any) -> dict[str, Any]:
-    """The results of an op of this family by their names; ``call`` has its arguments."""
+    """Returns the results of an op of this family by their names; ``call`` has its arguments."""
     _refuse_dropout(getattr(call, "p", 0.0))
     result = _result_dtype(call.input, call.dtype)
     computed = _arithmetic(result)
@@ -293,7 +293,8 @@ def _capped(scores: Value, softcap: float | None) -> Value:
 def _softmax_with_sinks(
     scores: Value, sinks: Value | None, computed: ir.DataType
 ) -> tuple[Value, Value | None]:
-    """The softmax of the scores with the sinks as one more column, which is returned separately."""
+    """Returns the softmax of the scores with the sinks as one more column, which is returned
+    separately."""
     if sinks is None:
         return op.Softmax(scores, axis=-1), None
     column = op.Unsqueeze(_convert(sinks, sinks.dtype, computed), [-1])
@@ -303,8 +304,8 @@ def _softmax_with_sinks(
 
 
 def _visible(call: Any, mask: Value | None) -> Value | None:
-    """True in columns that neither a bool mask, nor a diagonal, nor a bound hides; None if nothing
-    is hidden."""
+    """Returns True in columns that neither a bool mask, nor a diagonal, nor a bound hides; None if
+    nothing is hidden."""
     conditions = [] if mask is None else [mask]
     input, lower = call.input, call.lower_diagonal
     if lower is not None:
@@ -321,13 +322,13 @@ def _visible(call: Any, mask: Value | None) -> Value | None:
 
 
 def _positions(input: Value, dim: int) -> Value:
-    """0, 1, ... up to the size of a dimension."""
+    """Returns 0, 1, ... up to the size of a dimension."""
     size = op.Squeeze(op.Shape(input, start=dim, end=dim + 1 or None))
     return op.Range(op.Constant(value_int=0), size, op.Constant(value_int=1))
 
 
 def _shifted_queries(input: Value, diagonal: int | Value) -> Value:
-    """The key at which ``diagonal`` crosses each query, in shape [queries, 1]."""
+    """Returns the key at which ``diagonal`` crosses each query, in shape [queries, 1]."""
     return op.Unsqueeze(op.Add(_positions(input, -2), diagonal), [1])
 
 
@@ -344,7 +345,7 @@ def _has_visible_column(scores: Value, visible: Value | None) -> Value:
 
 
 def _nothing(like: Value) -> Value:
-    """A tensor without elements, in the dtype of another."""
+    """Returns a tensor without elements, in the dtype of another."""
     return op.CastLike(op.Constant(value=ir.tensor([], ir.DataType.FLOAT)), like)
 
 
@@ -365,7 +366,8 @@ def _cross_entropy(call: Any) -> dict[str, Any]:
 
 
 def _row_losses(z: Value, call: Any, reads_ignored: bool = False) -> dict[str, Any]:
-    """The results by their names. ``lse`` is not rounded further, so that its error is 0."""
+    """Returns the results by their names. ``lse`` is not rounded further, so that its error is
+    0."""
     lse = op.ReduceLogSumExp(z, [-1], keepdims=0)
     zeros = op.Expand(_like(0.0, lse), op.Shape(lse))
     classes = op.Cast(call.target, to=ir.DataType.INT64)
@@ -415,7 +417,7 @@ def _norm_translation(norm: NormOp, opset_version: int) -> Callable[..., Any]:
 
 
 def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, Any]:
-    """The results by their names."""
+    """Returns the results by their names."""
     total, dtype = named["input"], named["input"].dtype
     if norm.has_residual:  # the sum is computed even where it is not wanted
         total, dtype = _sum(total, named["residual"], named["p"])
@@ -439,7 +441,7 @@ def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, 
 
 
 def _sum(input: Value, residual: Value, p: float) -> tuple[Value, ir.DataType]:
-    """The sum and its dtype."""
+    """Returns the sum and its dtype."""
     _refuse_dropout(p)
     dtype = _promoted(input.dtype, residual.dtype)
     computed = _arithmetic(dtype)
@@ -458,14 +460,14 @@ def _layer_norm(x: Value, computed: ir.DataType, named: dict[str, Any]) -> dict[
 
 
 def _ones(x: Value, rank: int) -> Value:
-    """A weight of ones for a norm over the last ``rank`` dimensions without weight."""
+    """Returns a weight of ones for a norm over the last ``rank`` dimensions without weight."""
     return op.Expand(_like(1.0, x), op.Shape(x, start=-rank))
 
 
 def _rms_norm(
     x: Value, dtypes: tuple[ir.DataType, ir.DataType], named: dict[str, Any], *, is_operator: bool
 ) -> dict[str, Any]:
-    """``dtypes``: that of the result, and the one that is computed in."""
+    """Translates rms_norm. ``dtypes`` are that of the result, and the one that is computed in."""
     rank, eps, weight = len(named["normalized_shape"]), named["eps"], named["weight"]
     rstd = _reciprocal_rms(x, list(range(-rank, 0)), eps)
     ones = _ones(x, rank)
@@ -486,7 +488,7 @@ def _rms_norm(
 
 
 def _decomposed_norm(kind: NormKind, x: Value, named: dict[str, Any]) -> dict[str, Any]:
-    """A norm that ONNX has no operator for."""
+    """Composes a norm that ONNX has no operator for."""
     dims = list(range(-len(named["normalized_shape"]), 0))
     output, statistics = _normalized(kind, x, dims, named["eps"])
     for name, apply in (("weight", op.Mul), ("bias", op.Add)):
@@ -496,7 +498,8 @@ def _decomposed_norm(kind: NormKind, x: Value, named: dict[str, Any]) -> dict[st
 
 
 def _spatial_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) -> dict[str, Any]:
-    """Decomposed, because ONNX's operators take the last dimensions only."""
+    """Composes a norm over one dimension, because ONNX's operators take the last dimensions
+    only."""
     dim = named["dim"]
     output, statistics = _normalized(kind, x, [dim] if rank else None, named["eps"])
     after = list(range(1, rank - dim % max(rank, 1)))  # the dimensions after `dim`
@@ -511,7 +514,8 @@ def _spatial_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) ->
 def _normalized(
     kind: NormKind, x: Value, dims: list[int] | None, eps: float
 ) -> tuple[Value, dict[str, Value]]:
-    """(x - mean) rstd, and the statistics by their names. A scalar has no dims to reduce over."""
+    """Returns (x - mean) rstd, and the statistics by their names. A scalar has no dims to reduce
+    over."""
     statistics = {}
     if kind.has_mean:
         statistics["mean"] = op.ReduceMean(x, dims, keepdims=1)
@@ -526,7 +530,7 @@ def _over_root(centered: Value, dims: list[int] | None, eps: float) -> tuple[Val
 
 
 def _reciprocal_rms(x: Value, dims: list[int] | None, eps: float) -> Value:
-    """The reciprocal of the root of the mean square plus eps."""
+    """Returns the reciprocal of the root of the mean square plus eps."""
     mean_square = op.ReduceMean(op.Mul(x, x), dims, keepdims=1)
     return op.Reciprocal(op.Sqrt(op.Add(mean_square, _like(eps, x))))
 
@@ -540,7 +544,8 @@ def _over_deviation(centered: Value, dims: list[int], eps: float) -> tuple[Value
 
 
 def _over_norm(x: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
-    """Does not use LpNormalization, which takes a single axis and no eps."""
+    """Returns x / max(norm, eps) and the reciprocal. LpNormalization, which takes a single axis and
+    no eps, is not used."""
     norm = op.Max(op.ReduceL2(x, dims, keepdims=1), _like(eps, x))
     return op.Div(x, norm), op.Reciprocal(norm)
 

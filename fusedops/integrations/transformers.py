@@ -47,8 +47,8 @@ def register(name: str = NAME) -> None:
 
 
 def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tensor | None:
-    """The mask of `attention_forward`: bool, True where visible, or None where causality is all
-    that it would express.
+    """Returns the mask of `attention_forward`: bool, True where visible, or None where causality is
+    all that it would express.
 
     Args:
         args, kwargs: those of ``transformers.masking_utils.sdpa_mask``.
@@ -70,7 +70,8 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _uses_the_interface(config: Any) -> bool:
-    """`_source_uses_the_interface`, as a constant, because torch.compile ignores its cache."""
+    """Calls `_source_uses_the_interface`, as a constant, because torch.compile ignores its
+    cache."""
     return _source_uses_the_interface(config)
 
 
@@ -99,7 +100,7 @@ def attention_forward(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention with its weights, as transformers' modules call it.
+    r"""Computes attention with its weights, as transformers' modules call it.
 
     :math:`w = \mathrm{dropout}_p(\mathrm{softmax}(\mathrm{cap}(s\, q k^T) + b + m))`, by
     :func:`fusedops.masked_softmax_dropout`, and :math:`w v`. Weights are computed in float32
@@ -155,7 +156,7 @@ def attention_forward(
 
 
 def _by_group(tensor: torch.Tensor, groups: int) -> torch.Tensor:
-    """[batch, heads, queries, n] as [batch, groups, heads of a group * queries, n]."""
+    """Views [batch, heads, queries, n] as [batch, groups, heads of a group * queries, n]."""
     return tensor.reshape(tensor.shape[0], groups, -1, tensor.shape[3])
 
 

@@ -1,5 +1,5 @@
-"""A branch, which is a function and its arguments: checks of what the user gave and of what the
-branch returns, and the report of its errors."""
+"""Makes branches, which are functions with their arguments, checks what they return, and reports
+their errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _branch(index: int, function: Function, entry: Input) -> Branch:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an argument, in tuples, lists and dicts too."""
+    """Yields the tensors in an argument, in tuples, lists and dicts too."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -76,7 +76,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def common_device(branches: list[Branch]) -> torch.device:
-    """The device of all branches. CPU tensors do not count in a branch that has others too."""
+    """Returns the device of all branches. CPU tensors do not count in a branch that has others
+    too."""
     first: tuple[int, torch.device] | None = None
     for index, branch in enumerate(branches):
         devices = {tensor.device for tensor in tensors_in(branch.arguments)}

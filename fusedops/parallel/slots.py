@@ -12,7 +12,7 @@ import torch
 
 
 def checked_dim(results: list[torch.Tensor], dim: int) -> int:
-    """``dim`` as a non-negative number; raises where the results cannot be stacked."""
+    """Returns ``dim`` as a non-negative number, and raises where the results cannot be stacked."""
     first = results[0]
     for index, result in enumerate(results):
         if result.shape != first.shape:
@@ -29,7 +29,7 @@ def checked_dim(results: list[torch.Tensor], dim: int) -> int:
 
 
 def wrapped_dim(dim: int, result: torch.Tensor) -> int:
-    """``dim`` of a stack of tensors like ``result``, as a non-negative number."""
+    """Returns ``dim`` of a stack of tensors like ``result``, as a non-negative number."""
     bound = result.dim() + 1
     if not -bound <= dim < bound:
         raise IndexError(
@@ -40,7 +40,8 @@ def wrapped_dim(dim: int, result: torch.Tensor) -> int:
 
 
 class Slots:
-    """The output, which is allocated when the first result is known, and the results in it."""
+    """Holds the output, which is allocated when the first result is known, and the results in
+    it."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Slots:
         self._metadata = _metadata(result)
 
     def stacked(self) -> torch.Tensor:
-        """The output, after every result has been put into its slot."""
+        """Returns the output, after every result has been put into its slot."""
         dim = checked_dim(self._results, self._dim)
         if not self._complete or self._buffer is None:
             # torch.stack handles mixed dtypes and sparse results.
@@ -108,7 +109,7 @@ def _is_plain(result: torch.Tensor) -> bool:
 
 
 def _metadata(result: torch.Tensor) -> tuple[Any, ...]:
-    """The properties that results must share to be copied into one buffer."""
+    """Returns the properties that results must share to be copied into one buffer."""
     strides = result.stride() if _may_be_channels_last(result) else None
     return result.shape, result.dtype, result.device, strides
 
@@ -134,7 +135,7 @@ def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 def _stack_layout(
     result: torch.Tensor, count: int, dim: int
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Shape and strides of a stack of ``count`` tensors like ``result``."""
+    """Returns shape and strides of a stack of ``count`` tensors like ``result``."""
     if _may_be_channels_last(result):
         like = torch.empty_strided(result.shape, result.stride(), device="meta")
         stack = torch.stack([like] * count, dim)  # 0.1 ms, so not for contiguous results

@@ -14,8 +14,8 @@ from fusedops.parallel.slots import Slots
 
 
 class CudaStreams:
-    """The functions of torch.cuda used here. The tests substitute a class that records the order
-    of the calls."""
+    """Calls the functions of torch.cuda that are used here. Tests replace it by a class that
+    records the order of the calls."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -25,7 +25,8 @@ class CudaStreams:
 
     @contextmanager
     def borrowed(self, count: int) -> Iterator[list[torch.cuda.Stream]]:
-        """Streams for one call. Calls inside its branches, or on other threads, get others."""
+        """Yields streams for one call. Calls inside its branches, or on other threads, get other
+        streams."""
         idle = vars(_idle_streams).setdefault(str(self._device), [])
         taken = [idle.pop() if idle else torch.cuda.Stream(self._device) for _ in range(count)]
         try:

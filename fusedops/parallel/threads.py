@@ -91,8 +91,8 @@ class _Run:
             return self._next - 1
 
     def _finish(self, index: int) -> None:
-        # Caught here because the context managers between this call and the loop change some
-        # errors that pass through them.
+        # Errors are caught here because the context managers between this call and the loop change
+        # some errors that pass through them.
         try:
             self._slots.put(index, call(index, self._branches[index]))
         except BaseException as error:
@@ -123,7 +123,7 @@ class _Run:
 
 
 def most_threads() -> int:
-    """The number of threads including the caller's: one a core, but at least two."""
+    """Returns the number of threads including the caller's: one a core, but at least two."""
     return max(2, len(os.sched_getaffinity(0)))
 
 
@@ -161,12 +161,12 @@ def _intra_op_threads(count: int) -> Iterator[None]:
 
 @functools.cache
 def _torch_libraries() -> ctypes.PyDLL:
-    """The symbols of all libraries that torch is linked to."""
+    """Returns the symbols of all libraries that torch is linked to."""
     return ctypes.PyDLL(torch._C.__file__)
 
 
 class _CallersState:
-    """The state of the calling thread, which every branch gets on whatever thread it runs.
+    """Holds the state of the calling thread, which every branch gets on whatever thread it runs.
 
     Context variables and the grad mode are reset after each branch, because it is arbitrary which
     branches run on the same thread.
@@ -195,7 +195,7 @@ class _CallersState:
 
 
 class _Autocast(NamedTuple):
-    """A thread's autocast state.
+    """Holds a thread's autocast state.
 
     devices: by device type, whether autocast is enabled, and its dtype.
     cache: whether the cache of converted weights is enabled.

@@ -62,7 +62,7 @@ def replace_modules(model: nn.Module) -> Replacements:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
-    """Each module once, with all of its paths."""
+    """Returns each module once, with all of its paths."""
     paths: dict[nn.Module, tuple[str, ...]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         paths[module] = (*paths.get(module, ()), path)
@@ -70,7 +70,8 @@ def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
 
 
 def _counterpart(module: nn.Module) -> type[nn.Module] | None:
-    """Our class for a module's class or its base; None if there is none, or the module is ours."""
+    """Returns our class for a module's class or its base, or None if there is none or the module is
+    ours."""
     if type(module) in _COUNTERPARTS.values():
         return None
     counterparts = (target for base, target in _COUNTERPARTS.items() if isinstance(module, base))
@@ -96,8 +97,8 @@ def _reason_to_leave(module: nn.Module) -> str:
 
 
 def _why_attributes_conflict(module: nn.Module) -> str:
-    """Why the module cannot become ours in place: an attribute that ours reads has another value.
-    Empty if there is none."""
+    """Returns why the module cannot become ours in place: an attribute that ours reads has another
+    value. Returns "" if there is no such attribute."""
     for name, value in _settings(module).items():
         if getattr(module, name, value) != value:
             return f"its attribute {name} means something else in {_name(ours.RMSNorm)}"
@@ -126,7 +127,7 @@ def _change(module: nn.Module, target: type[nn.Module]) -> Change:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """The attributes that our RMSNorm has and a module that it replaces may lack."""
+    """Returns the attributes that our RMSNorm has and a module that it replaces may lack."""
     if isinstance(module, nn.RMSNorm):
         return {"variant": "torch"}
     norm = known_norm(module)

@@ -20,7 +20,7 @@ from fusedops.functional import RmsVariant
 
 @dataclass(frozen=True)
 class KnownNorm:
-    """What a form of RMSNorm computes.
+    """Says what a form of RMSNorm computes.
 
     variant: that of :func:`fusedops.rms_norm`.
     eps: the name of the attribute with eps.
@@ -58,7 +58,8 @@ def _norm(self, x):
 
 
 def known_norm(module: nn.Module) -> KnownNorm | None:
-    """What a module computes if its class is a known form of RMSNorm, else None."""
+    """Returns what a module computes if its class has a form of RMSNorm that is listed here, else
+    None."""
     if type(module).__call__ is not nn.Module.__call__:
         return None
     methods = tuple(getattr(type(module), name, None) for name in ("forward", "_norm"))
@@ -70,7 +71,7 @@ def known_norm(module: nn.Module) -> KnownNorm | None:
 
 @functools.cache
 def _source(methods: tuple[Any, ...]) -> str:
-    """The source of methods that are not None; empty where Python does not have it."""
+    """Returns the source of the methods that are not None, or "" where Python does not have it."""
     try:
         return "".join(textwrap.dedent(inspect.getsource(method)) for method in methods if method)
     except (OSError, TypeError):
@@ -90,7 +91,8 @@ def _forms() -> dict[str, KnownNorm]:
 
 @functools.cache
 def _normal_form(source: str) -> str:
-    """The code of functions, with local variables numbered in the order in which they appear."""
+    """Returns the code of functions, with local variables numbered in the order in which they
+    appear."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     return "\n".join(map(_unparsed, functions))
 

@@ -10,7 +10,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class ReplacedModule:
-    """A softmax or norm module of a model.
+    """Describes a softmax or norm module of a model.
 
     paths: its dotted paths; several if it is shared, "" for the model itself.
     was: the name of its class.
@@ -26,7 +26,7 @@ class ReplacedModule:
 
 @dataclass
 class Replacements:
-    """What `replace_modules` did to a model. `str(replacements)` is a plain-text table.
+    """Says what `replace_modules` did to a model. `str(replacements)` is a plain-text table.
 
     modules: every softmax and norm module, in the model's order.
     """
@@ -71,7 +71,7 @@ class Replacements:
 
 @dataclass(frozen=True)
 class Change:
-    """A module's change of class, and the attributes that were added to it."""
+    """Records a module's change of class, and the attributes that were added to it."""
 
     module: nn.Module
     old_class: type[nn.Module]

@@ -1,4 +1,4 @@
-"""The ops on DTensors: but for linear_cross_entropy, they take them as torch's own ops do.
+"""Registers the ops for DTensors, which all but linear_cross_entropy take as torch's own ops do.
 
 Importing this package registers a rule for each op; the first op that gets a DTensor imports it.
 docs/distributed.md has what is computed where, and which bytes are sent.

@@ -28,7 +28,7 @@ Compute = Callable[["Call", Partition, dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a family of ops runs its calls.
+    """Says how a family of ops runs its calls.
 
     space: describes a call.
     compute: computes a rank's part; by default the op itself does.
@@ -46,7 +46,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op: its arguments by name, and the mesh of its DTensors."""
+    """Holds the arguments of a call of an op by name, and the mesh of its DTensors."""
 
     overload: Any
     named: dict[str, Any]
@@ -54,7 +54,7 @@ class Call:
 
     @classmethod
     def of(cls, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-        """The call of these arguments, checked to be on one mesh."""
+        """Returns the call of these arguments, which must be on one mesh."""
         arguments = overload._schema.arguments
         named = {argument.name: argument.default_value for argument in arguments}
         named.update(zip(named, args, strict=False))
@@ -73,11 +73,11 @@ class Call:
 
     @property
     def results(self) -> list[str]:
-        """The names of the op's results."""
+        """Returns the names of the op's results."""
         return [result.name for result in self.overload._schema.returns]
 
     def reduced_dims(self, rank: int) -> tuple[int, ...]:
-        """The dimensions of an input that a row consists of: ``dim``, or the last ones."""
+        """Returns the dimensions of an input that a row consists of: ``dim``, or the last ones."""
         if "dim" in self:
             return (self["dim"] % rank,) if rank else ()
         return tuple(range(rank - len(self["normalized_shape"]), rank))
@@ -87,14 +87,14 @@ class Call:
         return self.overload(*local.values())
 
     def results_meta(self) -> Any:
-        """The results for the whole tensors, without memory. The op's fake kernel makes them, and
-        refuses bad arguments in the words that it has for plain tensors."""
+        """Returns the results for the whole tensors, without memory. The op's fake kernel makes
+        them, and refuses bad arguments in the words that it has for plain tensors."""
         with _disable_current_modes():
             return self.run({name: _map(_meta, value) for name, value in self.named.items()})
 
 
 def run(call: Call, rule: Rule) -> Any:
-    """The results of a call, as DTensors."""
+    """Returns the results of a call, as DTensors."""
     space = rule.space(call)
     if rule.written is not None:  # this argument keeps its placements
         space = replace(space, deciding_tensors=(rule.written,))
@@ -164,8 +164,8 @@ def _wrapped(
 
 
 def _common_mesh(overload: Any, arguments: dict[str, Any]) -> DeviceMesh:
-    """The mesh of all DTensors. A plain tensor of one element is taken to be the same on all ranks;
-    any other is refused, unless torch replicates it implicitly."""
+    """Returns the mesh of all DTensors. A plain tensor of one element is taken to be the same on
+    all ranks; any other is refused, unless torch replicates it implicitly."""
     op, tensors = overload._schema.name, dict(_tensors(arguments))
     meshes = {name: t.device_mesh for name, t in tensors.items() if isinstance(t, DTensor)}
     (first, mesh), *others = meshes.items()
@@ -205,8 +205,8 @@ def _check_written(call: Call, name: str, wanted: list[Placement]) -> None:
 
 
 def _common_seed(seed: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """One seed for all ranks, the greatest of theirs: each draws its own, and replicas must drop
-    the same elements."""
+    """Returns one seed for all ranks, the greatest of theirs. Each rank draws a seed, but replicas
+    must drop the same elements."""
     if mesh.get_coordinate() is None:
         return seed
     for mesh_dim in range(mesh.ndim):

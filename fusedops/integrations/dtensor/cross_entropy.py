@@ -1,8 +1,9 @@
-"""Cross entropy of DTensors, also where the classes are divided among ranks.
+"""Computes the cross entropy of DTensors, also where the classes are divided among ranks.
 
-No rank has a whole row of logits or probabilities then: forward, each rank sends three numbers a
-row (lse, its rounding error, and the loss where it has the row's class) by one all-gather, and
-backward none. Label smoothing needs the mean of the logits too: with it the classes are gathered.
+No rank then has a whole row of logits or probabilities. In the forward pass each rank sends three
+numbers a row by one all-gather: lse, its rounding error, and the loss if the rank has the row's
+class. In the backward pass it sends nothing. With label smoothing, which needs the mean of the
+logits too, the classes are gathered.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> tuple[
 
 
 def _own_part(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """lse and its rounding error of this rank's part of each row, and the loss of the row's class
-    within the part, where it is in it."""
+    """Returns lse and its rounding error of this rank's part of each row, and the loss of the row's
+    class within the part, or _ELSEWHERE if the class is in another part."""
     logits, target = local["input"], local["target"]
     columns = logits.shape[-1]
     if columns == 0:
@@ -119,10 +120,10 @@ def _own_part(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...
 
 
 def _merged_losses(lse: torch.Tensor, loss: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """The losses of whole rows from those of their parts, which are the first dimension.
+    """Returns the losses of whole rows from those of their parts, which are the first dimension.
 
-    With z the logit of the class, it is log(1 + (e^loss - 1) + the sum of e^(lse - z) over the
-    other ranks), whose small values keep their digits; large ones are the difference of lse and z.
+    With z the logit of the class, a row's loss is log(1 + (e^loss - 1) + the sum of e^(lse - z)
+    over the other ranks), whose small values keep their digits. Large losses are the row's lse - z.
     """
     is_here = loss != _ELSEWHERE
     logit = sum_of_parts((lse - loss).masked_fill(~is_here, 0))
@@ -133,7 +134,7 @@ def _merged_losses(lse: torch.Tensor, loss: torch.Tensor, total: torch.Tensor) -
 
 
 def _index(part: Partition, local: dict[str, Any]) -> torch.Tensor:
-    """Each row's class, counted from this rank's first."""
+    """Returns each row's class, counted from this rank's first."""
     index: torch.Tensor = local["target"].to(torch.int64) - part.start(local["input"].dim() - 1)
     return index
 

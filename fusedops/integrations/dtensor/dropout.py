@@ -30,7 +30,8 @@ def draws_for_part(call: Call, part: Partition) -> bool:
 
 
 def multiplier(call: Call, part: Partition, like: torch.Tensor, columns: int) -> torch.Tensor:
-    """Dropout's factors for ``like``, this rank's part, whose last dimensions are the columns.
+    """Returns dropout's factors for ``like``, this rank's part, whose last dimensions are the
+    columns.
 
     columns: how many dimensions a row consists of; every rank has all of them.
     """
@@ -44,7 +45,7 @@ def multiplier(call: Call, part: Partition, like: torch.Tensor, columns: int) ->
 
 
 def _row_numbers(part: Partition, like: torch.Tensor, rank: int) -> torch.Tensor:
-    """For each of this rank's rows its number in the whole tensor."""
+    """Returns for each of this rank's rows its number in the whole tensor."""
     numbers = torch.zeros((), dtype=torch.int64, device=like.device)
     for dim in range(rank):
         start = part.start(dim) if dim in part.divided else 0
@@ -54,7 +55,8 @@ def _row_numbers(part: Partition, like: torch.Tensor, rank: int) -> torch.Tensor
 
 
 def _philox(seed: torch.Tensor, rows: torch.Tensor, cols: int) -> torch.Tensor:
-    """The 32-bit words of some rows, by Philox4x32-7 (Salmon, Moraes, Dror and Shaw, 2011)."""
+    """Returns the 32-bit words of some rows, by Philox4x32-7 (Salmon, Moraes, Dror and Shaw,
+    2011)."""
     block = torch.arange(-(-cols // 4), device=rows.device).expand(rows.numel(), -1)
     row = rows.unsqueeze(1).expand_as(block)
     counter = [block, row & _LOW, row >> 32, torch.zeros_like(row)]
@@ -67,7 +69,8 @@ def _philox(seed: torch.Tensor, rows: torch.Tensor, cols: int) -> torch.Tensor:
 
 
 def _product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The upper and the lower half of a product of 32-bit numbers, which can overflow int64."""
+    """Returns the upper and the lower half of a product of 32-bit numbers, which can overflow
+    int64."""
     low = a * (b & 0xFFFF)
     high = a * (b >> 16) + (low >> 16)
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

@@ -17,7 +17,7 @@ OPS = (
 def refuse(
     cls: type, overload: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Raises with what to call instead."""
+    """Raises an error that says what to call instead."""
     names = [argument.name for argument in overload._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     name = next(name for name, value in given.items() if isinstance(value, DTensor))

@@ -1,9 +1,9 @@
 """masked_softmax of DTensors.
 
-Arguments that refer to positions in the whole tensor are adapted to a rank's part: it moves the
-diagonals by its first query and its first key, the bounds of rows by its first key, and dropout.py
-draws the random numbers of its rows. masked_softmax_keys.py computes rows whose keys are divided
-among ranks. With dropout, whose random numbers belong to whole rows, such keys are gathered.
+Arguments that refer to positions in the whole tensor are adapted to a rank's part: the rank moves
+the diagonals by its first query and its first key, and the bounds of rows by its first key, and
+dropout.py draws the random numbers of its rows. masked_softmax_keys.py computes rows whose keys are
+divided among ranks. With dropout, whose random numbers belong to whole rows, the keys are gathered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def _on_own_queries(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 
 
 def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """The call with dropout, for this rank's rows; products with its factor are rounded once."""
+    """Calls the op with dropout, for this rank's rows. Products with dropout's factor are rounded
+    once."""
     if "input" not in local:
         return _dropping_backward(call, part, local)
     dtype = local["dtype"] or local["input"].dtype
@@ -61,7 +62,7 @@ def _dropping_backward(call: Call, part: Partition, local: dict[str, Any]) -> An
     return call.run(local | wide | {"p": 0.0})
 
 
-#: For each op how it computes rows whose keys are divided, and the argument that it writes into.
+#: Says for each op how it computes rows whose keys are divided, and which argument it writes into.
 _OPS = {
     **dict.fromkeys(("", "_dropout", "_sinks"), (forward, None)),
     **dict.fromkeys(("_backward", "_sinks_backward", "_dropout_backward"), (backward, None)),

@@ -1,4 +1,4 @@
-"""masked_softmax where the keys of each row are divided among ranks.
+"""Computes masked_softmax where the keys of each row are divided among ranks.
 
 Each rank computes the scores of its keys by torch's own functions, in float32 or wider. The ranks
 exchange the maximum and the sum of their parts, as softmax.py does, and backward the sum of the
@@ -23,7 +23,8 @@ _KEYS = -1
 
 
 def at_own_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, with diagonals and bounds that count from this rank's first query and key."""
+    """Returns the arguments, with diagonals and bounds that count from this rank's first query and
+    key."""
     queries, keys = (len(part.sizes) - back for back in (2, 1))
     first_query, first_key = (
         part.start(dim) if dim in part.divided else 0 for dim in (queries, keys)
@@ -35,7 +36,7 @@ def at_own_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
 
 
 def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """The op's results for this rank's keys."""
+    """Returns the op's results for this rank's keys."""
     arguments = SimpleNamespace(**{"dtype": None} | at_own_positions(part, local))
     scores, hides_all = masked_scores(arguments)
     of_part = [*own_statistics(scores, _KEYS)]
@@ -59,7 +60,7 @@ def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 def _with_sink(
     sinks: torch.Tensor | None, maxima: torch.Tensor, sums: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The statistics of the parts, with the sinks as one more part."""
+    """Returns the statistics of the parts, with the sinks as one more part."""
     if sinks is None:
         return maxima, sums
     sink = _column(sinks, maxima[0]).unsqueeze(0)
@@ -67,15 +68,15 @@ def _with_sink(
 
 
 def _column(sinks: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The sinks as another column of their rows."""
+    """Returns the sinks as another column of their rows."""
     return sinks.to(like.dtype).unsqueeze(-1).expand_as(like)
 
 
 def backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """The gradients, for this rank's keys; divided rows have no dropout."""
+    """Returns the gradients for this rank's keys. Divided rows have no dropout."""
     arguments = SimpleNamespace(**at_own_positions(part, local))
     wide = torch.promote_types(arguments.probabilities.dtype, torch.float32)
-    # In products of both, torch makes the gradient as wide.
+    # torch converts the gradient to the dtype of y in products of the two.
     g, y = arguments.grad_output, arguments.probabilities.to(wide)
     total = part.all_reduce((g * y).sum(_KEYS, keepdim=True), _keys(part))
     grad = masked_gradient(arguments, g, y, total)
@@ -91,7 +92,7 @@ def _keys(part: Partition) -> tuple[int]:
 
 
 def _results(call: Call, only: torch.Tensor, by_name: dict[str, torch.Tensor]) -> Any:
-    """One result, or those of the op in its order, each with memory of its own."""
+    """Returns the op's only result, or its results in order, each with memory of its own."""
     if len(call.results) < 2:
         return only
     first, *others = (by_name[name] for name in call.results)

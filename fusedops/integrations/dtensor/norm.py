@@ -83,7 +83,7 @@ def _backward_with_dropout(call: Call, part: Partition, local: dict[str, Any], c
 
 @dataclass(frozen=True)
 class _SplitNorm:
-    """A norm whose rows are divided: its kind, its call and this rank's part."""
+    """Describes a norm whose rows are divided: its kind, its call and this rank's part."""
 
     kind: NormKind
     call: Call
@@ -103,12 +103,12 @@ class _SplitNorm:
         return math.prod(self.part.sizes[dim] for dim in self.dims)
 
     def row_sums(self, *values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The sum of each of ``values`` over a row, by one all-reduce."""
+        """Returns the sum of each of ``values`` over a row, by one all-reduce."""
         sums = torch.stack([value.sum(self.dims, keepdim=True) for value in values])
         return self.part.all_reduce(sums, self.dims).unbind()
 
     def moments(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean of a row and the sum of squares about that mean, by one all-gather."""
+        """Returns the mean of a row and the sum of squares about that mean, by one all-gather."""
         count = math.prod(input.shape[dim] for dim in self.dims)
         mean_of_part = input.sum(self.dims, keepdim=True) / max(count, 1)
         squares_of_part = (input - mean_of_part).square().sum(self.dims, keepdim=True)
@@ -118,15 +118,15 @@ class _SplitNorm:
         return mean, sum_of_parts(squares + sizes * (means - mean).square())
 
     def _sizes_of_parts(self, like: torch.Tensor) -> torch.Tensor | int:
-        """The number of elements of a row in each part: one int if it is the same for all parts,
-        because a tensor of numbers would have to be copied to a GPU."""
+        """Returns the number of elements of a row in each part: one int if it is the same for all
+        parts, because a tensor of numbers would have to be copied to a GPU."""
         first, *others = self.part.counts(self.dims)
         if all(count == first for count in others):
             return first
         return like.new_tensor([first, *others]).view(-1, *[1] * (like.dim() - 1))
 
     def column(self, name: str, dtype: torch.dtype) -> torch.Tensor | float:
-        """weight or bias, in a shape that broadcasts to the input."""
+        """Returns weight or bias, in a shape that broadcasts to the input."""
         parameter = self.local.get(name)
         if parameter is None:
             return 1.0 if name == "weight" else 0.0
@@ -190,7 +190,7 @@ def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 
 
 def _needed(local: dict[str, Any]) -> list[bool]:
-    """Which gradients the op returns; a row that is divided has no dropout."""
+    """Returns which gradients the op computes. A row that is divided has no dropout."""
     mask: list[bool] = local["output_mask"]
     if "sum" not in local:
         return mask
@@ -199,7 +199,8 @@ def _needed(local: dict[str, Any]) -> list[bool]:
 
 
 def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) -> torch.dtype:
-    """The dtype of the tensor whose gradient it is: a term of a sum, a parameter or the input."""
+    """Returns the dtype of the tensor whose gradient it is: a term of a sum, a parameter or the
+    input."""
     what = name.removeprefix("grad_")
     parameter = local.get(what) if what in _OF_COLUMNS else None
     like = input if parameter is None else parameter
@@ -210,7 +211,7 @@ def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) ->
 def _projected(
     norm: _SplitNorm, g: torch.Tensor, normalized: torch.Tensor, rstd: torch.Tensor
 ) -> torch.Tensor:
-    """rstd (g - mean(g) - n along_n(g)), as fusedops/ops/norm.py has it for each kind."""
+    """Returns rstd (g - mean(g) - n along_n(g)), as fusedops/ops/norm.py has it for each kind."""
     *total, products = norm.row_sums(*([g] if norm.kind.has_mean else []), g * normalized)
     along_n = norm.kind.scale.along_n(products, rstd, norm.cols, norm.local.get("eps", 0.0))
     shift = total[0] / norm.cols if total else 0.0

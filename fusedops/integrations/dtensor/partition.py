@@ -24,7 +24,8 @@ Dims = tuple[int | None, ...]
 
 
 class Result(NamedTuple):
-    """The dimensions of a result; ``summed`` if it is a sum over the dimensions that it lacks."""
+    """Holds the dimensions of a result, and whether it is a sum over the dimensions that it
+    lacks."""
 
     dims: Dims
     summed: bool = False
@@ -32,7 +33,7 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions that a call works on.
+    """Describes the dimensions that a call works on.
 
     sizes: the size of each dimension.
     tensors: the dimensions of each argument that is divided; every other is replicated.
@@ -51,7 +52,7 @@ class Space:
 
 
 def aligned(tensor: torch.Tensor | None, sizes: Sequence[int]) -> Dims:
-    """The dimensions of a tensor that broadcasts to the first ``len(sizes)`` of a space."""
+    """Returns the dimensions of a tensor that broadcasts to the first ``len(sizes)`` of a space."""
     if tensor is None:
         return ()
     first = len(sizes) - tensor.dim()
@@ -63,8 +64,8 @@ def aligned(tensor: torch.Tensor | None, sizes: Sequence[int]) -> Dims:
 
 @dataclass(frozen=True)
 class Partition:
-    """Which part of a space each rank computes: the dimension that each mesh dimension divides, or
-    None where all ranks along it compute the same."""
+    """Says which part of a space each rank computes: the dimension that each mesh dimension
+    divides, or None where all ranks along it compute the same."""
 
     mesh: DeviceMesh
     sizes: tuple[int, ...]
@@ -85,11 +86,11 @@ class Partition:
         return any(divided in dims for divided in self.divided if divided is not None)
 
     def start(self, dim: int) -> int:
-        """The first index of this rank's part of a dimension."""
+        """Returns the first index of this rank's part of a dimension."""
         return self._extent(dim, self.mesh.get_coordinate() or ())[0]
 
     def _extent(self, dim: int, coordinates: Sequence[int]) -> tuple[int, int]:
-        """The first index and the size of a rank's part of a dimension, which is cut as by
+        """Returns the first index and the size of a rank's part of a dimension, which is cut as by
         torch.chunk. torch's own function for it reads a tensor, which a compiler cannot do."""
         start, size = 0, self.sizes[dim]
         for mesh_dim, coordinate in enumerate(coordinates):
@@ -100,7 +101,7 @@ class Partition:
         return start, size
 
     def counts(self, dims: Sequence[int]) -> list[int]:
-        """The number of elements of a row on each rank that shares it, in the order of
+        """Returns the number of elements of a row on each rank that shares it, in the order of
         :meth:`all_gather`."""
         coordinate = self.mesh.get_coordinate() or ()
         sharing = [
@@ -110,13 +111,13 @@ class Partition:
         return [math.prod(self._extent(d, at)[1] for d in dims) for at in product(*sharing)]
 
     def all_reduce(self, partial: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
-        """The sum over the ranks that share rows along ``dims``."""
+        """Returns the sum over the ranks that share rows along ``dims``."""
         for mesh_dim in self._sharing(dims):
             partial = all_reduce(partial, "sum", self.mesh, mesh_dim)
         return partial
 
     def all_gather(self, partials: Sequence[torch.Tensor], dims: Iterable[int]) -> torch.Tensor:
-        """``[len(partials), ranks, ...]``: the partials of the ranks that share rows along
+        """Returns ``[len(partials), ranks, ...]``, the partials of the ranks that share rows along
         ``dims``, by one collective for each dimension of the mesh that divides these rows."""
         gathered = torch.stack(tuple(partials)).unsqueeze(0)
         for mesh_dim in reversed(self._sharing(dims)):
@@ -129,9 +130,9 @@ class Partition:
 
 
 def sum_of_parts(parts: torch.Tensor) -> torch.Tensor:
-    """The sum over the first dimension, in an order that depends on its size alone. torch.sum's
-    order on a GPU depends on how many sums there are, so that a row would have other bits in
-    another batch."""
+    """Returns the sum over the first dimension, in an order that depends on its size alone.
+    torch.sum's order on a GPU depends on how many sums there are, so that a row would have other
+    bits in another batch."""
     while (count := parts.shape[0]) > 1:
         half = count // 2
         pairs = parts[:half] + parts[half : 2 * half]
@@ -155,8 +156,8 @@ def _all_gather(part: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Te
 def partition(
     space: Space, arguments: Mapping[str, Any], mesh: DeviceMesh, splits: bool
 ) -> Partition:
-    """Along each mesh dimension, divides the space as the first sharded deciding tensor is
-    divided; rows are divided only with ``splits``.
+    """Divides the space along each mesh dimension, as the first sharded deciding tensor is divided.
+    Rows are divided only with ``splits``.
 
     A sharded tensor takes precedence over a replicated one, which can be sliced for free. A strided
     shard, whose elements are not consecutive, is gathered.

@@ -55,7 +55,7 @@ def _dim(call: Call) -> int:
 
 
 def own_statistics(input: torch.Tensor, dim: int) -> Statistics:
-    """The maximum and the sum of exp(input - maximum) of this rank's part of each row."""
+    """Returns the maximum and the sum of exp(input - maximum) of this rank's part of each row."""
     if input.shape[dim] > 0:
         max, sum = ops.softmax_stats.default(input, dim)
         return max, sum
@@ -65,7 +65,8 @@ def own_statistics(input: torch.Tensor, dim: int) -> Statistics:
 
 
 def merged(maxima: torch.Tensor, sums: torch.Tensor) -> Statistics:
-    """The statistics of whole rows from those of their parts, which are the first dimension."""
+    """Returns the statistics of whole rows from those of their parts, which are the first
+    dimension."""
     max = maxima.amax(0)
     return max, sum_of_parts(sums * (maxima - shift_of(max)).exp())
 
