@@ -1,5 +1,5 @@
-"""Checks for arguments of the wrong type, so that the error names the function and the argument.
-Without them Python or torch would raise an error that names neither. The ops check the rest."""
+"""Refuses arguments of the wrong type with errors that name the function and the argument. Errors
+of Python or torch would name neither. The ops check all else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def wrong(function: str, name: str, value: Any, wanted: str) -> TypeError:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """A question with the known name that is most like the given one, or nothing."""
+    """Returns a question with the candidate that is most like ``name``, or "" if none is."""
 
     def plain(name: str) -> str:
         return name.rpartition(".")[2].replace("_", "").lower()
@@ -31,7 +31,7 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 
 
 def number(function: str, name: str, value: Any) -> float:
-    """``value`` as a float."""
+    """Returns ``value`` as a float."""
     if type(value) is float:
         return value
     if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -61,7 +61,8 @@ def tensor(function: str, name: str, value: Any) -> torch.Tensor:
 
 
 def tensors(function: str, name: str, values: Any) -> list[Any]:
-    """``values`` as a list. A single tensor is refused, although it could be iterated over."""
+    """Returns ``values`` as a list. A single tensor is refused, although it could be iterated
+    over."""
     if type(values) is list:
         return values
     if isinstance(values, (torch.Tensor, str)) or not isinstance(values, Iterable):
@@ -76,7 +77,7 @@ def shape(function: str, name: str, values: Any) -> list[int]:
 
 
 def sizes(function: str, name: str, value: Any) -> tuple[int, ...]:
-    """The sizes of a module's parameters; an int is one size."""
+    """Returns the sizes of a module's parameters; an int is one size."""
     sizes_of_value = tuple(value) if isinstance(value, Iterable) else (value,)
     try:
         converted = tuple(map(operator.index, sizes_of_value))

@@ -17,9 +17,9 @@ FIX_OF_HIDDEN = (
 
 
 def hidden_installation() -> Path | None:
-    """The built package that this folder without libraries hides, because it comes first on
+    """Returns the built package that this folder without libraries hides, because it comes first on
     ``sys.path``: ``python -m`` and ``python -c`` look into the current folder before all others.
-    None if this folder is built, or if no other is."""
+    Returns None if this folder is built, or if no built package is hidden."""
     if _is_built(PACKAGE):
         return None
     candidates = (Path(entry).resolve() / PACKAGE.name for entry in sys.path)
@@ -31,5 +31,5 @@ def _is_built(package: Path) -> bool:
 
 
 def hidden_message(installed: Path) -> str:
-    """The part of an error that says which folder hides the package in ``installed``."""
+    """Returns the part of an error that says which folder hides the package in ``installed``."""
     return f"{PACKAGE} is not built, and hides the package that is installed in {installed}"

@@ -104,8 +104,8 @@ def disable() -> None:
 
 @contextmanager
 def patch() -> Iterator[None]:
-    """`enable()` for a `with` block. The first call of the compiled model, which compiles it, must
-    be inside the block.
+    """Does what `enable()` does, for a `with` block. The first call of the compiled model, which
+    compiles it, must be inside the block.
 
     Source: `torch._inductor.config.patch`, with the passes of :func:`enable`.
     """

@@ -111,7 +111,7 @@ class Config:
         return problem
 
     def fuse_for(self, rule: str) -> str:
-        """The mode of one rule: "profitable", "always" or "never"."""
+        """Returns the mode of one rule: "profitable", "always" or "never"."""
         (_, default), *others = self._settings()
         return dict(others).get(rule, default)
 
@@ -120,13 +120,14 @@ class Config:
         return (rule, "always") in self._settings()
 
     def _settings(self) -> list[tuple[str, str]]:
-        """The (rule, mode) pairs of `fuse`; the first, the default for all rules, has rule ""."""
+        """Returns the (rule, mode) pairs of `fuse`. The first pair has the rule "" and the mode of
+        all rules that have no pair."""
         parts = (part.strip().rpartition("=") for part in self.fuse.split(","))
         return [(rule, mode) for rule, _, mode in parts]
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Config:
-        """The settings in `environment`.
+        """Returns the settings in `environment`.
 
         Warns about a `FUSEDOPS_*` variable that nothing reads. Raises ValueError for an unknown
         value.
@@ -154,7 +155,7 @@ _patched: ContextVar[Config | None] = ContextVar("fusedops.config", default=None
 
 
 def active() -> Config:
-    """The settings of the current context."""
+    """Returns the settings of the current context."""
     return _patched.get() or _default
 
 

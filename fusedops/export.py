@@ -113,7 +113,7 @@ def package(
 
 
 def _copy(graph_module: GraphModule) -> GraphModule:
-    """A copy that shares parameters, constants and fake tensors, on which
+    """Returns a copy that shares parameters, constants and fake tensors, on which
     `copy.deepcopy(graph_module)` fails once `torch.export.unflatten` has run."""
     graph = copy.deepcopy(graph_module.graph)
     # The signature refers to nodes by name, and copying renames nodes named like a builtin, such as
@@ -148,7 +148,7 @@ def _kept(graph_module: GraphModule, calls: Sequence[ModuleCallEntry]) -> Iterat
 
 
 def our_nodes(graph_module: GraphModule) -> Iterator[Node]:
-    """The calls of our ops, including those in subgraphs of no_grad or autocast regions."""
+    """Yields the calls of our ops, including those in subgraphs of no_grad or autocast regions."""
     for body in graph_module.modules():
         for node in body.graph.nodes if isinstance(body, GraphModule) else ():
             if isinstance(node.target, OpOverload) and node.target.namespace == "fusedops":

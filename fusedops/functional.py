@@ -92,7 +92,8 @@ def softmax(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    r"""Softmax along ``dim``: :math:`y_i = e^{x_i - \max x} / \sum_j e^{x_j - \max x}`.
+    r"""Computes the softmax along ``dim``:
+    :math:`y_i = e^{x_i - \max x} / \sum_j e^{x_j - \max x}`.
 
     Sums are accumulated in float32 (float64 for float64), and the result is rounded once. A row
     that consists of ``-inf``, or contains a NaN or ``+inf``, gives NaN, as in PyTorch.
@@ -136,7 +137,8 @@ def log_softmax(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    r"""Log-softmax along ``dim``: :math:`y_i = x_i - \max x - \log \sum_j e^{x_j - \max x}`.
+    r"""Computes the log-softmax along ``dim``:
+    :math:`y_i = x_i - \max x - \log \sum_j e^{x_j - \max x}`.
 
     Args:
         input, dim, dtype, out: as in :func:`softmax`.
@@ -199,7 +201,7 @@ def _check_out_dtype(
 
 
 def softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Statistics of each row for a softmax: :math:`m = \max x` and
+    r"""Computes the statistics of each row for a softmax: :math:`m = \max x` and
     :math:`s = \sum_j e^{x_j - m}`.
 
     They allow a softmax of rows whose segments are on several devices or ranks:
@@ -233,7 +235,7 @@ def softmax_apply(
     dim: int,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    r"""Softmax along ``dim`` from the rows' statistics: :math:`e^{x_i - m} / s`.
+    r"""Computes the softmax along ``dim`` from the rows' statistics: :math:`e^{x_i - m} / s`.
 
     Args:
         input: any shape; float32, bfloat16, float16 or float64.
@@ -286,7 +288,7 @@ def _merged(
 
 
 def _partials(stats: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The (max, sum) of each segment, checked to have one shape, dtype and device."""
+    """Returns the (max, sum) of each segment, checked to have one shape, dtype and device."""
     function = "merge_softmax_stats"
     partials = _arguments.tensors(function, "stats", stats)
     if len(partials) == 0:
@@ -303,7 +305,7 @@ def _partials(stats: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
-    r"""Softmax along ``dim``, in place: it takes no extra memory.
+    r"""Computes the softmax along ``dim`` in place: it takes no extra memory.
 
     Autograd records the call where the input is not a leaf; the derivative needs only the result.
     The operation that computed the input must not have saved it for its own derivative: a matrix
@@ -370,7 +372,7 @@ def masked_softmax(
     sinks: torch.Tensor | float | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    r"""Softmax of masked attention scores over the last dimension, in one pass.
+    r"""Computes the softmax of masked attention scores over the last dimension, in one pass.
 
     :math:`y = \mathrm{softmax}(s x + b + m)` for a float mask. A bool mask sets the scores that it
     hides to ``mask_value``, and so do ``causal``, ``window``, ``start`` and ``end``, which leave a
@@ -467,8 +469,8 @@ def masked_softmax_dropout(
     sinks: torch.Tensor | float | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    r"""Dropout of :func:`masked_softmax`, in the same pass: each element is kept with probability
-    :math:`1 - p` and multiplied by :math:`1 / (1 - p)`; otherwise it becomes 0.
+    r"""Computes :func:`masked_softmax` and its dropout in one pass: each element is kept with
+    probability :math:`1 - p` and multiplied by :math:`1 / (1 - p)`; otherwise it becomes 0.
 
     Random numbers come from Philox4x32-7 with ``seed`` as the key and row and column as the
     counter. They are the same on every device and for any number of threads. The backward pass
@@ -543,8 +545,8 @@ def segment_bounds(
     cu_seqlens: torch.Tensor | None = None,
     length: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``start`` and ``end`` of :func:`masked_softmax` for sequences that are packed into one: each
-    position sees its own sequence. Nothing of queries x keys is allocated.
+    """Returns ``start`` and ``end`` of :func:`masked_softmax` for sequences that are packed into
+    one, so that each position sees its own sequence. Nothing of queries x keys is allocated.
 
     Args:
         segment_ids: int32 or int64 of shape ``[..., length]``, the number of each position's
@@ -590,7 +592,7 @@ def _segment_bounds(
 def _sinks_of(
     function: str, input: torch.Tensor, sinks: torch.Tensor | float | None
 ) -> torch.Tensor | None:
-    """The sinks as a tensor; a number is the sink of every row. Sinks are None here if the
+    """Returns the sinks as a tensor; a number is the sink of every row. Sinks are None here if the
     placeholder of an fx graph stands for None."""
     if sinks is None or isinstance(sinks, torch.Tensor):
         return sinks
@@ -606,7 +608,8 @@ def _require_grad(sinks: torch.Tensor | float | None) -> bool:
 
 
 class _Band(NamedTuple):
-    """The diagonals between which a query sees keys, as in ``torch.triu`` and ``torch.tril``."""
+    """Holds the diagonals between which a query sees keys, as in ``torch.triu`` and
+    ``torch.tril``."""
 
     causal: bool
     diagonal: int
@@ -622,7 +625,7 @@ def _band(input: torch.Tensor, causal: Causal, window: Window | None) -> _Band:
 
 
 def _diagonal(input: torch.Tensor, causal: Causal) -> int:
-    """The diagonal up to which a query sees the keys, as in ``torch.tril``."""
+    """Returns the diagonal up to which a query sees the keys, as in ``torch.tril``."""
     if causal is False or causal is True:
         return 0
     _arguments.one_of("causal", causal, (False, True, "top_left", "bottom_right"))
@@ -648,7 +651,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    r"""Layer normalisation over the last dimensions.
+    r"""Applies layer normalisation over the last dimensions.
 
     :math:`y = (x - \mathrm{mean}) / \sqrt{\mathrm{var} + \epsilon} \cdot w + b`, biased variance.
     Statistics are computed in float32 (float64 for float64), without cancellation where the mean is
@@ -685,7 +688,7 @@ def std_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    r"""Normalisation by the standard deviation over the last dimensions: the LayerNorm of the
+    r"""Normalises by the standard deviation over the last dimensions: the LayerNorm of the
     Annotated Transformer, which differs from :func:`layer_norm`.
 
     :math:`y = (x - \mathrm{mean}) / (\mathrm{std} + \epsilon) \cdot w + b`, where
@@ -724,7 +727,7 @@ def rms_norm(
     *,
     variant: RmsVariant = "torch",
 ) -> torch.Tensor:
-    r"""Root mean square normalisation over the last dimensions.
+    r"""Applies root mean square normalisation over the last dimensions.
 
     :math:`y = x / \sqrt{\mathrm{mean}(x^2) + \epsilon} \cdot w`, computed in float32 (float64 for
     float64). Models use four variants, which round at different places:
@@ -771,7 +774,7 @@ def _rounded_rms_norm(
     eps: float,
     variant: RmsVariant,
 ) -> torch.Tensor:
-    """rms_norm in the variants whose result's dtype depends on the weight's."""
+    """Computes rms_norm in the variants whose result's dtype depends on the weight's."""
     if _needs_separate_multiplication("rms_norm", variant, input, weight, _dtype_of(input)):
         is_t5, is_narrow = variant == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
@@ -790,7 +793,7 @@ def l2_norm(
     weight: torch.Tensor | None = None,
     eps: float = 1e-12,
 ) -> torch.Tensor:
-    r"""Division by the Euclidean norm over the last dimensions.
+    r"""Divides by the Euclidean norm over the last dimensions.
 
     :math:`y = x / \max(\lVert x \rVert, \epsilon) \cdot w`, where
     :math:`\lVert x \rVert^2 = \sum x^2` over a row, computed in float32 (float64 for float64); the
@@ -826,7 +829,7 @@ def spatial_layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    r"""Layer norm over one dimension, which need not be the last: ``dim=1`` for an image's
+    r"""Applies layer norm over one dimension, which need not be the last: ``dim=1`` for an image's
     channels.
 
     :math:`y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} w + b`, with the mean and
@@ -861,7 +864,7 @@ def spatial_rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
-    r"""RMS norm over one dimension, which need not be the last.
+    r"""Applies RMS norm over one dimension, which need not be the last.
 
     :math:`y = x / \sqrt{\mathrm{E}[x^2] + \epsilon} \cdot w`, with the mean over ``dim``; otherwise
     as :func:`spatial_layer_norm`.
@@ -923,7 +926,7 @@ def add_layer_norm(
     seed: torch.Tensor | None = None,
     return_sum: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
-    r"""The residual connection of a transformer and the norm after it, in one pass.
+    r"""Computes the residual connection of a transformer and the norm after it, in one pass.
 
     :math:`s = \mathrm{dropout}_p(x) + r`, :math:`y = \mathrm{layer\_norm}(s)`. Pre-norm layers use
     both results, post-norm layers only :math:`y`. As in the separate calls, :math:`s` has the dtype
@@ -1009,7 +1012,7 @@ def add_rms_norm(
     seed: torch.Tensor | None = None,
     return_sum: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
-    r"""The residual connection of a transformer and the RMS norm after it, in one pass.
+    r"""Computes the residual connection of a transformer and the RMS norm after it, in one pass.
 
     :math:`s = \mathrm{dropout}_p(x) + r`, :math:`y = \mathrm{rms\_norm}(s)`; otherwise as
     :func:`add_layer_norm`.
@@ -1047,7 +1050,7 @@ def _fused_add_rms_norm(
     return_sum: bool,
     weight: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
-    """add_rms_norm in one call of an op."""
+    """Computes add_rms_norm in one call of an op."""
     settings = _rms_settings(variant)
     run = _add_rms_norm.on(input, residual, weight)
     sum_option = (return_sum,) if run is _add_rms_norm.plain else ()
@@ -1066,7 +1069,7 @@ def _rounded_add_rms_norm(
     return_sum: bool,
     weight: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
-    """add_rms_norm in the variants whose result's dtype depends on the weight's."""
+    """Computes add_rms_norm in the variants whose result's dtype depends on the weight's."""
     dtype = _dtype_of_sum(input, residual)
     if not _needs_separate_multiplication("add_rms_norm", variant, input, weight, dtype):
         arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
@@ -1078,7 +1081,8 @@ def _rounded_add_rms_norm(
 
 
 def _dtype_of(input: torch.Tensor) -> torch.dtype:
-    """The input's dtype. An input that is not a tensor has none; the op reports it later."""
+    """Returns the input's dtype. An input that is not a tensor has none; the op refuses it
+    later."""
     dtype: torch.dtype = getattr(input, "dtype", torch.float32)
     return dtype
 
@@ -1095,7 +1099,8 @@ def _rms_eps(function: str, dtype: torch.dtype, eps: float | None) -> float:
 
 
 def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
-    """The weight's offset, and whether the normalised value is rounded before the weight."""
+    """Returns the weight's offset, and whether the normalised value is rounded before the
+    weight."""
     if type(variant) is not str or variant not in ("torch", "llama", "t5", "gemma"):
         _arguments.one_of("variant", variant, get_args(RmsVariant))
     return float(variant == "gemma"), variant in ("llama", "t5")
@@ -1119,7 +1124,7 @@ def _needs_separate_multiplication(
 def _branch_dropout(
     function: str, input: torch.Tensor, p: float, training: bool, seed: torch.Tensor | None
 ) -> tuple[float, torch.Tensor | None]:
-    """p and the seed; (0.0, None) where nothing is dropped."""
+    """Returns p and the seed, or (0.0, None) where nothing is dropped."""
     p = p if type(p) is float else _arguments.number(function, "p", p)
     if not training or p == 0:
         return 0.0, None
@@ -1156,8 +1161,8 @@ for _function in (_check_out_dtype, _softmax_in_place, _softmax_out):
 
 
 def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) -> torch.Tensor:
-    r"""``torch.stack([softmax(x, dim) for x in inputs], stack_dim)`` in one launch, which writes
-    each result to its slot of the stack.
+    r"""Computes ``torch.stack([softmax(x, dim) for x in inputs], stack_dim)`` in one launch, which
+    writes each result to its slot of the stack.
 
     Args:
         inputs: tensors of one shape, dtype (float32, bfloat16, float16 or float64) and device; the
@@ -1182,7 +1187,7 @@ def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) 
 
 
 def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) -> torch.Tensor:
-    r"""``torch.stack([log_softmax(x, dim) for x in inputs], stack_dim)`` in one launch.
+    r"""Computes ``torch.stack([log_softmax(x, dim) for x in inputs], stack_dim)`` in one launch.
 
     Args:
         inputs, dim, stack_dim: as in :func:`stack_softmax`.
@@ -1207,8 +1212,8 @@ def stack_layer_norm(
     eps: float = 1e-5,
     stack_dim: int = 0,
 ) -> torch.Tensor:
-    r"""``torch.stack`` of the layer_norm of each input, with its own weight and bias, in one launch
-    forward and one backward.
+    r"""Computes ``torch.stack`` of the layer_norm of each input, with its own weight and bias, in
+    one launch forward and one backward.
 
     Args:
         inputs: as in :func:`stack_softmax`.

@@ -68,7 +68,7 @@ def cross_entropy(
     return_lse: bool = False,
     dim: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    r"""Cross entropy of logits and classes, without the log-probabilities in memory.
+    r"""Computes the cross entropy of logits and classes, without the log-probabilities in memory.
 
     With the logits :math:`x` of a row, its class :math:`t`, :math:`\mathrm{lse} = \log \sum_j
     e^{x_j}` and the label smoothing :math:`\epsilon`, the row's loss is :math:`(1 - \epsilon)
@@ -131,7 +131,7 @@ def _class_loss(
     softcap: float | None,
     dim: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and the lse of each row."""
+    """Returns the loss, and the lse of each row."""
     function = "cross_entropy"
     smoothing, z_loss, softcap = _numbers(function, label_smoothing, z_loss, softcap)
     _arguments.one_of("reduction", reduction, get_args(Reduction))
@@ -152,7 +152,7 @@ def _class_loss(
 def _row_weights(
     weight: torch.Tensor, target: torch.Tensor, ignore_index: int | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The weight of each row's class, 0 where the row is ignored."""
+    """Returns the weight of each row's class, and 0 where the row is ignored."""
     # A class out of range, whose loss is NaN, has any weight.
     classes = target.to(torch.int64).clamp(0, weight.shape[0] - 1)
     return weight.to(dtype)[classes].masked_fill(ignored_rows(target, ignore_index), 0)
@@ -165,8 +165,8 @@ def _reduced(
     reduction: Reduction,
     z_loss: float,
 ) -> torch.Tensor:
-    """``counts`` is what each row counts for in a mean, None for 1; numbers are weights, by which
-    the losses are multiplied."""
+    """Reduces the losses. ``counts`` says what each row counts for in a mean, 1 if it is None.
+    Counts that are not bool are weights, by which the losses are multiplied."""
     if counts is not None and counts.dtype != torch.bool:
         losses = losses * counts
     if z_loss != 0:
@@ -181,7 +181,7 @@ def _reduced(
 def _numbers(
     function: str, label_smoothing: float, z_loss: float, softcap: float | None
 ) -> tuple[float, float, float | None]:
-    """The settings as numbers; z_loss is checked, the others are checked by the op."""
+    """Returns the settings as numbers. z_loss is checked here, and the others by the op."""
     label_smoothing = _arguments.number(function, "label_smoothing", label_smoothing)
     z_loss = _arguments.number(function, "z_loss", z_loss)
     if softcap is not None:
@@ -192,7 +192,7 @@ def _numbers(
 
 
 def _rows_of_classes(input: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """``input`` with the classes as its last dimension."""
+    """Returns ``input`` with the classes as its last dimension."""
     function = "cross_entropy"
     rank = _arguments.tensor(function, "input", input).dim()
     if dim is None:
@@ -256,7 +256,8 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    r"""Cross entropy of a linear layer's results, without the logits of all rows in memory.
+    r"""Computes the cross entropy of a linear layer's results, without the logits of all rows in
+    memory.
 
     The result is that of ``cross_entropy(linear(input, linear_weight, linear_bias), target, ...)``.
     Chunks of rows are multiplied, one after the other, into one buffer: 192 rows on the CPU and
@@ -340,14 +341,15 @@ def _linear_loss(
 
 
 def _has_classes(linear_weight: torch.Tensor) -> bool:
-    """Whether it is a matrix of at least one row; the op refuses others."""
+    """Whether ``linear_weight`` is a matrix of at least one row; the op refuses others."""
     if not isinstance(linear_weight, torch.Tensor) or linear_weight.dim() != 2:
         return False
     return linear_weight.shape[0] > 0
 
 
 def _check_ignore_index(function: str, value: int | None) -> None:
-    """Refuses what is no int, with which the target would be compared before the op is called."""
+    """Refuses a value that is no int, because the target is compared with it before the op is
+    called."""
     if value is None or (type(value) is int and -(2**63) <= value < 2**63):
         return
     try:
@@ -361,7 +363,7 @@ def _check_ignore_index(function: str, value: int | None) -> None:
 def _flat_rows(
     function: str, input: torch.Tensor, target: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``input`` as [rows, features], and the class of each."""
+    """Returns ``input`` as [rows, features], and the class of each."""
     _arguments.tensor(function, "input", input)
     _arguments.tensor(function, "target", target)
     if target.layout != torch.strided:
@@ -387,7 +389,7 @@ def _inverse_of_sum(
     ignore_index: int | None,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two numbers whose product is 1 / (the sum of the weights), the second a power of two.
+    """Returns two numbers whose product is 1 / (the sum of the weights), the second a power of two.
 
     The op multiplies by the first before it rounds gradients, and autograd by the second, which
     rounds nothing. With both in the op, float16 gradients of the logits would underflow. The first

@@ -31,9 +31,9 @@ def masked_softmax(
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Softmax of scaled, soft-capped and biased scores, where columns above ``diagonal``, below
-    ``lower_diagonal``, before ``start`` and from ``end`` on are masked. ``sinks`` are one more
-    column, which is left out."""
+    """Computes the softmax of scaled, soft-capped and biased scores, where columns above
+    ``diagonal``, below ``lower_diagonal``, before ``start`` and from ``end`` on are masked.
+    ``sinks`` are one more column, which is left out."""
     visible = torch.ones(input.shape, dtype=torch.bool, device=input.device)
     visible = visible if diagonal is None else visible.tril(diagonal)
     visible = visible if lower_diagonal is None else visible.triu(lower_diagonal)
@@ -63,8 +63,8 @@ def cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss and the logsumexp of each row of the last dimension; both are 0 where the row is
-    ignored."""
+    """Returns the loss and the logsumexp of each row of the last dimension; both are 0 where the
+    row is ignored."""
     x = input.double() if softcap is None else torch.tanh(input.double() / softcap) * softcap
     counts, log_p = target != ignore_index, log_softmax(x, -1)
     classes = torch.where(counts, target, 0).long()
@@ -77,7 +77,7 @@ def cross_entropy(
 
 
 def philox(seed: int, rows: int, cols: int) -> torch.Tensor:
-    """The random 32-bit words of dropout: Philox4x32-7 of Salmon et al. (2011)."""
+    """Returns the random 32-bit words of dropout: Philox4x32-7 of Salmon et al. (2011)."""
     row = torch.arange(rows)[:, None, None].expand(-1, -(-cols // 4), 1)
     block = torch.arange(-(-cols // 4))[None, :, None].expand(rows, -1, 1)
     c = [block, row & 0xFFFFFFFF, row >> 32, torch.zeros_like(row)]
@@ -90,8 +90,8 @@ def philox(seed: int, rows: int, cols: int) -> torch.Tensor:
 
 
 def _wide_product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The upper and the lower half of a 32-bit product, from 16-bit factors: int64 would overflow
-    with the 32-bit ones."""
+    """Returns the upper and the lower half of a 32-bit product. 16-bit factors are multiplied,
+    because the product of 32-bit ones would overflow int64."""
     low, high = a * (b & 0xFFFF), a * (b >> 16) + (a * (b & 0xFFFF) >> 16)
     return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
 
@@ -103,7 +103,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Layer norm: division by the root of the biased variance plus ``eps``."""
+    """Centers, and divides by the root of the biased variance plus ``eps``."""
     dims = tuple(range(-len(normalized_shape), 0))
     centered = input.double() - input.double().mean(dims, keepdim=True)
     normalized = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
@@ -118,7 +118,7 @@ def spatial_layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """Layer norm over one dimension."""
+    """Applies layer norm over one dimension."""
     moved = input.movedim(dim, -1)
     return layer_norm(moved, moved.shape[-1:], weight, bias, eps).movedim(-1, dim)
 
@@ -126,7 +126,7 @@ def spatial_layer_norm(
 def spatial_rms_norm(
     input: torch.Tensor, dim: int, weight: torch.Tensor | None = None, eps: float = 1e-6
 ) -> torch.Tensor:
-    """RMS norm over one dimension."""
+    """Applies RMS norm over one dimension."""
     moved = input.movedim(dim, -1)
     return rms_norm(moved, moved.shape[-1:], weight, eps).movedim(-1, dim)
 
@@ -138,7 +138,7 @@ def std_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """Division by the unbiased standard deviation plus ``eps``."""
+    """Centers, and divides by the unbiased standard deviation plus ``eps``."""
     dims = tuple(range(-len(normalized_shape), 0))
     x = input.double()
     std = x.std(dims, correction=1, keepdim=True)
@@ -165,7 +165,7 @@ def l2_norm(
     weight: torch.Tensor | None = None,
     eps: float = 1e-12,
 ) -> torch.Tensor:
-    """Division by the root of the sum of squares, or by ``eps`` where that is larger."""
+    """Divides by the root of the sum of squares, or by ``eps`` where that is larger."""
     dims = tuple(range(-len(normalized_shape), 0))
     x = input.double()
     normalized = x / x.square().sum(dims, keepdim=True).sqrt().clamp(min=eps)
