@@ -233,10 +233,8 @@ struct NormRows {
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE NormSlope<S> norm_slope(
     S of_grad, S of_product, S rstd, S rstd_in_memory, NormFormula norm) {
-  const C cols = C(norm.cols);
-  const S centered_mean =
-      has_own_count(norm.kind) ? of_product / along_count(norm, rstd_in_memory) : of_product / cols;
-  return {kCenters ? of_grad / cols : of_grad, centered_mean * rstd * rstd};
+  const S centered_mean = of_product / product_divisor(norm, rstd_in_memory);
+  return {kCenters ? of_grad / C(norm.cols) : of_grad, centered_mean * rstd * rstd};
 }
 
 // Holds what a step adds to the accumulators: a tile of columns, summed over the interleaved rows.

@@ -160,11 +160,6 @@ inline double squared_eps(NormFormula norm) {
   return norm.kind == NormKind::kStd ? norm.eps * norm.eps : norm.eps;
 }
 
-// Whether the divisor of sum(g * centered) is along_count() instead of the number of columns.
-constexpr bool has_own_count(NormKind kind) {
-  return kind == NormKind::kStd || kind == NormKind::kL2;
-}
-
 // Returns the rstd that kL2 gives a row whose norm is below eps. It is computed as in rstd_of(), so
 // that both have the same bits.
 template <class C>
@@ -172,27 +167,29 @@ FUSEDOPS_INLINE C largest_rstd(NormFormula norm) {
   return C(1.0 / static_cast<typename WiderOf<C>::type>(norm.eps));
 }
 
-// Returns the divisor of sum(g * centered). For kStd it is (cols - 1) * share, where share = std /
-// (std + eps) = 1 - eps * rstd. If std is small beside eps, share may consist of rounding errors;
-// but then the sum's contribution to grad_input is just as small beside the rest. If std is 0,
-// there is no contribution.
+// Returns the divisor of sum(g * centered), which is the number of columns for most kinds. For kStd
+// it is (cols - 1) * share, where share = std / (std + eps) = 1 - eps * rstd. If std is small
+// beside eps, share may consist of rounding errors; but then the sum's contribution to grad_input
+// is just as small beside the rest. If std is 0, there is no contribution.
 //
 // For kL2 the divisor is 1. If the norm is below eps, rstd is a constant that does not depend on
 // the row: the divisor is then infinity, so that the sum contributes nothing.
 template <class C>
-FUSEDOPS_INLINE C along_count(NormFormula norm, C rstd) {
+FUSEDOPS_INLINE C product_divisor(NormFormula norm, C rstd) {
   if (norm.kind == NormKind::kL2) return rstd < largest_rstd<C>(norm) ? C(1) : kInfinity<C>;
+  if (norm.kind != NormKind::kStd) return C(norm.cols);
   const C share = 1 - C(norm.eps) * rstd;
   return share > 0 ? share * C(norm.cols - 1) : kInfinity<C>;
 }
 template <class C>
-FUSEDOPS_INLINE Tile<C> along_count(NormFormula norm, Tile<C> rstd) {
-  const C largest = largest_rstd<C>(norm);
+FUSEDOPS_INLINE Tile<C> product_divisor(NormFormula norm, Tile<C> rstd) {
+  if (norm.kind == NormKind::kL2) {
+    const C largest = largest_rstd<C>(norm);
+    for (auto& vec : rstd.v) vec = vec < largest ? Set(C(1)) : Set(kInfinity<C>);
+    return rstd;
+  }
+  if (norm.kind != NormKind::kStd) return Broadcast(C(norm.cols));
   for (auto& vec : rstd.v) {
-    if (norm.kind == NormKind::kL2) {
-      vec = vec < largest ? Set(C(1)) : Set(kInfinity<C>);
-      continue;
-    }
     const Vec<C> share = 1 - C(norm.eps) * vec;
     vec = share > 0 ? share * C(norm.cols - 1) : Set(kInfinity<C>);
   }

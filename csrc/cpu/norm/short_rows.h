@@ -27,15 +27,10 @@ constexpr int64_t lanes_reached(int64_t cols) {
   return lanes < kLanes<float> ? lanes : kLanes<float>;
 }
 
-// Returns the first column in a lane of one half of the tiles.
-template <class T>
-FUSEDOPS_INLINE int64_t first_column_of(int half, int64_t lane) {
-  return kEvenOdd<T> ? 2 * lane + half : half * kLanes<float> + lane;
-}
 // Calls body(column) for each column in a lane of one half of the tiles.
 template <class T, class Body>
-FUSEDOPS_INLINE void for_columns_of(int half, int64_t lane, int64_t cols, Body body) {
-  for (int64_t col = first_column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
+FUSEDOPS_INLINE void for_columns_of(int half, int lane, int64_t cols, Body body) {
+  for (int64_t col = column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
 }
 
 // Adds up tiles that stand for the lanes of a vector, in the tree of ReduceLanes(). Lanes without
@@ -99,7 +94,7 @@ FUSEDOPS_INLINE void sum_deviations(
   for (int64_t lane = 0; lane < lanes_reached<T>(cols); ++lane) {
     Tile<float> sum[2], square[2];
     for (int half = 0; half < 2; ++half) {
-      const bool is_reached = first_column_of<T>(half, lane) < cols;
+      const bool is_reached = column_of<T>(half, lane) < cols;
       Tile<float> so_far = Broadcast(0.0f);
       Tile<float> squares_so_far = Broadcast(is_reached ? start_of_squares(tiny) : 0.0f);
       for_columns_of<T>(half, lane, cols, [&](int64_t col) FUSEDOPS_LAMBDA {
@@ -319,7 +314,7 @@ struct NormBackwardGroups {
       Tile<float> of_grad = Broadcast(0.0f), of_product = of_grad;
       for (int64_t begin = 0; begin < args.cols; begin += kTile<T>) {
         for (int half = 0; half < 2; ++half) {
-          const int64_t col = begin + first_column_of<T>(half, lane);
+          const int64_t col = begin + column_of<T>(half, lane);
           if (col >= args.cols) break;
           const Tile<float> w = Broadcast(weight[col]),
                             product = grad[col] * centered(col, read.mean);
