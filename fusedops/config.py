@@ -88,9 +88,9 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in _WANTED:
-            given = getattr(self, name)
-            if not isinstance(given, str):
-                of_type = f"{given!r}, of type {type(given).__name__}"
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                of_type = f"{value!r}, of type {type(value).__name__}"
                 raise TypeError(f"fusedops.config: {name} is {of_type}; {_wanted(name)}")
         problems = {
             "fuse": self._problem_of_fuse(),
@@ -98,9 +98,9 @@ class Config:
         }
         for name, problem in problems.items():
             if problem:
-                given = getattr(self, name)
+                value = getattr(self, name)
                 raise ValueError(
-                    f"fusedops.config: {name} is {given!r}: {problem}; {_wanted(name)}"
+                    f"fusedops.config: {name} is {value!r}: {problem}; {_wanted(name)}"
                 )
 
     def _problem_of_fuse(self) -> str | None:
@@ -145,9 +145,9 @@ def _wanted(name: str) -> str:
     return f"set it with {places} to {_WANTED[name]}"
 
 
-def _unknown(given: str, choices: tuple[str, ...]) -> str | None:
+def _unknown(value: str, choices: tuple[str, ...]) -> str | None:
     wanted = " or ".join(map(repr, choices))
-    return None if given in choices else f"{given!r} is unknown, wanted {wanted}"
+    return None if value in choices else f"{value!r} is unknown, wanted {wanted}"
 
 
 _initial = _default = Config.from_environment(os.environ)

@@ -118,8 +118,8 @@ def _copy(graph_module: GraphModule) -> GraphModule:
     graph = copy.deepcopy(graph_module.graph)
     # The signature refers to nodes by name, and copying renames nodes named like a builtin, such as
     # "input".
-    for node, own in zip(graph_module.graph.nodes, graph.nodes, strict=True):
-        own.name = node.name
+    for node, copied_node in zip(graph_module.graph.nodes, graph.nodes, strict=True):
+        copied_node.name = node.name
     copied = GraphModule(graph_module, graph)
     copied.meta.update(graph_module.meta)
     for name, body in graph_module.named_children():

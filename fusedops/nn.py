@@ -161,7 +161,7 @@ class MaskedSoftmax(_Unscriptable, nn.Module):
             window=self.window,
             start=start,
             end=end,
-            sinks=_given_or(sinks, self.sinks),
+            sinks=_value_or(sinks, self.sinks),
             softcap=self.softcap,
         )
 
@@ -173,11 +173,11 @@ class MaskedSoftmax(_Unscriptable, nn.Module):
         )
 
 
-def _given_or(value: torch.Tensor | None, default: float | None) -> torch.Tensor | float | None:
+def _value_or(value: torch.Tensor | None, default: float | None) -> torch.Tensor | float | None:
     return default if value is None else value
 
 
-torch.fx.wrap("_given_or")  # one node: a proxy does not know whether its value is None
+torch.fx.wrap("_value_or")  # one node: a proxy does not know whether its value is None
 
 
 def _optional_number(name: str, value: float | None) -> float | None:

@@ -118,11 +118,11 @@ struct CountedRows {
   std::optional<Tensor> index;  // nullopt for all rows
 
   // Returns `rows` of the selected rows of a tensor, from `first` on.
-  Tensor of(const Tensor& tensor, int64_t first, int64_t rows) const {
+  Tensor select(const Tensor& tensor, int64_t first, int64_t rows) const {
     return index ? select_rows(tensor, rows_from(*index, first, rows))
                  : rows_from(tensor, first, rows);
   }
-  Tensor of(const Tensor& tensor) const { return index ? select_rows(tensor, *index) : tensor; }
+  Tensor select(const Tensor& tensor) const { return index ? select_rows(tensor, *index) : tensor; }
 
   // Returns a tensor of all rows, with `values` in the selected ones and zeros in the others.
   Tensor spread(const Tensor& values, int64_t rows) const {
@@ -203,8 +203,9 @@ class ChunkedHead {
     for (int64_t first = 0; first < chunks_.rows; first += chunks_.rows_each) {
       const int64_t rows = std::min(chunks_.rows_each, chunks_.rows - first);
       const LinearChunk chunk{
-          first, rows, counted_.of(head_.input, first, rows),
-          as_contiguous(op_, counted_.of(head_.target, first, rows)), rows_from(buffer_, 0, rows)};
+          first, rows, counted_.select(head_.input, first, rows),
+          as_contiguous(op_, counted_.select(head_.target, first, rows)),
+          rows_from(buffer_, 0, rows)};
       call_aten("aten::linear", "out", chunk.input, head_.weight, head_.bias, chunk.logits);
       body(chunk);
     }
@@ -219,10 +220,10 @@ class ChunkedHead {
   void differentiate(
       const LinearChunk& chunk, const CrossEntropyStatistics& results, const Tensor& grad_losses,
       const Tensor& grad_lse) const {
-    const auto given = [](const Tensor& tensor) {
+    const auto if_defined = [](const Tensor& tensor) {
       return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
     };
-    const std::optional<Tensor> of_losses = given(grad_losses), of_lse = given(grad_lse);
+    const std::optional<Tensor> of_losses = if_defined(grad_losses), of_lse = if_defined(grad_lse);
     const CrossEntropyGradients gradients{
         results.losses, results.lse, results.lse_error, of_losses, of_lse};
     cross_entropy_backward_into<Launcher>(
@@ -413,7 +414,7 @@ struct LossSlopes {
     const auto scaled = [&](const Tensor& factor) {
       return terms.scale ? multiply(factor, *terms.scale) : factor;
     };
-    if (terms.row_weights) row_weights = counted.of(*terms.row_weights);
+    if (terms.row_weights) row_weights = counted.select(*terms.row_weights);
     of_losses = scaled(terms.row_weights ? row_weights : filled(counted.count, 1));
     if (terms.z_loss != 0) of_lse = scaled(filled(1, 2 * terms.z_loss));
   }
@@ -450,12 +451,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> linear_loss(
   const LinearGradients<Launcher> gradients(op, head, chunked, wanted);
   const bool are_wanted = wanted[0] || wanted[1] || wanted[2];
   chunked.for_chunks([&](const LinearChunk& chunk) {
-    const CrossEntropyStatistics own = statistics_from(results, chunk.first, chunk.rows);
-    chunked.compute_losses(chunk, own);
+    const CrossEntropyStatistics part = statistics_from(results, chunk.first, chunk.rows);
+    chunked.compute_losses(chunk, part);
     if (!are_wanted) return;
     const Tensor of_losses = rows_from(slopes.of_losses, chunk.first, chunk.rows);
-    const Tensor of_lse = slopes.of_lse.defined() ? multiply(own.lse, slopes.of_lse) : Tensor();
-    chunked.differentiate(chunk, own, of_losses, of_lse);
+    const Tensor of_lse = slopes.of_lse.defined() ? multiply(part.lse, slopes.of_lse) : Tensor();
+    chunked.differentiate(chunk, part, of_losses, of_lse);
     gradients.add(chunk);
   });
   auto [input, weight, bias] = gradients.finished();
@@ -530,13 +531,13 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses_backward(
   const CountedRows& counted = chunked.counted();
   const LinearGradients<Launcher> gradients(op, head, chunked, output_mask);
   chunked.for_chunks([&](const LinearChunk& chunk) {
-    const auto own = [&](const Tensor& tensor) {
-      return counted.of(tensor, chunk.first, chunk.rows);
+    const auto part = [&](const Tensor& tensor) {
+      return counted.select(tensor, chunk.first, chunk.rows);
     };
-    const CrossEntropyStatistics results{own(losses), own(lse), own(lse_error)};
+    const CrossEntropyStatistics results{part(losses), part(lse), part(lse_error)};
     chunked.differentiate(
-        chunk, results, grad_losses ? own(*grad_losses) : Tensor(),
-        grad_lse ? own(*grad_lse) : Tensor());
+        chunk, results, grad_losses ? part(*grad_losses) : Tensor(),
+        grad_lse ? part(*grad_lse) : Tensor());
     gradients.add(chunk);
   });
   return gradients.finished();

@@ -51,7 +51,7 @@ inline SpatialNormShape checked_spatial_norm(
 }
 
 // Returns the strides of a dense tensor whose elements are adjacent in memory along `dim`.
-inline Sizes strides_with_last(SizesView sizes, int64_t dim) {
+inline Sizes strides_with_innermost(SizesView sizes, int64_t dim) {
   Sizes strides(sizes.size());
   int64_t stride = sizes.empty() || sizes[dim] == 0 ? 1 : sizes[dim];
   for (size_t i = sizes.size(); i-- > 0;) {
@@ -64,10 +64,10 @@ inline Sizes strides_with_last(SizesView sizes, int64_t dim) {
 }
 
 // Whether `dim` is the innermost dimension of a dense tensor, though not its last.
-inline bool has_last(const Tensor& tensor, int64_t dim) {
+inline bool is_innermost_dim(const Tensor& tensor, int64_t dim) {
   if (tensor.is_contiguous()) return false;
   const Layout layout(tensor);
-  const Sizes wanted = strides_with_last(layout.sizes, dim);
+  const Sizes wanted = strides_with_innermost(layout.sizes, dim);
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (layout.sizes[i] > 1 && layout.strides[i] != wanted[i]) return false;
   }
@@ -78,20 +78,20 @@ inline bool has_last(const Tensor& tensor, int64_t dim) {
 struct SpatialNormLayout {
   const char* op;
   const SpatialNormShape& shape;
-  bool is_last;  // in memory, though not among the dimensions
+  bool is_innermost;  // in memory, though not among the dimensions
 
-  bool has_rows() const { return is_last || shape.inner == 1; }
+  bool has_rows() const { return is_innermost || shape.inner == 1; }
 
   Tensor empty_like(const Tensor& input) const {
     const SizesView sizes = input.sizes();
     const ScalarType dtype = dtype_of(input);
-    if (!is_last) return empty_contiguous(op, input, sizes, dtype);
-    return empty_strided(op, input, sizes, strides_with_last(sizes, shape.dim).data(), dtype);
+    if (!is_innermost) return empty_contiguous(op, input, sizes, dtype);
+    return empty_strided(op, input, sizes, strides_with_innermost(sizes, shape.dim).data(), dtype);
   }
 
   template <class Launcher>
   RowView rows(const Tensor& tensor) const {
-    if (is_last) return {tensor, {shape.dim_size}};
+    if (is_innermost) return {tensor, {shape.dim_size}};
     return as_rows<Launcher>(op, tensor, shape.dim);
   }
 };
@@ -141,7 +141,7 @@ NormResult spatial_norm_forward(
   FUSEDOPS_CHECK(
       shape.dim_size > 0, op, ": dim ", shape.dim, " has size 0, wanted at least one element");
   check_eps(op, eps);
-  const SpatialNormLayout layout{op, shape, has_last(input, shape.dim)};
+  const SpatialNormLayout layout{op, shape, is_innermost_dim(input, shape.dim)};
   NormResult result{layout.empty_like(input), {}, {}, {}};
   if (wants_statistics) result.allocate_statistics(op, options.kind, shape.statistics);
   if (input.numel() > 0) launch_spatial_norm<Launcher>(options, layout, input, result, eps);
@@ -200,8 +200,9 @@ NormGradResult spatial_norm_backward(
   const SpatialNormShape shape = checked_spatial_norm(options, input);
   check_norm_backward(op, tensors, shape.statistics);
 
-  const bool is_last = has_last(input, shape.dim) && has_last(tensors.grad_output, shape.dim);
-  const SpatialNormLayout layout{op, shape, is_last};
+  const bool is_innermost =
+      is_innermost_dim(input, shape.dim) && is_innermost_dim(tensors.grad_output, shape.dim);
+  const SpatialNormLayout layout{op, shape, is_innermost};
   const NormParameters parameters(op, options.weight, options.bias, dtype_of(input));
   NormGradResult result;
   result.allocate_parameters(

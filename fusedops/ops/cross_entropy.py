@@ -175,8 +175,8 @@ def without_gradient(call: Any) -> torch.Tensor:
 def gradients_of_rows(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns g and h of the formulas, as columns."""
     ignored = ignored_rows(call.target, call.ignore_index)
-    given = (call.grad_losses, call.grad_lse)
-    g, h = (torch.zeros_like(call.lse) if grad is None else grad for grad in given)
+    grads = (call.grad_losses, call.grad_lse)
+    g, h = (torch.zeros_like(call.lse) if grad is None else grad for grad in grads)
     return g.masked_fill(ignored, 0).unsqueeze(-1), h.unsqueeze(-1)
 
 

@@ -172,8 +172,8 @@ def _composed_gradients(
     call: Any, logits: torch.Tensor, results: Sequence[torch.Tensor], *grads: MaybeTensor
 ) -> dict[str, torch.Tensor]:
     """Returns the gradients by name, from those of the losses and of lse."""
-    given = (logits, call.target, *results, *grads)
-    dz = ops.cross_entropy_backward(*given, *_settings(call))
+    arguments = (logits, call.target, *results, *grads)
+    dz = ops.cross_entropy_backward(*arguments, *_settings(call))
     return {
         "input": dz @ call.linear_weight,
         "linear_weight": dz.t() @ call.input,
@@ -261,15 +261,15 @@ def _setup_gradients(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Ten
 def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTensor, ...]:
     if grad is None:
         return _GRADIENTS.gradients()
-    *given, of_input, of_weight, of_bias = ctx.saved_tensors
-    call = _GRADIENTS.bind(*given, *ctx.settings)
+    *inputs, of_input, of_weight, of_bias = ctx.saved_tensors
+    call = _GRADIENTS.bind(*inputs, *ctx.settings)
     needed = [name for name in _DIFFERENTIABLE if _GRADIENTS.needs_gradient(ctx, name)]
     for name, has_gradient in zip(_DIFFERENTIABLE, call.output_mask, strict=True):
         checks.check(
             has_gradient or name not in needed,
             f"{_GRADIENTS.op}: output_mask leaves out the gradient of {name}, which requires grad",
         )
-    if torch.is_grad_enabled() and any(map(_requires_grad, (grad, *given))):
+    if torch.is_grad_enabled() and any(map(_requires_grad, (grad, *inputs))):
         of = _gradients_of_loss(call, grad)
     else:
         ready = dict(zip(_DIFFERENTIABLE, (of_input, of_weight, of_bias), strict=True))

@@ -41,12 +41,12 @@ def as_branches(functions: Function | Sequence[Function], inputs: Sequence[Input
     return [_branch(index, function, entry) for index, (function, entry) in pairs]
 
 
-def _as_list(name: str, given: Any) -> list[Any]:
-    if not isinstance(given, Iterable):
+def _as_list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, Iterable):
         raise TypeError(
-            f"parallel_stack: {name} is a {type(given).__name__}, wanted a list or another iterable"
+            f"parallel_stack: {name} is a {type(value).__name__}, wanted a list or another iterable"
         )
-    return list(given)
+    return list(value)
 
 
 def _branch(index: int, function: Function, entry: Input) -> Branch:

@@ -70,9 +70,10 @@ FUSEDOPS_NOINLINE void compute_factors(
   Store(batch.of_class, (grad * ((e - each) - missing) + grad_lse * p) * slope);
 }
 
-template <class In, class Of>
+template <class In, class AnyLogits>
 FUSEDOPS_INLINE void write_gradient(
-    In* result, const In* input, Of logits, const GradientBatch& batch, int index, int64_t cols) {
+    In* result, const In* input, AnyLogits logits, const GradientBatch& batch, int index,
+    int64_t cols) {
   using C = Compute<In>;
   // A NaN becomes one that store_numbers() can store.
   const auto value = [&](const RowValue& values) FUSEDOPS_LAMBDA {
@@ -90,9 +91,9 @@ FUSEDOPS_INLINE void write_gradient(
 }
 
 // Computes columns [begin, end) of some rows.
-template <class In, class Of>
+template <class In, class AnyLogits>
 FUSEDOPS_INLINE void cross_entropy_backward_rows(
-    const CrossEntropyBackward& args, RowRange rows, RowRange cols, Of logits) {
+    const CrossEntropyBackward& args, RowRange rows, RowRange cols, AnyLogits logits) {
   using C = Compute<In>;
   for_parts<kBatchRows>(rows, [&](int64_t first, int count) FUSEDOPS_LAMBDA {
     GradientBatch batch = {};

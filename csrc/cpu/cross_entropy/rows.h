@@ -32,8 +32,8 @@ struct Segment {
 };
 
 // Returns the maximum of the logits that are numbers, or -inf.
-template <class In, class Of, class C = Compute<In>>
-FUSEDOPS_NOINLINE C max_of_logits(const In* input, int64_t cols, Of logits) {
+template <class In, class AnyLogits, class C = Compute<In>>
+FUSEDOPS_NOINLINE C max_of_logits(const In* input, int64_t cols, AnyLogits logits) {
   const auto max = fold_columns<In>(
       cols, Broadcast(-kInfinity<C>), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         const Tile<C> x = logits.minus(logits.base(load(input + col, part)), C(0));
@@ -44,8 +44,8 @@ FUSEDOPS_NOINLINE C max_of_logits(const In* input, int64_t cols, Of logits) {
 
 // Returns the maximum of the first 64 columns, or of the next 64 as long as all are -inf. Returns 0
 // if the maximum is infinite, or all columns are -inf.
-template <class In, class Of, class C = Compute<In>>
-FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, Of logits) {
+template <class In, class AnyLogits, class C = Compute<In>>
+FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, AnyLogits logits) {
   constexpr int64_t kCols = 64;
   for (; cols > 0; input += kCols, cols -= kCols) {
     const C max = max_of_logits(input, cols < kCols ? cols : kCols, logits);
@@ -70,8 +70,8 @@ constexpr int64_t kMaxComparedCols = 256;
 
 // Adds up a segment. The order of operations depends on the number of columns alone. The
 // differences are not complete unless the total is wanted.
-template <class In, class Of, class C = Compute<In>>
-FUSEDOPS_NOINLINE LaneSums sums_of_lanes(Segment<In> segment, Of logits, C shift) {
+template <class In, class AnyLogits, class C = Compute<In>>
+FUSEDOPS_NOINLINE LaneSums sums_of_lanes(Segment<In> segment, AnyLogits logits, C shift) {
   constexpr int64_t kPair = 2 * kTile<In>;
   const auto difference = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return logits.minus(logits.base(load(segment.input + col, part)), shift);
@@ -127,8 +127,8 @@ FUSEDOPS_INLINE LogitSums sums_of(double shift, double sum, double differences, 
   return {shift, sum, differences + shift * double(cols)};
 }
 
-template <class In, class Of, class C = Compute<In>>
-FUSEDOPS_NOINLINE LogitSums sums_of_segment(Segment<In> segment, Of logits, C shift) {
+template <class In, class AnyLogits, class C = Compute<In>>
+FUSEDOPS_NOINLINE LogitSums sums_of_segment(Segment<In> segment, AnyLogits logits, C shift) {
   const LaneSums lanes = sums_of_lanes(segment, logits, shift);
   return sums_of(
       shift, ReduceLanes<double>(lanes.exponentials, Add{}),
@@ -139,8 +139,8 @@ FUSEDOPS_INLINE bool is_usable(double sum) { return sum >= 0 && sum < kInfinity<
 
 // Computes a segment whose sum overflows with the row's shift, or that has an infinite logit or
 // NaN.
-template <class In, class Of, class C = Compute<In>>
-FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, Of logits) {
+template <class In, class AnyLogits, class C = Compute<In>>
+FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogits logits) {
   const C max = max_of_logits(segment.input, segment.cols, logits);
   if (max < kInfinity<C>) return sums_of_segment(segment, logits, shift_of(max));
   const auto sums = fold_columns<In>(
@@ -162,8 +162,8 @@ FUSEDOPS_NOINLINE LogitSums combined(LogitSums a, LogitSums b) {
 
 // Calls body(index, sums) for the segments of columns [begin, end); begin is a multiple of
 // kRowSegment.
-template <class In, class Of, class Body>
-FUSEDOPS_INLINE void for_row_segments(Segment<In> row, Of logits, RowRange cols, Body body) {
+template <class In, class AnyLogits, class Body>
+FUSEDOPS_INLINE void for_row_segments(Segment<In> row, AnyLogits logits, RowRange cols, Body body) {
   const Compute<In> shift = shift_of_row(row.input, row.cols, logits);
   for (int64_t begin = cols.begin; begin < cols.end; begin += kRowSegment) {
     const int64_t left = cols.end - begin, count = left < kRowSegment ? left : kRowSegment;
@@ -256,9 +256,9 @@ struct RowBatch {
   int count;
 
   // Also sets the classes of `batch`.
-  template <class Of>
+  template <class AnyLogits>
   FUSEDOPS_INLINE RowBatch(
-      const CrossEntropyForward& args, RowRange range, Of logits, LossBatch& batch)
+      const CrossEntropyForward& args, RowRange range, AnyLogits logits, LossBatch& batch)
       : count(static_cast<int>(range.end - range.begin)) {
     for (int i = 0; i < count; ++i) {
       const int64_t row = range.begin + i;
@@ -279,8 +279,8 @@ FUSEDOPS_NOINLINE void add_lanes(const Vec<double> (&lanes)[kBatchRows], RowValu
 }
 
 // Adds up rows of one segment. Each step is taken for all rows, so that their latencies overlap.
-template <class In, class Of>
-FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, Of logits, LossBatch& sums) {
+template <class In, class AnyLogits>
+FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits, LossBatch& sums) {
   using C = Compute<In>;
   C shifts[kBatchRows];
   for (int i = 0; i < batch.count; ++i) {
@@ -307,8 +307,8 @@ FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, Of logits, LossBa
   }
 }
 
-template <class In, class Of>
-FUSEDOPS_INLINE void sum_rows(const RowBatch<In>& batch, Of logits, LossBatch& batch_sums) {
+template <class In, class AnyLogits>
+FUSEDOPS_INLINE void sum_rows(const RowBatch<In>& batch, AnyLogits logits, LossBatch& batch_sums) {
   using C = Compute<In>;
   for (int i = 0; i < batch.count; ++i) {
     if (!batch.is_read[i]) continue;
@@ -321,9 +321,9 @@ FUSEDOPS_INLINE void sum_rows(const RowBatch<In>& batch, Of logits, LossBatch& b
   }
 }
 
-template <class In, class Of>
+template <class In, class AnyLogits>
 FUSEDOPS_INLINE void cross_entropy_rows(
-    const CrossEntropyForward& args, RowRange range, Of logits) {
+    const CrossEntropyForward& args, RowRange range, AnyLogits logits) {
   for_parts<kBatchRows>(range, [&](int64_t first, int count) FUSEDOPS_LAMBDA {
     LossBatch sums = {};
     const RowBatch<In> batch(args, RowRange{first, first + count}, logits, sums);
@@ -338,9 +338,10 @@ FUSEDOPS_INLINE void cross_entropy_rows(
 
 // --- long rows ----------------------------------------------------------------------------------
 
-template <class In, class Of>
+template <class In, class AnyLogits>
 FUSEDOPS_INLINE void long_cross_entropy_segments(
-    const CrossEntropyForward& args, int64_t row, RowRange cols, LogitSums* partials, Of logits) {
+    const CrossEntropyForward& args, int64_t row, RowRange cols, LogitSums* partials,
+    AnyLogits logits) {
   LossBatch unused;
   const RowBatch<In> batch(args, RowRange{row, row + 1}, logits, unused);
   if (!batch.is_read[0]) return;
@@ -349,9 +350,9 @@ FUSEDOPS_INLINE void long_cross_entropy_segments(
   });
 }
 
-template <class In, class Of>
+template <class In, class AnyLogits>
 FUSEDOPS_INLINE void write_long_losses(
-    const CrossEntropyForward& args, int64_t row, const LogitSums* partials, Of logits) {
+    const CrossEntropyForward& args, int64_t row, const LogitSums* partials, AnyLogits logits) {
   using C = Compute<In>;
   LossBatch batch_sums = {};
   const RowBatch<In> batch(args, RowRange{row, row + 1}, logits, batch_sums);

@@ -25,11 +25,13 @@ struct alignas(kVectorBytes) RowLanes {
 };
 
 // Loads a group of rows, and computes the bases of their logits (LogitsOf).
-template <class In, class Of, class C = Compute<In>>
+template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_NOINLINE void load_bases(
-    const ConstRows& input, int64_t first, int64_t count, int64_t cols, Of logits, Tile<C>* bases) {
+    const ConstRows& input, int64_t first, int64_t count, int64_t cols, AnyLogits logits,
+    Tile<C>* bases) {
   load_group<In>(input, first, cols, bases, count);
-  for (int64_t col = 0; Of::kIsCapped && col < cols; ++col) bases[col] = logits.base(bases[col]);
+  for (int64_t col = 0; AnyLogits::kIsCapped && col < cols; ++col)
+    bases[col] = logits.base(bases[col]);
 }
 
 // Returns the base of one row and column.
@@ -53,9 +55,10 @@ FUSEDOPS_INLINE void store_sum(double* to, Tile<C> even, Tile<C> odd) {
 }
 
 // Adds up each row. The shift is the row's maximum, or 0 if that is infinite.
-template <class C, class Of>
+template <class C, class AnyLogits>
 FUSEDOPS_NOINLINE void sum_group(
-    const Tile<C>* bases, int64_t cols, Tile<C> class_cols, Of logits, GroupSums<C>& result) {
+    const Tile<C>* bases, int64_t cols, Tile<C> class_cols, AnyLogits logits,
+    GroupSums<C>& result) {
   Tile<C> shift = Broadcast(-kInfinity<C>);
   for (int64_t col = 0; col < cols; ++col) shift = Max(shift, bases[col] * logits.outer);
   for (auto& vec : shift.v) vec = vec - vec == C(0) ? vec : Vec<C>{};
@@ -80,9 +83,9 @@ FUSEDOPS_NOINLINE void sum_group(
   store_sum(result.differences, even.differences, odd.differences);
 }
 
-template <class In, class Of>
+template <class In, class AnyLogits>
 FUSEDOPS_INLINE void cross_entropy_groups(
-    const CrossEntropyForward& args, RowRange range, Of logits) {
+    const CrossEntropyForward& args, RowRange range, AnyLogits logits) {
   using C = Compute<In>;
   Tile<C> bases[kMaxLossGroupCols];
   for_parts<kGroupRows<In>>(range, [&](int64_t first, int count) {
@@ -138,9 +141,9 @@ struct GroupFactors {
 };
 
 // Replaces the bases of a group by the gradients.
-template <class In, class Of, class C = Compute<In>>
+template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_group(
-    Tile<C>* group, int64_t cols, const GroupFactors<C>& factors, Of logits) {
+    Tile<C>* group, int64_t cols, const GroupFactors<C>& factors, AnyLogits logits) {
   const Tile<C> lse = factors.lse.tile(), lowest = factors.lowest.tile();
   const Tile<C> factor = factors.factor.tile(), smoothing = factors.smoothing.tile();
   const Tile<C> class_col = factors.class_col.tile(), of_class = factors.of_class.tile();
@@ -161,9 +164,9 @@ FUSEDOPS_NOINLINE void compute_group(
   }
 }
 
-template <class In, class Of>
+template <class In, class AnyLogits>
 FUSEDOPS_INLINE void cross_entropy_backward_groups(
-    const CrossEntropyBackward& args, RowRange range, Of logits) {
+    const CrossEntropyBackward& args, RowRange range, AnyLogits logits) {
   using C = Compute<In>;
   Tile<C> group[kMaxGradientGroupCols];
   for_parts<kGroupRows<In>>(range, [&](int64_t first, int count) {

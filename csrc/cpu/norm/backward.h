@@ -10,7 +10,7 @@ namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // Says which sums over rows are computed: none, grad_weight, or grad_bias too.
-enum class ColumnSums { kNone, kWeight, kBoth };
+enum class SumsOverRows { kNone, kWeight, kBoth };
 
 // Holds the coefficients of a row's gradient. With g = grad_output * weight and centered = input -
 // mean, grad_input = rstd * ((g - grad_mean) - slope * centered). Without a mean both means are 0.
@@ -245,7 +245,7 @@ struct NormColumns {
 
 // Computes each row's sums of grad * weight and grad * centered * weight, and adds the rows to the
 // column sums grad_weight and grad_bias.
-template <ColumnSums kSums, bool kCenters, class T, int kCount, class C = Compute<T>>
+template <SumsOverRows kSums, bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void norm_sums(
     const NormRows<kCenters, T, kCount>& rows, ColumnValues<T> weight, C* grad_weight, C* grad_bias,
     int64_t cols, C (&sums)[2 * kCount]) {
@@ -266,10 +266,10 @@ FUSEDOPS_INLINE void norm_sums(
       step.weight = step.weight + product * rows.rstd[r];
       step.bias = step.bias + grad;
     }
-    if constexpr (kSums != ColumnSums::kNone) {
+    if constexpr (kSums != SumsOverRows::kNone) {
       store(grad_weight + col, load(grad_weight + col) + step.weight);
     }
-    if constexpr (kSums == ColumnSums::kBoth) {
+    if constexpr (kSums == SumsOverRows::kBoth) {
       store(grad_bias + col, load(grad_bias + col) + step.bias);
     }
   });
@@ -408,7 +408,7 @@ FUSEDOPS_INLINE bool any_tiny(const NormBackward& args, RowRange rows) {
 }
 
 // Computes rows of a partition, and adds them to its sums.
-template <bool kCenters, class T, ColumnSums kSums>
+template <bool kCenters, class T, SumsOverRows kSums>
 void norm_backward_rows(
     const NormBackward& args, int64_t partition, RowRange range, void* scratch, StoreMode mode) {
   using C = Compute<T>;

@@ -9,10 +9,10 @@ namespace {
 template <bool kCenters, class Body>
 void with_column_sums(const NormBackward& args, Body body) {
   if constexpr (kCenters) {  // rms_norm has no bias
-    if (args.grad_bias.data != nullptr) return body(Constant<ColumnSums::kBoth>{});
+    if (args.grad_bias.data != nullptr) return body(Constant<SumsOverRows::kBoth>{});
   }
-  if (args.grad_weight.data != nullptr) return body(Constant<ColumnSums::kWeight>{});
-  body(Constant<ColumnSums::kNone>{});
+  if (args.grad_weight.data != nullptr) return body(Constant<SumsOverRows::kWeight>{});
+  body(Constant<SumsOverRows::kNone>{});
 }
 
 }  // namespace

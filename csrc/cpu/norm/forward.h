@@ -472,11 +472,11 @@ struct NormStatistics<true, T> {
       if (!are_exact(moments[r], cols, range)) {
         moments[r] = exact_moments(C(moments[r].mean()), rows.row[r], cols, range);
       }
-      result[r] = of(args, moments[r]);
+      result[r] = from_moments(args, moments[r]);
     }
   }
 
-  static FUSEDOPS_INLINE NormStatistics of(NormFormula norm, Moments<Wider<T>> moments) {
+  static FUSEDOPS_INLINE NormStatistics from_moments(NormFormula norm, Moments<Wider<T>> moments) {
     const Wider<T> rstd = rstd_of(norm, moments.squares);
     const C mean = C(moments.mean());
     return {mean, C(rstd), unless_denormal<C>(moments.mean_from(mean) * rstd)};
@@ -487,7 +487,7 @@ struct NormStatistics<true, T> {
     static_cast<C*>(args.mean)[row] = mean;
     static_cast<C*>(args.rstd)[row] = rstd;
   }
-  FUSEDOPS_INLINE Tile<C> of_columns(Tile<C> x) const {
+  FUSEDOPS_INLINE Tile<C> normalize(Tile<C> x) const {
     return normalized<true, T>(x, mean, rstd, remainder);
   }
 };
@@ -510,11 +510,11 @@ struct NormStatistics<false, T> {
       if (!range.holds(squares[r])) {
         squares[r] = exact_sum_of_squares(squares[r], rows.row[r], args.cols, range);
       }
-      result[r] = of(args, {squares[r]});
+      result[r] = from_moments(args, {squares[r]});
     }
   }
 
-  static FUSEDOPS_INLINE NormStatistics of(NormFormula norm, Moments<Wider<T>> moments) {
+  static FUSEDOPS_INLINE NormStatistics from_moments(NormFormula norm, Moments<Wider<T>> moments) {
     const Wider<T> rstd = rstd_of(norm, moments.squares);
     const C high = C(rstd);
     return {high, high < kInfinity<C> ? C(rstd - high) : C(0)};
@@ -523,7 +523,7 @@ struct NormStatistics<false, T> {
   FUSEDOPS_INLINE void save(const NormForward& args, int64_t row) const {
     if (args.rstd != nullptr) static_cast<C*>(args.rstd)[row] = rstd;
   }
-  FUSEDOPS_INLINE Tile<C> of_columns(Tile<C> x) const {
+  FUSEDOPS_INLINE Tile<C> normalize(Tile<C> x) const {
     return normalized<false, T>(x, C(0), rstd, remainder);
   }
 };
@@ -611,7 +611,7 @@ struct Norm {
           for (int r = 0; r < kCount; ++r) {
             const Tile<C> x = load(rows.row[r] + col, part);
             rows.copy(r, col, part, x, mode);
-            result[r] = stats[r].of_columns(x);
+            result[r] = stats[r].normalize(x);
             if constexpr (kRounds) result[r] = rounded<T>(result[r]);
             if constexpr (kBias && kHasMulAdd) {
               result[r] = MulAdd(result[r], factor, added);

@@ -104,7 +104,8 @@ FUSEDOPS_INLINE void write_long_norm_segments(
     const NormForward& args, int64_t row, RowRange cols, NormPartials<T> partials, void* memory,
     StoreMode mode) {
   auto* scratch = static_cast<Compute<T>*>(memory);
-  const auto stats = NormStatistics<kCenters, T>::of(args, combined(partials.moments, args.cols));
+  const auto stats =
+      NormStatistics<kCenters, T>::from_moments(args, combined(partials.moments, args.cols));
   if (cols.begin == 0) stats.save(args, row);
   for_segments(cols, [&](RowRange segment) {
     NormForward segment_args = args;
@@ -158,7 +159,7 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
     const ColumnValues<T> weight = weight_values<T>(segment_args, scratch);
     const auto rows = row_of_segment<kCenters, T>(segment_args, row, scratch + kRowSegment);
     C sums[2];
-    norm_sums<ColumnSums::kNone, kCenters, T, 1, C>(
+    norm_sums<SumsOverRows::kNone, kCenters, T, 1, C>(
         rows, weight, nullptr, nullptr, segment_args.cols, sums);
     partials[segment.begin / kRowSegment] = {sums[0], sums[1]};
   });
@@ -166,7 +167,7 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
 
 // Writes the gradients of a segment of all rows, and the sums of its columns. The rows are added up
 // by partitions, as those of short rows are.
-template <bool kCenters, class T, ColumnSums kSums>
+template <bool kCenters, class T, SumsOverRows kSums>
 struct LongNormBackward {
   using C = Compute<T>;
   const NormBackward& args;
@@ -184,8 +185,8 @@ struct LongNormBackward {
       write_partition(segment, partition[i], i == 0 ? sums : sums + 2 * kRowSegment);
       if (i > 0) add(sums, sums + 2 * kRowSegment);
     }
-    if (kSums != ColumnSums::kNone) put_sums(args.grad_weight, sums, segment);
-    if (kSums == ColumnSums::kBoth) put_sums(args.grad_bias, sums + kRowSegment, segment);
+    if (kSums != SumsOverRows::kNone) put_sums(args.grad_weight, sums, segment);
+    if (kSums == SumsOverRows::kBoth) put_sums(args.grad_bias, sums + kRowSegment, segment);
   }
 
  private:
@@ -247,9 +248,9 @@ struct LongNormBackward {
         if (result == nullptr) return;
         store(result + col, at, in_order<T, Result>(Broadcast(C(0)) + sum));
       };
-      if constexpr (kSums != ColumnSums::kNone)
+      if constexpr (kSums != SumsOverRows::kNone)
         store_gradient(grad_weight, product * segment_row.rstd[0]);
-      if constexpr (kSums == ColumnSums::kBoth) store_gradient(grad_bias, grad);
+      if constexpr (kSums == SumsOverRows::kBoth) store_gradient(grad_bias, grad);
       if (to == nullptr) return;
       const Tile<C> result = through_norm(col, at);
       mode.store(to + col, at, more == nullptr ? result : result + load(more + col, at));

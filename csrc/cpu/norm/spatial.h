@@ -181,13 +181,13 @@ class SpatialNorm {
       const auto range = squares_range<T>(formula_);
       TileStatistics<C>& tile = column(col).statistics;
       if constexpr (kCenters) {
-        const auto statistics =
-            NormStatistics<true, T>::of(formula_, moments_of_one(copy_, args_.dim_size, range));
+        const auto statistics = NormStatistics<true, T>::from_moments(
+            formula_, moments_of_one(copy_, args_.dim_size, range));
         tile.mean.v[half][lane] = statistics.mean;
         tile.rstd.v[half][lane] = statistics.rstd;
         tile.remainder.v[half][lane] = statistics.remainder;
       } else {
-        const auto statistics = NormStatistics<false, T>::of(
+        const auto statistics = NormStatistics<false, T>::from_moments(
             formula_, {sum_of_squares_of_one(copy_, args_.dim_size, range)});
         tile.rstd.v[half][lane] = statistics.rstd;
         tile.remainder.v[half][lane] = statistics.remainder;

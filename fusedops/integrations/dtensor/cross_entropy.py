@@ -89,7 +89,7 @@ def _space(call: Call) -> Space:
 def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     target, ignore_index = local["target"], call["ignore_index"]
     classes = call["input"].dim() - 1
-    lse, error, loss = part.all_gather(_own_part(part, local), (classes,))
+    lse, error, loss = part.all_gather(_local_losses(part, local), (classes,))
     precise = lse.double() + error.double()
     total = precise.logsumexp(0)
     losses = _merged_losses(precise, loss.double(), total)
@@ -102,7 +102,7 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> tuple[
     return losses.to(lse.dtype), rounded, left.to(lse.dtype)
 
 
-def _own_part(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+def _local_losses(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """Returns lse and its rounding error of this rank's part of each row, and the loss of the row's
     class within the part, or _ELSEWHERE if the class is in another part."""
     logits, target = local["input"], local["target"]
@@ -113,9 +113,9 @@ def _own_part(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...
         return tuple(logits.new_full(target.shape, value, dtype=wide) for value in values)
     index = _index(part, local)
     is_here = (index >= 0) & (index < columns) & ~ignored_rows(target, local["ignore_index"])
-    own = index.masked_fill(~is_here, -1)
+    column = index.masked_fill(~is_here, -1)
     settings = (-1, 0.0, local["scale"], local["softcap"])
-    losses, lse, error = ops.cross_entropy.default(logits, own, *settings, True)
+    losses, lse, error = ops.cross_entropy.default(logits, column, *settings, True)
     return lse, error, losses.masked_fill(~is_here, _ELSEWHERE)
 
 

@@ -19,8 +19,8 @@ def refuse(
 ) -> None:
     """Raises an error that says what to call instead."""
     names = [argument.name for argument in overload._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    name = next(name for name, value in given.items() if isinstance(value, DTensor))
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    name = next(name for name, value in named.items() if isinstance(value, DTensor))
     raise NotImplementedError(
         f"linear_cross_entropy: {name} is a DTensor, wanted plain tensors; make it with "
         ".full_tensor(), or call torch.nn.functional.linear and "

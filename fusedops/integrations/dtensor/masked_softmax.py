@@ -14,7 +14,7 @@ import torch
 
 from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.dropout import draws_for_part, drops, multiplier
-from fusedops.integrations.dtensor.masked_softmax_keys import at_own_positions, backward, forward
+from fusedops.integrations.dtensor.masked_softmax_keys import at_local_positions, backward, forward
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, aligned
 
 _OF_SCORES = ("input", "out", "grad_output", "probabilities", "mask", "bias")
@@ -33,8 +33,8 @@ def _space(call: Call) -> Space:
     return Space(sizes, tensors, results, deciding, keys, keys if drops(call) else frozenset())
 
 
-def _on_own_queries(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    local = at_own_positions(part, local)
+def _on_local_queries(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    local = at_local_positions(part, local)
     return _dropping(call, part, local) if draws_for_part(call, part) else call.run(local)
 
 
@@ -70,4 +70,4 @@ _OPS = {
     "_": (forward, "input"),
     **dict.fromkeys(("_backward_", "_dropout_backward_"), (backward, "grad_output")),
 }
-RULES = {f"masked_softmax{op}": Rule(_space, _on_own_queries, *how) for op, how in _OPS.items()}
+RULES = {f"masked_softmax{op}": Rule(_space, _on_local_queries, *how) for op, how in _OPS.items()}

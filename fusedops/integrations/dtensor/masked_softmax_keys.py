@@ -14,7 +14,7 @@ import torch
 
 from fusedops.integrations.dtensor.call import Call
 from fusedops.integrations.dtensor.partition import Partition
-from fusedops.integrations.dtensor.softmax import merged, own_statistics
+from fusedops.integrations.dtensor.softmax import local_statistics, merged
 from fusedops.ops.softmax_composites import masked_gradient, masked_scores
 
 ops = torch.ops.fusedops
@@ -22,7 +22,7 @@ ops = torch.ops.fusedops
 _KEYS = -1
 
 
-def at_own_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
+def at_local_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments, with diagonals and bounds that count from this rank's first query and
     key."""
     queries, keys = (len(part.sizes) - back for back in (2, 1))
@@ -37,9 +37,9 @@ def at_own_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
 
 def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     """Returns the op's results for this rank's keys."""
-    arguments = SimpleNamespace(**{"dtype": None} | at_own_positions(part, local))
+    arguments = SimpleNamespace(**{"dtype": None} | at_local_positions(part, local))
     scores, hides_all = masked_scores(arguments)
-    of_part = [*own_statistics(scores, _KEYS)]
+    of_part = [*local_statistics(scores, _KEYS)]
     if arguments.zero_masked_rows:
         of_part.append(hides_all.to(scores.dtype))
     maxima, sums, *hides = part.all_gather(of_part, _keys(part))
@@ -74,7 +74,7 @@ def _column(sinks: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     """Returns the gradients for this rank's keys. Divided rows have no dropout."""
-    arguments = SimpleNamespace(**at_own_positions(part, local))
+    arguments = SimpleNamespace(**at_local_positions(part, local))
     wide = torch.promote_types(arguments.probabilities.dtype, torch.float32)
     # torch converts the gradient to the dtype of y in products of the two.
     g, y = arguments.grad_output, arguments.probabilities.to(wide)

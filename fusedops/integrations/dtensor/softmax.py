@@ -54,7 +54,7 @@ def _dim(call: Call) -> int:
 # --- rows that are divided among ranks ----------------------------------------------------------
 
 
-def own_statistics(input: torch.Tensor, dim: int) -> Statistics:
+def local_statistics(input: torch.Tensor, dim: int) -> Statistics:
     """Returns the maximum and the sum of exp(input - maximum) of this rank's part of each row."""
     if input.shape[dim] > 0:
         max, sum = ops.softmax_stats.default(input, dim)
@@ -72,7 +72,7 @@ def merged(maxima: torch.Tensor, sums: torch.Tensor) -> Statistics:
 
 
 def _statistics(part: Partition, input: torch.Tensor, dim: int) -> Statistics:
-    return merged(*part.all_gather(own_statistics(input, dim), (dim,)))
+    return merged(*part.all_gather(local_statistics(input, dim), (dim,)))
 
 
 def _split_stats(call: Call, part: Partition, local: dict[str, Any]) -> Statistics:
