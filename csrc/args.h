@@ -1,4 +1,5 @@
-// The arguments of a kernel launch: plain data, the same for every device, without torch.
+// Describes kernel launches by their arguments: plain data, the same for every device, without
+// torch.
 //
 // Kernels see every tensor as rows: row r starts at data + offset(r) elements, and its elements are
 // adjacent. Offsets between rows are int64; a row holds at most 2^31 - 1 elements.
@@ -200,9 +201,9 @@ struct Slices {
   DType dtype;
 };
 
-// Spatial softmax (ATen's name): the softmax over dim_size for each outer and inner index, that is
-// over a dimension that is not the last, without transposing the tensor. The dtypes are those of
-// SoftmaxForward. input and output may be the same memory.
+// Computes a spatial softmax (ATen's name): the softmax over dim_size for each outer and inner
+// index, that is over a dimension that is not the last, without transposing the tensor. The dtypes
+// are those of SoftmaxForward. input and output may be the same memory.
 struct SpatialSoftmaxForward {
   ConstSlices input;
   Slices output;
@@ -226,10 +227,10 @@ struct RowDims {
   int64_t sizes[kMaxRowDims];
 };
 
-// A broadcast operand with one value for each row and column. The value for row (i0, i1, ...) and
-// column c is at data + i0 * strides[0] + i1 * strides[1] + ... + c * col_stride. data is null if
-// there is no operand. A bool is one byte, 0 or 1; other values have the dtype of the input or,
-// beside a 16-bit input, float32.
+// Describes a broadcast operand with one value for each row and column. The value for row (i0, i1,
+// ...) and column c is at data + i0 * strides[0] + i1 * strides[1] + ... + c * col_stride. data is
+// null if there is no operand. A bool is one byte, 0 or 1; other values have the dtype of the input
+// or, beside a 16-bit input, float32.
 struct Operand {
   const void* data;
   int64_t strides[kMaxRowDims];  // elements; 0 repeats
@@ -251,16 +252,17 @@ struct Causal {
   int64_t lower_diagonal = 0;
 };
 
-// A broadcast operand of int64 or int32 with one value for each row, at which its visible columns
-// begin or end. The strides are those of Operand. data is null if there is no operand.
+// Describes a broadcast operand of int64 or int32 that has for each row the column at which the
+// row's visible columns begin or end. The strides are those of Operand. data is null if there is no
+// operand.
 struct RowBound {
   const void* data;
   int64_t strides[kMaxRowDims];
   bool is_int64;
 };
 
-// A broadcast operand with one value for each row: double if the input is double, and float
-// otherwise. The strides are those of Operand. data is null if there is no operand.
+// Describes a broadcast operand with one value for each row: double if the input is double, and
+// float otherwise. The strides are those of Operand. data is null if there is no operand.
 struct RowValues {
   const void* data;
   int64_t strides[kMaxRowDims];

@@ -153,7 +153,7 @@ def _row_weights(
     weight: torch.Tensor, target: torch.Tensor, ignore_index: int | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """Returns the weight of each row's class, and 0 where the row is ignored."""
-    # A class out of range, whose loss is NaN, has any weight.
+    # Any weight will do for a class out of range, whose loss is NaN.
     classes = target.to(torch.int64).clamp(0, weight.shape[0] - 1)
     return weight.to(dtype)[classes].masked_fill(ignored_rows(target, ignore_index), 0)
 

@@ -1,4 +1,5 @@
-// The C interface: checks arguments, describes them to the kernels, and turns errors into a status.
+// Implements the C interface: checks arguments, describes them to the kernels, and turns errors
+// into a status.
 #include "fusedops/c_api.h"
 
 #include <cmath>
@@ -42,7 +43,7 @@ void check_size(const char* name, int size, int least = 0) {
           std::to_string(least)};
 }
 
-// The number of floats in an array of these sizes, none of which is negative.
+// Returns the number of floats in an array of these sizes, none of which is negative.
 template <class... Sizes>
 int64_t count_of(Sizes... sizes) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / sizeof(double);
@@ -73,7 +74,7 @@ void check_array(const char* name, const float* array, int64_t count) {
   check_aligned(name, array);
 }
 
-// Device memory for the duration of a call. Nothing is allocated for 0 bytes.
+// Holds device memory for the duration of a call. Nothing is allocated for 0 bytes.
 class Scratch {
  public:
   Scratch(const Device& device, int64_t bytes)

@@ -1,4 +1,4 @@
-// The device of the C interface. Each of its libraries links one implementation of Device.
+// Declares the device of the C interface. Each library of the interface links one implementation.
 #pragma once
 
 #include <cmath>

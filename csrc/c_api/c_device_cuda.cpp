@@ -1,4 +1,4 @@
-// Host side of the C interface for CUDA.
+// Implements the device of the C interface for CUDA.
 #include <string>
 
 #include "c_api/c_device.h"

@@ -163,7 +163,7 @@ struct NormResult {
   }
 };
 
-// A result that is not wanted is returned as an empty tensor.
+// Returns an optional result, or an empty tensor if it is not wanted.
 inline Tensor or_empty(
     const char* op, const std::optional<Tensor>& result, const Tensor& like, ScalarType dtype) {
   return result ? *result : empty_contiguous(op, like, Sizes{0}, dtype);

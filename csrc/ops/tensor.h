@@ -405,7 +405,7 @@ inline void check_dtype_of(
   if (!is_supported(dtype_of(tensor))) fail_for_dtype(op, argument, dtype_text(tensor), fix);
 }
 
-// The dispatcher accepts None for a tensor if another argument is a tensor.
+// Refuses None, which the dispatcher accepts for a tensor if another argument is a tensor.
 inline void check_given(const char* op, const char* argument, const Tensor& tensor) {
   FUSEDOPS_CHECK(tensor.defined(), op, ": ", argument, " is None, wanted a tensor");
 }

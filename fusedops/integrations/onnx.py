@@ -269,7 +269,7 @@ def _masked_softmax(call: Any) -> dict[str, Any]:
     if call.zero_masked_rows:
         output = op.Where(_has_visible_column(scores, visible), output, _like(0.0, output))
     output = _convert(output, computed, result)
-    # The probabilities before dropout are empty where an op has a seed, and it is None.
+    # The probabilities before dropout are empty if the op has an argument `seed` that is None.
     probabilities = _nothing(output) if getattr(call, "seed", output) is None else output
     return {
         "output": output,

@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 NAME = "fusedops"
-#: Arguments for other implementations; if this one ignored them, it would compute a wrong result.
+#: These arguments are for other implementations. Ignoring them would give wrong results.
 _UNSUPPORTED = {
     "cache": "a paged cache",
     "indices": "the indices of sparse attention",

@@ -102,16 +102,16 @@ def _jagged_like(input: Any, values: torch.Tensor) -> torch.Tensor:
     return nested
 
 
-#: For each op the variants that its eager calls use, and how to read the normalised dimensions from
-#: its arguments.
+#: Says for each op which variants its eager calls use, and how to read the normalised dimensions
+#: from its arguments.
 SUPPORTED: dict[str, tuple[tuple[str, ...], Inner]] = {
     "softmax": (("softmax", "_softmax"), _of_dim),
     "log_softmax": (("log_softmax", "_log_softmax"), _of_dim),
     **{norm: ((norm, f"_{norm}", f"_{norm}_output"), _of_shape) for norm in KINDS},
 }
-# Strided nested tensors have AutogradNestedTensor at the level of autograd, and NestedTensorCPU
-# below it. Jagged ones have AutogradNestedTensor or, where autograd is off,
-# CompositeImplicitAutogradNestedTensor.
+# These are the dispatch keys of nested tensors. A strided one has AutogradNestedTensor at the level
+# of autograd, and NestedTensorCPU below it. A jagged one has AutogradNestedTensor or, where
+# autograd is off, CompositeImplicitAutogradNestedTensor.
 _KEYS = ("NestedTensorCPU", "AutogradNestedTensor", "CompositeImplicitAutogradNestedTensor")
 
 _supported = set()

@@ -1,5 +1,5 @@
-// The backward of a cross entropy over rows. The gradient may overwrite the logits: the logit of
-// the class is read before, and its column is written last.
+// Computes the backward of a cross entropy over rows. The gradient may overwrite the logits: the
+// logit of the class is read before, and its column is written last.
 #pragma once
 
 #include "cpu/cross_entropy/logits.h"

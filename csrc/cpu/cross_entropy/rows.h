@@ -1,4 +1,4 @@
-// The forward of a cross entropy over rows.
+// Computes the forward of a cross entropy over rows.
 //
 // A row is read once, because its maximum is not searched first. The shift, which is subtracted
 // from the logits before their exponential, is the maximum of the first columns. If the sum of a

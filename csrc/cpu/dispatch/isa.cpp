@@ -63,7 +63,7 @@ struct Isa {
   bool is_supported;  // by this machine
 };
 
-// The instruction sets in this build, widest first.
+// Returns the instruction sets in this build, widest first.
 const std::vector<Isa>& built_isas() {
   static const std::vector<Isa> isas = {
 #if defined(FUSEDOPS_BUILT_avx512)

@@ -5,9 +5,10 @@
 
 namespace fusedops {
 
-// The widest instruction set that this machine has, this build contains and FUSEDOPS_CPU_ISA allows
-// (avx512, avx2 or default; on ARM bf16 or default). It is chosen once. Raises std::runtime_error
-// if the variable has another value. libfusedops_kernels exports this function.
+// Returns the kernels of the widest instruction set that this machine has, this build contains and
+// FUSEDOPS_CPU_ISA allows (avx512, avx2 or default; on ARM bf16 or default). The choice is made
+// once. Throws std::runtime_error if the variable has another value, or if there is no such set.
+// libfusedops_kernels exports this function.
 __attribute__((visibility("default"))) const CpuKernels& cpu_kernels();
 
 }  // namespace fusedops

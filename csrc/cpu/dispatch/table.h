@@ -1,4 +1,4 @@
-// The CPU kernels as a table of functions. There is one table per instruction set.
+// Declares the CPU kernels as a table of functions. There is one table per instruction set.
 #pragma once
 
 #include "args.h"

@@ -117,8 +117,8 @@ ColumnValues<T> bias_values(const Args& args, C* copy) {
 }
 
 // --- kinds --------------------------------------------------------------------------------------
-// These functions have all that differs between the kinds of norms, forward and backward, except
-// has_mean() (args.h).
+// Here is all that differs between the kinds of norms, forward and backward, except has_mean()
+// (args.h).
 
 FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
 FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }

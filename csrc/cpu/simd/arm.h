@@ -2,8 +2,8 @@
 // with the instructions for bfloat16 on processors that have them. No other file of cpu/ contains
 // ARM's intrinsics.
 //
-// NEON has no masked loads. Its streaming store would be STNP, which is only a hint and gains
-// nothing: the cores detect that whole cache lines are written, and do not read those.
+// NEON has no masked loads. Its streaming store would be STNP, which is only a hint: the cores
+// detect that whole cache lines are written, and do not read those.
 #pragma once
 
 #include <arm_neon.h>

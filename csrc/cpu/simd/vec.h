@@ -87,7 +87,7 @@ struct LanesOf<double> {
 template <class C>
 using Lanes = typename LanesOf<C>::type;
 
-// The 16 bytes within which every instruction set permutes.
+// A block is 16 bytes, within which every instruction set permutes.
 constexpr int kBlockBytes = 16, kBlocks = kVectorBytes / kBlockBytes;
 using Block = VecOf<uint64_t, kBlockBytes>::type;
 

@@ -19,7 +19,8 @@ import torch.distributed._functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-#: For each dimension of a tensor the corresponding one of the space; None where there is none.
+#: Says which dimension of the space each dimension of a tensor corresponds to; None where there is
+#: none.
 Dims = tuple[int | None, ...]
 
 

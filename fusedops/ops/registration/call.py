@@ -25,8 +25,8 @@ from torch.autograd import forward_ad
 from fusedops.ops.registration.libraries import load_op_call
 from fusedops.ops.registration.schema_errors import explained
 
-#: How a call runs. PLAIN: only the kernel runs. RECORDED: autograd records it. WATCHED: a mode, a
-#: trace, a transform, forward mode or a subclass of Tensor has to see the op.
+#: A call runs in one of three ways. PLAIN: only the kernel runs. RECORDED: autograd records it.
+#: WATCHED: a mode, a trace, a transform, forward mode or a subclass of Tensor has to see the op.
 PLAIN, RECORDED, WATCHED = range(3)
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
