@@ -50,16 +50,21 @@ inline Tensor prepared_parameter(const char* op, const Tensor& parameter, Scalar
   return as_contiguous(op, convert(op, parameter, dtype));
 }
 
-// Holds weight and bias in a dtype that kernels support: the input's, or float32 if one differs.
+// Returns the dtype in which kernels read weight and bias: the input's, or float32 if one differs.
+inline ScalarType kernel_parameter_dtype(
+    const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, ScalarType input) {
+  const bool same = (!weight || dtype_of(*weight) == input) && (!bias || dtype_of(*bias) == input);
+  return same || input == ScalarType::Double ? input : ScalarType::Float;
+}
+
+// Holds weight and bias as kernels read them.
 struct NormParameters {
   std::optional<Tensor> weight, bias;
 
   NormParameters(
       const char* op, const std::optional<Tensor>& weight_, const std::optional<Tensor>& bias_,
       ScalarType input) {
-    const bool same =
-        (!weight_ || dtype_of(*weight_) == input) && (!bias_ || dtype_of(*bias_) == input);
-    const ScalarType dtype = same || input == ScalarType::Double ? input : ScalarType::Float;
+    const ScalarType dtype = kernel_parameter_dtype(weight_, bias_, input);
     if (weight_) weight = prepared_parameter(op, *weight_, dtype);
     if (bias_) bias = prepared_parameter(op, *bias_, dtype);
   }

@@ -136,27 +136,22 @@ Tensor stack_softmax(
 
 // --- layer_norm ---------------------------------------------------------------------------------
 
-// Holds weights and biases in a dtype that kernels support: that of the inputs, or float32.
+// Returns the first tensor of a list, whose dtype all others have.
+inline std::optional<Tensor> first_of(const Tensors& tensors) {
+  return tensors.empty() ? std::nullopt : std::optional(tensors.front());
+}
+
+// Holds weights and biases as kernels read them.
 struct StackParameters {
   Tensors weights, biases;
 
   StackParameters(
       const char* op, const Tensors& weights_, const Tensors& biases_, ScalarType input) {
-    const auto same = [&](const Tensors& parameters) {
-      return parameters.empty() || dtype_of(parameters.front()) == input;
-    };
-    const ScalarType dtype = (same(weights_) && same(biases_)) || input == ScalarType::Double
-        ? input
-        : ScalarType::Float;
+    const ScalarType dtype = kernel_parameter_dtype(first_of(weights_), first_of(biases_), input);
     for (const Tensor& weight : weights_) weights.push_back(prepared_parameter(op, weight, dtype));
     for (const Tensor& bias : biases_) biases.push_back(prepared_parameter(op, bias, dtype));
   }
 };
-
-inline ConstColumns columns_of_stack(const Tensors& parameters) {
-  if (parameters.empty()) return {nullptr, DType::kFloat32};
-  return {parameters.front().const_data_ptr(), kernel_dtype(dtype_of(parameters.front()))};
-}
 
 inline const void* data_of(const Tensors& tensors, int64_t index) {
   return tensors.empty() ? nullptr : tensors[index].const_data_ptr();
@@ -233,8 +228,8 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
     each.input = stack.inputs[0];
     each.output = slots->first.write();
     each.output.data = moved(each.output.data, begin * slots->slot, each.output.dtype);
-    each.weight = columns_of_stack(parameters.weights);
-    each.bias = columns_of_stack(parameters.biases);
+    each.weight = NormParameters::columns(first_of(parameters.weights));
+    each.bias = NormParameters::columns(first_of(parameters.biases));
     each.mean = moved(mean.mutable_data_ptr(), begin * shape.rows, kernel_dtype(statistics));
     each.rstd = moved(rstd.mutable_data_ptr(), begin * shape.rows, kernel_dtype(statistics));
     each.rows = shape.rows;
@@ -301,7 +296,7 @@ void launch_norm_stack_backward(
     each.input = stack.inputs[0];
     each.mean = moved(mean.const_data_ptr(), begin * shape.rows, statistics);
     each.rstd = moved(rstd.const_data_ptr(), begin * shape.rows, statistics);
-    each.weight = columns_of_stack(parameters.weights);
+    each.weight = NormParameters::columns(first_of(parameters.weights));
     const Columns rows = from(wanted[0], results.grad_input, begin * shape.rows * shape.cols);
     each.grad_input = {rows.data, {shape.cols}, rows.dtype};
     each.grad_weight = from(wanted[1], results.grad_weight, begin * shape.cols);
@@ -339,8 +334,8 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
     if (shape.rows == 0) torch::stable::zero_(grad);
     return grad;
   };
-  const auto parameter_dtype = [&](const Tensors& given_parameters) {
-    return given_parameters.empty() ? dtype : dtype_of(given_parameters.front());
+  const auto parameter_dtype = [&](const Tensors& parameters_of_call) {
+    return norm_parameter_dtype(input, first_of(parameters_of_call));
   };
   const Tensor grad_input = empty_grad(wanted[0], input.sizes().vec(), dtype);
   Tensor grad_weight =
