@@ -61,8 +61,7 @@ def tensor(function: str, name: str, value: Any) -> torch.Tensor:
 
 
 def tensors(function: str, name: str, values: Any) -> list[Any]:
-    """Returns ``values`` as a list. A single tensor is refused, although it could be iterated
-    over."""
+    """Returns ``values`` as a list. Refuses a single tensor, which could be iterated over."""
     if type(values) is list:
         return values
     if isinstance(values, (torch.Tensor, str)) or not isinstance(values, Iterable):

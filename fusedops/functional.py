@@ -608,8 +608,7 @@ def _require_grad(sinks: torch.Tensor | float | None) -> bool:
 
 
 class _Band(NamedTuple):
-    """Holds the diagonals between which a query sees keys, as in ``torch.triu`` and
-    ``torch.tril``."""
+    """Holds the diagonals between which a query sees keys, as in ``torch.tril``."""
 
     causal: bool
     diagonal: int
@@ -1081,8 +1080,7 @@ def _rounded_add_rms_norm(
 
 
 def _dtype_of(input: torch.Tensor) -> torch.dtype:
-    """Returns the input's dtype. An input that is not a tensor has none; the op refuses it
-    later."""
+    """Returns the input's dtype; the op refuses an input that has none later."""
     dtype: torch.dtype = getattr(input, "dtype", torch.float32)
     return dtype
 
@@ -1099,8 +1097,7 @@ def _rms_eps(function: str, dtype: torch.dtype, eps: float | None) -> float:
 
 
 def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
-    """Returns the weight's offset, and whether the normalised value is rounded before the
-    weight."""
+    """Returns the weight's offset, and whether the normalised value is rounded before it."""
     if type(variant) is not str or variant not in ("torch", "llama", "t5", "gemma"):
         _arguments.one_of("variant", variant, get_args(RmsVariant))
     return float(variant == "gemma"), variant in ("llama", "t5")

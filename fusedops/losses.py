@@ -348,8 +348,7 @@ def _has_classes(linear_weight: torch.Tensor) -> bool:
 
 
 def _check_ignore_index(function: str, value: int | None) -> None:
-    """Refuses a value that is no int, because the target is compared with it before the op is
-    called."""
+    """Refuses a value that is no int, with which the target is compared before the op's checks."""
     if value is None or (type(value) is int and -(2**63) <= value < 2**63):
         return
     try:

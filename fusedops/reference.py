@@ -63,8 +63,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the loss and the logsumexp of each row of the last dimension; both are 0 where the
-    row is ignored."""
+    """Returns loss and logsumexp of each row of the last dimension, 0 where it is ignored."""
     x = input.double() if softcap is None else torch.tanh(input.double() / softcap) * softcap
     counts, log_p = target != ignore_index, log_softmax(x, -1)
     classes = torch.where(counts, target, 0).long()

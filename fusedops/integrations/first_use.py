@@ -20,8 +20,7 @@ _RULES = "fusedops.integrations.dtensor"
 
 
 class _ImportingRules(simple_registry.GenericTorchDispatchRuleHolder):
-    """Holds the rules of one op for subclasses of Tensor, and imports those for DTensor when first
-    asked."""
+    """Holds the rules of one op, and imports those for DTensor when first asked."""
 
     def find(self, torch_dispatch_class: type) -> Callable[..., Any] | None:
         rule = super().find(torch_dispatch_class)

@@ -293,8 +293,7 @@ def _capped(scores: Value, softcap: float | None) -> Value:
 def _softmax_with_sinks(
     scores: Value, sinks: Value | None, computed: ir.DataType
 ) -> tuple[Value, Value | None]:
-    """Returns the softmax of the scores with the sinks as one more column, which is returned
-    separately."""
+    """Returns the softmax with the sinks as one more column, which is returned separately."""
     if sinks is None:
         return op.Softmax(scores, axis=-1), None
     column = op.Unsqueeze(_convert(sinks, sinks.dtype, computed), [-1])
@@ -304,8 +303,7 @@ def _softmax_with_sinks(
 
 
 def _visible(call: Any, mask: Value | None) -> Value | None:
-    """Returns True in columns that neither a bool mask, nor a diagonal, nor a bound hides; None if
-    nothing is hidden."""
+    """Returns True in columns that no bool mask, diagonal or bound hides; None if nothing hides."""
     conditions = [] if mask is None else [mask]
     input, lower = call.input, call.lower_diagonal
     if lower is not None:
@@ -366,8 +364,7 @@ def _cross_entropy(call: Any) -> dict[str, Any]:
 
 
 def _row_losses(z: Value, call: Any, reads_ignored: bool = False) -> dict[str, Any]:
-    """Returns the results by their names. ``lse`` is not rounded further, so that its error is
-    0."""
+    """Returns the results by name. ``lse`` is not rounded further, so that its error is 0."""
     lse = op.ReduceLogSumExp(z, [-1], keepdims=0)
     zeros = op.Expand(_like(0.0, lse), op.Shape(lse))
     classes = op.Cast(call.target, to=ir.DataType.INT64)
@@ -498,8 +495,7 @@ def _decomposed_norm(kind: NormKind, x: Value, named: dict[str, Any]) -> dict[st
 
 
 def _spatial_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) -> dict[str, Any]:
-    """Composes a norm over one dimension, because ONNX's operators take the last dimensions
-    only."""
+    """Composes a norm over a dimension; ONNX's operators take the last dimensions only."""
     dim = named["dim"]
     output, statistics = _normalized(kind, x, [dim] if rank else None, named["eps"])
     after = list(range(1, rank - dim % max(rank, 1)))  # the dimensions after `dim`
@@ -514,8 +510,7 @@ def _spatial_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) ->
 def _normalized(
     kind: NormKind, x: Value, dims: list[int] | None, eps: float
 ) -> tuple[Value, dict[str, Value]]:
-    """Returns (x - mean) rstd, and the statistics by their names. A scalar has no dims to reduce
-    over."""
+    """Returns (x - mean) rstd, and the statistics by name. For a scalar, ``dims`` is None."""
     statistics = {}
     if kind.has_mean:
         statistics["mean"] = op.ReduceMean(x, dims, keepdims=1)
@@ -544,8 +539,7 @@ def _over_deviation(centered: Value, dims: list[int], eps: float) -> tuple[Value
 
 
 def _over_norm(x: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
-    """Returns x / max(norm, eps) and the reciprocal. LpNormalization, which takes a single axis and
-    no eps, is not used."""
+    """Composes the quotient, because LpNormalization takes a single axis and no eps."""
     norm = op.Max(op.ReduceL2(x, dims, keepdims=1), _like(eps, x))
     return op.Div(x, norm), op.Reciprocal(norm)
 

@@ -70,8 +70,7 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _uses_the_interface(config: Any) -> bool:
-    """Calls `_source_uses_the_interface`, as a constant, because torch.compile ignores its
-    cache."""
+    """Makes a constant of the cached answer, because torch.compile ignores the cache."""
     return _source_uses_the_interface(config)
 
 

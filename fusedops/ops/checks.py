@@ -144,8 +144,7 @@ def check_term(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
 def check_term_dtypes(
     op: str, sum: MaybeTensor, input: torch.dtype | None, residual: torch.dtype | None
 ) -> tuple[torch.dtype, torch.dtype]:
-    """Returns the dtypes of the terms of ``sum``, after checking them. A dtype that is None becomes
-    that of ``sum``."""
+    """Returns the checked dtypes of the terms of ``sum``, which is the default of both."""
     check_dtype_of(op, "sum", sum)
     dtype = check_given(op, "sum", sum).dtype
     input, residual = input or dtype, residual or dtype

@@ -132,8 +132,7 @@ def one_hot(target: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class Logits(NamedTuple):
-    """Holds logits in the dtype that the kernels compute in, their derivative by the input, and the
-    tanh of a soft cap."""
+    """Holds logits as the kernels compute them, their derivative, and the tanh of a soft cap."""
 
     z: torch.Tensor
     slope: torch.Tensor | float
@@ -213,8 +212,7 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], _: torch.Tensor) -> None:
 
 
 def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[MaybeTensor, ...]:
-    """Returns the derivatives of dx = z' ((g + h) p - g q). Autograd records them for a third
-    derivative."""
+    """Returns derivatives of dx = z' ((g + h) p - g q), recorded for a third derivative."""
     call = _BACKWARD.bind(*ctx.saved_tensors, *ctx.settings)
     logits, (g, h) = Logits.of(call), gradients_of_rows(call)
     p, q = logits.z.softmax(-1), weights_of_classes(call, logits.z)

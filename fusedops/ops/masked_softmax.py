@@ -33,8 +33,7 @@ MaybeTensor = torch.Tensor | None
 
 
 class Signature:
-    """Holds the argument names of ``op``; ``bind`` makes a named tuple of arguments and
-    defaults."""
+    """Holds the argument names of ``op``; ``bind`` makes a named tuple with defaults of them."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -83,8 +82,7 @@ def _broadcasts(shape: list[int], wanted: list[int]) -> bool:
 def _check_operand(
     op: str, name: str, operand: torch.Tensor, input: torch.Tensor, per_row: bool = False
 ) -> None:
-    """Checks that an operand broadcasts to the scores or, if it has a value ``per_row``, to the
-    rows."""
+    """Checks that an operand broadcasts to the scores or, if it is ``per_row``, to the rows."""
     checks.check_device(op, name, operand, ("input", input))
     shape, wanted = list(operand.shape), list(input.shape[:-1] if per_row else input.shape)
     of_rows = " without its last dimension" if per_row else ""
@@ -118,8 +116,7 @@ def _check_bound(op: str, name: str, bound: MaybeTensor, input: torch.Tensor) ->
 
 
 def _check_hiding(op: str, input: torch.Tensor, call: Any) -> None:
-    """Checks scale, mask and interval for scores of ``input``'s shape, whose rows are the last
-    dimension."""
+    """Checks scale, mask and interval for scores of ``input``'s shape."""
     shape = list(input.shape)
     checks.check(len(shape) > 0, f"{op}: input has no dimension, wanted at least one")
     for name, is_given in (
@@ -236,8 +233,7 @@ def summed_to(like: Operand, scores_grad: torch.Tensor) -> torch.Tensor:
 
 
 class Visibility(NamedTuple):
-    """Holds the arguments of an op that hide columns: a bool mask (not a float one) and the
-    interval."""
+    """Holds the arguments that hide columns: a mask, if it is bool, and the interval."""
 
     mask: MaybeTensor
     causal: bool
@@ -296,8 +292,7 @@ class Visibility(NamedTuple):
 
 
 def _clamped_diagonal(diagonal: int, scores: torch.Tensor) -> Any:
-    """Returns the diagonal, clamped to the matrix, because tril and triu overflow for a diagonal
-    far outside of it."""
+    """Clamps a diagonal to the matrix, because tril and triu overflow far outside of it."""
     rows, cols = scores.shape[-2:]
     return torch.sym_min(torch.sym_max(diagonal, -rows), cols)
 
@@ -414,8 +409,7 @@ def _dropout_with_learned_sinks(*args: Any) -> Any:
 
 
 def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Returns m of the formulas: 1 / (1 - p) where an op with this seed keeps an element, else
-    0."""
+    """Returns m of the formulas: 1 / (1 - p) where the op keeps an element, else 0."""
     uniform = torch.zeros_like(like)
     output = ops._masked_softmax_dropout.default(uniform, None, 1.0, False, 0.0, p, seed)
     return (output != 0) / (1 - p) if p < 1 else uniform

@@ -94,8 +94,7 @@ def _joined(input: Any, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _jagged_like(input: Any, values: torch.Tensor) -> torch.Tensor:
-    """Returns the jagged tensor with the buffer ``values``, divided into tensors as ``input``
-    is."""
+    """Returns the buffer ``values`` as a jagged tensor, divided as ``input`` is."""
     nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
         values, input.offsets(), jagged_dim=input._ragged_idx
     )

@@ -68,8 +68,7 @@ def _gradients(
 
 
 def _forward(op: NormOp, *args: Any) -> Results:
-    """Returns the results of a norm of its input or, with a residual, of dropout(input) +
-    residual."""
+    """Returns the results of a norm of its input or of dropout(input) + residual."""
     named = op.named(args)
     dim, input = named.get("dim"), _sum(named) if op.has_residual else named["input"]
     results = _norm(op.name, _last(input, dim), _rank(named), named) | {"sum": input}
@@ -104,22 +103,19 @@ def _backward(op: NormOp, *args: Any) -> Results:
 
 
 def _rank(named: Named) -> int:
-    """Returns how many dimensions are normalised: those of the shape, or the one of a spatial
-    norm."""
+    """Returns how many dimensions are normalised: one for a spatial norm."""
     return len(named.get("normalized_shape", [1]))
 
 
 def _last(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """Returns a tensor with ``dim`` as its last dimension, and the tensor itself if ``dim`` is
-    None."""
+    """Moves ``dim``, unless it is None, to the end; a tensor without dimensions gets one."""
     if dim is None:
         return tensor
     return tensor[None] if tensor.dim() == 0 else tensor.movedim(dim, -1)
 
 
 def _moved_back(moved: torch.Tensor, input: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """Returns a result with its last dimension moved back to ``dim`` of the input, which undoes
-    :func:`_last`."""
+    """Undoes :func:`_last` for a result."""
     if dim is None:
         return moved
     return moved.squeeze(0) if input.dim() == 0 else moved.movedim(-1, dim)

@@ -37,16 +37,14 @@ def _statistics_shape(input: torch.Tensor, named: Named) -> list[int]:
 
 
 def is_innermost(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether ``dim`` is the innermost dimension of a dense tensor in memory, though not its
-    last."""
+    """Whether ``dim`` is the innermost dimension of a dense tensor, though not its last."""
     return not tensor.is_contiguous() and tensor.movedim(dim, -1).is_contiguous()
 
 
 def _empty_like(
     input: torch.Tensor, named: Named, dtype: torch.dtype, *others: torch.Tensor
 ) -> torch.Tensor:
-    """Returns an empty tensor, with ``dim`` innermost if all tensors have it innermost, and
-    otherwise contiguous."""
+    """Returns an empty tensor, contiguous unless all tensors have ``dim`` innermost."""
     if "dim" not in named or not all(is_innermost(t, named["dim"]) for t in (input, *others)):
         return torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
     moved = input.movedim(named["dim"], -1)
@@ -139,8 +137,7 @@ def _check_backward(op: NormOp, named: Named) -> None:
 
 
 def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Checks the arguments and returns empty gradients. A gradient that is not needed has shape
-    [0]."""
+    """Checks the arguments and returns empty gradients, of shape [0] if not needed."""
     named = op.named(args, kwargs)
     input: torch.Tensor = named[op.input]
     mask, function = named["output_mask"], op.function

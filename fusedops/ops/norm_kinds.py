@@ -26,8 +26,7 @@ def _count(x: torch.Tensor, dims: Dims) -> int:
 
 
 class MeanSquare:
-    """s = sqrt(mean of squares + eps), along_n = mean(g n). The other scales override each
-    method."""
+    """s = sqrt(mean of squares + eps), along_n = mean(g n). Other scales override all methods."""
 
     @staticmethod
     def rstd(squares: torch.Tensor, count: int, eps: float) -> torch.Tensor:
@@ -36,8 +35,7 @@ class MeanSquare:
 
     @staticmethod
     def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
-        """Returns 1 / s from the centered values, with the op's derivatives even in a row of
-        zeros."""
+        """Returns 1 / s from the centered values, with derivatives in a row of zeros too."""
         return (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
 
     @staticmethod

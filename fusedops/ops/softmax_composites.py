@@ -80,8 +80,7 @@ def _visibility(call: Any) -> Visibility:
 
 
 def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the scores, with the mask value in place of hidden ones, and which rows are hidden
-    entirely."""
+    """Returns the scores, with the mask value where hidden, and which rows are all hidden."""
     computed = call.input if call.dtype is None else call.input.to(call.dtype)
     (scores,) = _wide(computed)
     scores = scores * call.scale

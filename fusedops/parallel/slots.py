@@ -40,8 +40,7 @@ def wrapped_dim(dim: int, result: torch.Tensor) -> int:
 
 
 class Slots:
-    """Holds the output, which is allocated when the first result is known, and the results in
-    it."""
+    """Holds the output, which is allocated when the first result arrives, and the results."""
 
     def __init__(
         self,

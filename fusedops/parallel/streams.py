@@ -25,8 +25,7 @@ class CudaStreams:
 
     @contextmanager
     def borrowed(self, count: int) -> Iterator[list[torch.cuda.Stream]]:
-        """Yields streams for one call. Calls inside its branches, or on other threads, get other
-        streams."""
+        """Yields streams for one call. Calls inside of it, or on other threads, get others."""
         idle = vars(_idle_streams).setdefault(str(self._device), [])
         taken = [idle.pop() if idle else torch.cuda.Stream(self._device) for _ in range(count)]
         try:

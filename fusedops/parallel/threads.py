@@ -102,8 +102,7 @@ class _Run:
         self._stopped_by.append(error)
 
     def close(self) -> None:
-        """Waits until no thread works, and lets no other begin. An interrupt does not end the
-        wait."""
+        """Waits, despite interrupts, until no thread works, and lets no other begin."""
         while True:
             try:
                 with self._changed:

@@ -70,8 +70,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
 
 
 def _counterpart(module: nn.Module) -> type[nn.Module] | None:
-    """Returns our class for a module's class or its base, or None if there is none or the module is
-    ours."""
+    """Returns our class for a module's class or its base; None if there is none, or it is ours."""
     if type(module) in _COUNTERPARTS.values():
         return None
     counterparts = (target for base, target in _COUNTERPARTS.items() if isinstance(module, base))

@@ -58,8 +58,7 @@ def _norm(self, x):
 
 
 def known_norm(module: nn.Module) -> KnownNorm | None:
-    """Returns what a module computes if its class has a form of RMSNorm that is listed here, else
-    None."""
+    """Returns what a module computes if its class is a form of RMSNorm above, else None."""
     if type(module).__call__ is not nn.Module.__call__:
         return None
     methods = tuple(getattr(type(module), name, None) for name in ("forward", "_norm"))
@@ -91,8 +90,7 @@ def _forms() -> dict[str, KnownNorm]:
 
 @functools.cache
 def _normal_form(source: str) -> str:
-    """Returns the code of functions, with local variables numbered in the order in which they
-    appear."""
+    """Returns the code of functions, with local variables numbered as they appear."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     return "\n".join(map(_unparsed, functions))
 

@@ -55,8 +55,7 @@ def _row_numbers(part: Partition, like: torch.Tensor, rank: int) -> torch.Tensor
 
 
 def _philox(seed: torch.Tensor, rows: torch.Tensor, cols: int) -> torch.Tensor:
-    """Returns the 32-bit words of some rows, by Philox4x32-7 (Salmon, Moraes, Dror and Shaw,
-    2011)."""
+    """Returns the 32-bit words of some rows, by Philox4x32-7 (Salmon et al., 2011)."""
     block = torch.arange(-(-cols // 4), device=rows.device).expand(rows.numel(), -1)
     row = rows.unsqueeze(1).expand_as(block)
     counter = [block, row & _LOW, row >> 32, torch.zeros_like(row)]
@@ -69,8 +68,7 @@ def _philox(seed: torch.Tensor, rows: torch.Tensor, cols: int) -> torch.Tensor:
 
 
 def _product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the upper and the lower half of a product of 32-bit numbers, which can overflow
-    int64."""
+    """Returns the halves of a product of 32-bit numbers, which can overflow int64, upper first."""
     low = a * (b & 0xFFFF)
     high = a * (b >> 16) + (low >> 16)
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

@@ -39,8 +39,7 @@ def _on_local_queries(call: Call, part: Partition, local: dict[str, Any]) -> Any
 
 
 def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """Calls the op with dropout, for this rank's rows. Products with dropout's factor are rounded
-    once."""
+    """Calls the op with dropout, for this rank's rows. Products are rounded once."""
     if "input" not in local:
         return _dropping_backward(call, part, local)
     dtype = local["dtype"] or local["input"].dtype

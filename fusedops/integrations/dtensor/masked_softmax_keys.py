@@ -23,8 +23,7 @@ _KEYS = -1
 
 
 def at_local_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments, with diagonals and bounds that count from this rank's first query and
-    key."""
+    """Counts the diagonals and bounds of the arguments from this rank's first query and key."""
     queries, keys = (len(part.sizes) - back for back in (2, 1))
     first_query, first_key = (
         part.start(dim) if dim in part.divided else 0 for dim in (queries, keys)

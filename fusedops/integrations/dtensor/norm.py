@@ -199,8 +199,7 @@ def _needed(local: dict[str, Any]) -> list[bool]:
 
 
 def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) -> torch.dtype:
-    """Returns the dtype of the tensor whose gradient it is: a term of a sum, a parameter or the
-    input."""
+    """Returns the dtype of the term, parameter or input whose gradient it is."""
     what = name.removeprefix("grad_")
     parameter = local.get(what) if what in _OF_COLUMNS else None
     like = input if parameter is None else parameter

@@ -25,8 +25,7 @@ Dims = tuple[int | None, ...]
 
 
 class Result(NamedTuple):
-    """Holds the dimensions of a result, and whether it is a sum over the dimensions that it
-    lacks."""
+    """Holds a result's dimensions, and whether it is a sum over those that it lacks."""
 
     dims: Dims
     summed: bool = False

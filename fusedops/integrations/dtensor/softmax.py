@@ -65,8 +65,7 @@ def local_statistics(input: torch.Tensor, dim: int) -> Statistics:
 
 
 def merged(maxima: torch.Tensor, sums: torch.Tensor) -> Statistics:
-    """Returns the statistics of whole rows from those of their parts, which are the first
-    dimension."""
+    """Merges the statistics of the parts of rows, which are the first dimension."""
     max = maxima.amax(0)
     return max, sum_of_parts(sums * (maxima - shift_of(max)).exp())
 

@@ -87,8 +87,7 @@ def _check_version(path: Path) -> None:
 
 
 def version_of(path: Path) -> str:
-    """Returns the version of fusedops that a library was built from, or "unknown" if it does not
-    tell."""
+    """Returns the version that a library was built from, or "unknown" if it does not tell."""
     version = getattr(ctypes.CDLL(str(path)), "fusedops_version", None)
     if version is None:
         return "unknown"
@@ -232,8 +231,7 @@ def cpu_isa() -> str:
 
 
 def _named(op: str) -> str:
-    """Returns the op's name for a message, without the suffix of the variants that omit
-    statistics."""
+    """Names the op in a message, without the suffix of variants that omit statistics."""
     return f"fusedops::{op.removesuffix('_output')}"
 
 

@@ -12,16 +12,14 @@ BatchDims = tuple[int | None, ...]
 
 
 def in_front(tensor: torch.Tensor, batch_dim: int | None, batch: int) -> torch.Tensor:
-    """Returns the tensor with the batch as its first dimension, and expands it if it is not
-    batched."""
+    """Makes the batch the first dimension of a tensor, which is expanded if it has none."""
     if batch_dim is None:
         return tensor.expand(batch, *tensor.shape)
     return tensor.movedim(batch_dim, 0)
 
 
 def written(op: str, name: str, tensor: torch.Tensor, batch_dim: int | None) -> torch.Tensor:
-    """Returns an argument that an op writes, with the batch as its first dimension, and refuses one
-    that is not batched."""
+    """Makes the batch the first dimension of an argument that an op writes."""
     if batch_dim is None:
         raise RuntimeError(
             f"{op}: {name} has no batch dimension for vmap, but another argument has: the slices "
@@ -88,8 +86,7 @@ def register_along_dim(op: str) -> None:
 
 
 def _batched(results: Any, are_scalars: bool) -> tuple[Any, Any]:
-    """Returns results of a batch and their batch dimensions, without the dimension that scalars
-    got."""
+    """Returns results and their batch dimensions, without the dimension that scalars got."""
     if results is None:
         return None, None
     if isinstance(results, torch.Tensor):
