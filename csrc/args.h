@@ -1,5 +1,4 @@
-// Describes kernel launches by their arguments: plain data, the same for every device, without
-// torch.
+// Describes kernel launches by their arguments: plain data without torch, for every device.
 //
 // Kernels see every tensor as rows: row r starts at data + offset(r) elements, and its elements are
 // adjacent. Offsets between rows are int64; a row holds at most 2^31 - 1 elements.
@@ -34,8 +33,7 @@ struct RowSpacing {
 
   static constexpr int64_t kMaxRowsInRuns = int64_t{1} << 31;
 
-  // `run` is the number of rows in a run, at least 2. There are fewer than kMaxRowsInRuns rows in
-  // all.
+  // `run` is the number of rows in a run, at least 2. In all there are fewer than kMaxRowsInRuns.
   static constexpr RowSpacing with_runs(int64_t stride, int64_t run, int64_t run_stride) {
     uint32_t bits = 1;
     while (int64_t{1} << bits < run) ++bits;
@@ -116,8 +114,8 @@ struct SoftmaxApply {
 };
 
 // Holds the class of each row: `data` is an array of int64 or int32. A row whose class is `ignored`
-// has a loss of 0, and its loss no gradient. What a class outside of [0, cols) means is said with
-// each launch.
+// has a loss of 0, and its loss no gradient. Each launch says what a class outside of [0, cols)
+// means.
 struct Targets {
   const void* data;
   bool is_int64;
@@ -228,8 +226,8 @@ struct RowDims {
 };
 
 // Describes a broadcast operand with one value for each row and column. The value for row (i0, i1,
-// ...) and column c is at data + i0 * strides[0] + i1 * strides[1] + ... + c * col_stride. data is
-// null if there is no operand. A bool is one byte, 0 or 1; other values have the dtype of the input
+// ...) and column c is at data + i0 * strides[0] + i1 * strides[1] + ... + c * col_stride. Without
+// an operand, data is null. A bool is one byte, 0 or 1; other values have the dtype of the input
 // or, beside a 16-bit input, float32.
 struct Operand {
   const void* data;

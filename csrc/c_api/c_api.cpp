@@ -1,5 +1,4 @@
-// Implements the C interface: checks arguments, describes them to the kernels, and turns errors
-// into a status.
+// Implements the C interface: checks arguments, calls kernels, and turns errors into a status.
 #include "fusedops/c_api.h"
 
 #include <cmath>

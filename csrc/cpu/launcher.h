@@ -1,5 +1,4 @@
-// Launches CPU kernels over rows, in parallel. It does not need torch: threads/parallel.h provides
-// the threads.
+// Launches CPU kernels over rows, in parallel: on the threads of threads/parallel.h, without torch.
 #pragma once
 
 #include "args.h"

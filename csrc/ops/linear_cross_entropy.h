@@ -10,8 +10,7 @@ namespace fusedops {
 //
 // No operator here takes a Scalar, which the stable ABI cannot pass.
 
-// While a guard lives, autograd neither records operators nor refuses to write their results to
-// `out`.
+// While a guard lives, autograd neither records operators nor refuses their `out` arguments.
 class NoGradGuard {
  public:
   NoGradGuard() : was_enabled_(aoti_torch_grad_mode_is_enabled()) {
@@ -246,8 +245,7 @@ inline bool has_halves(const Tensor& result, const Chunks& chunks) {
   return is_16_bit(dtype_of(result)) && chunks.count > 1;
 }
 
-// Adds up the rows of chunks. Of floats in halves, the upper ones are kept where the result will
-// be.
+// Adds up the rows of chunks. The upper halves of floats are kept where the result will be.
 template <class Launcher>
 class ChunkSums {
  public:

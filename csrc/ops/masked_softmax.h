@@ -60,8 +60,7 @@ inline SizesView row_sizes(const Tensor& input) {
   return {sizes.data(), sizes.size() - 1};
 }
 
-// Checks that an operand broadcasts to `wanted`, the sizes of `input` or, as `of_rows` says, those
-// of its rows.
+// Checks that an operand broadcasts to `wanted`, the sizes of `input` or (`of_rows`) of its rows.
 inline void check_broadcasts(
     const char* op, const char* name, const Tensor& operand, const Tensor& input, SizesView wanted,
     const char* of_rows = "") {
@@ -110,8 +109,7 @@ inline void check_bias(const char* op, const std::optional<Tensor>& bias, const 
   check_operand(op, "bias", *bias, input);
 }
 
-// Refuses NaN, and a value outside the range of the compute type, which would silently become an
-// infinity.
+// Refuses NaN, and values outside the compute type's range, which would become infinite.
 inline void check_mask_value(const char* op, double value, ScalarType computed) {
   FUSEDOPS_CHECK(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
   const bool fits = computed == ScalarType::Double || std::isinf(value) ||
@@ -182,8 +180,7 @@ inline void check_masked_softmax_backward(
 
 // --- operands -----------------------------------------------------------------------------------
 
-// Returns the strides of an operand in the dimensions of the input or its rows; 0 where it is
-// broadcast.
+// Returns an operand's strides in the dimensions of the input or its rows; 0 where it broadcasts.
 inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
   Sizes strides(rank, 0);
   const int64_t missing = rank - operand.dim();
@@ -349,8 +346,7 @@ class PreparedScores {
 
   static Causal causal_of(const MaskedSoftmaxOptions& options, SizesView sizes) {
     const int64_t queries = sizes.size() > 1 ? sizes[sizes.size() - 2] : 1;
-    // Beyond these bounds a diagonal changes nothing; clamping keeps its sum with a row's number in
-    // range.
+    // Beyond these bounds a diagonal changes nothing; within them, its sum with a row number fits.
     const auto limited = [&](int64_t diagonal) {
       return std::clamp(diagonal, -queries, sizes.back());
     };
@@ -432,8 +428,7 @@ void masked_softmax_out(
       output, masked_softmax_forward<Launcher>(options, inputs, dtype_of(output)).output);
 }
 
-// Holds the tensors for the gradient of the sinks: their `probabilities` are read, and `grad` is
-// written.
+// Holds the tensors for the gradient of the sinks: `probabilities` is read, `grad` is written.
 struct SinkGradient {
   std::optional<Tensor> probabilities, grad;
 };
@@ -577,8 +572,7 @@ struct MaskedSoftmaxOps {
         {grad_output, probabilities, {mask, start, end}}, {});
   }
 
-  // Returns the output and, with kWantsProbabilities, the probabilities, which only a backward pass
-  // needs.
+  // Returns the output and, with kWantsProbabilities, the probabilities for a backward pass.
   template <bool kWantsProbabilities>
   static auto masked_softmax_dropout(
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,

@@ -247,8 +247,7 @@ inline NormWanted wanted_of(const char* op, const std::vector<bool>& mask, bool 
   return {mask[0], std::nullopt, mask[1], has_bias && mask[2]};
 }
 
-// Returns the dtypes of the terms in a backward. Where `input` or `residual` is nullopt, it is the
-// sum's dtype.
+// Returns the dtypes of a backward's terms: the sum's where `input` or `residual` is nullopt.
 inline TermDtypes checked_terms(
     const char* op, const Tensor& sum, std::optional<ScalarType> input,
     std::optional<ScalarType> residual, bool drops) {
@@ -285,8 +284,7 @@ inline void check_norm_backward(
   check_eps(op, tensors.eps);
 }
 
-// The gradient of weight or bias has the parameter's dtype, or the input's if there is no
-// parameter.
+// The gradient of weight or bias has the parameter's dtype, or without a parameter the input's.
 inline ScalarType norm_parameter_dtype(
     const Tensor& input, const std::optional<Tensor>& parameter) {
   return parameter ? dtype_of(*parameter) : dtype_of(input);
@@ -450,8 +448,7 @@ auto parameter_gradients(
       grad_of_parameter(op, grad.bias, input, bias)...);
 }
 
-// Contains the entry points that a launcher registers for a kind. Sizes arrive by value from the
-// boxed call.
+// Contains the entry points that a launcher registers for a kind. Boxed calls pass sizes by value.
 template <
     class Launcher, NormKind kKind, class = PackIf<has_mean(kKind), Tensor>,
     class = PackIf<has_mean(kKind), MaybeTensor>,

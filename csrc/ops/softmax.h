@@ -166,8 +166,7 @@ void softmax_backward_in_place(
 
 // --- statistics ---------------------------------------------------------------------------------
 
-// Transposes dim and the last dimension. Data is copied only when rows that are not adjacent are
-// read.
+// Transposes dim and the last dimension. Copies data only to read rows that are not adjacent.
 inline Tensor with_dim_last(const Tensor& tensor, const SoftmaxDim& at) {
   const int64_t last = tensor.dim() - 1;
   return tensor.dim() == 0 || at.dim == last ? tensor

@@ -27,8 +27,7 @@ namespace fusedops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Sizes = std::vector<int64_t>;
-// Views the sizes of a tensor or a Sizes, which must outlive the view. A copy would cost an
-// allocation.
+// Views the sizes of a tensor or a Sizes, which must outlive the view. A copy would be allocated.
 using SizesView = torch::headeronly::IntHeaderOnlyArrayRef;
 
 // Raises a plain RuntimeError in Python. The stable ABI's own check would prefix the message with
@@ -142,8 +141,7 @@ inline ScalarType statistics_dtype(ScalarType input) {
   return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// The product does not overflow: the sizes fit into memory, as torch has checked, or one of them is
-// 0.
+// The product does not overflow: torch has checked that the sizes fit into memory, or one is 0.
 inline int64_t product(SizesView sizes, size_t begin, size_t end) {
   uint64_t count = 1;
   for (size_t i = begin; i < end; ++i) count *= static_cast<uint64_t>(sizes[i]);
@@ -257,8 +255,7 @@ inline bool is_same_memory(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// Whether no two elements share memory: in order of stride, each dimension begins where the ones
-// before it end.
+// Whether no two elements share memory: by stride, each dimension begins where those before it end.
 inline bool is_distinct(const Tensor& tensor) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (int64_t d = 0; d < tensor.dim(); ++d) {
@@ -470,8 +467,7 @@ inline void check_device(const char* op, const char* name, const Tensor& tensor,
       ".device)");
 }
 
-// Checks the dtype and shape of `tensor`, which `because` explains, and that its device is that of
-// `like`.
+// Checks that `tensor` has this dtype and shape, as `because` explains, on the device of `like`.
 template <class List, class... Because>
 void check_tensor(
     const char* op, const char* name, const Tensor& tensor, ScalarType dtype, const List& sizes,
@@ -502,8 +498,7 @@ inline void check_term(const char* op, const char* name, const Tensor& tensor, c
   check_device(op, name, tensor, like);
 }
 
-// Checks that `tensor` has the dtype and shape of the statistics that the op `source` returns for
-// `like`.
+// Checks that `tensor` has the dtype and shape of the statistics of the op `source` for `like`.
 inline void check_statistic(
     const char* op, const char* name, const Tensor& tensor, const Like& like, SizesView sizes,
     const char* source = "the forward op") {

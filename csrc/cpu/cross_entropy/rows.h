@@ -22,8 +22,7 @@ namespace {
 
 // --- segments -----------------------------------------------------------------------------------
 
-// Describes some columns of a row. class_col is counted from the first of them, and may lie
-// outside.
+// Describes some columns of a row. class_col counts from the first one, and may lie outside.
 template <class In>
 struct Segment {
   const In* input;
@@ -137,8 +136,7 @@ FUSEDOPS_NOINLINE LogitSums sums_of_segment(Segment<In> segment, AnyLogits logit
 
 FUSEDOPS_INLINE bool is_usable(double sum) { return sum >= 0 && sum < kInfinity<double>; }
 
-// Computes a segment whose sum overflows with the row's shift, or that has an infinite logit or
-// NaN.
+// Computes a segment that has an infinite logit or NaN, or overflows with the row's shift.
 template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogits logits) {
   const C max = max_of_logits(segment.input, segment.cols, logits);
@@ -160,8 +158,7 @@ FUSEDOPS_NOINLINE LogitSums combined(LogitSums a, LogitSums b) {
   return {shift, sum, a.total + b.total};
 }
 
-// Calls body(index, sums) for the segments of columns [begin, end); begin is a multiple of
-// kRowSegment.
+// Calls body(index, sums) for the segments of [begin, end); kRowSegment divides begin.
 template <class In, class AnyLogits, class Body>
 FUSEDOPS_INLINE void for_row_segments(Segment<In> row, AnyLogits logits, RowRange cols, Body body) {
   const Compute<In> shift = shift_of_row(row.input, row.cols, logits);

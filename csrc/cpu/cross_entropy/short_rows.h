@@ -124,8 +124,7 @@ FUSEDOPS_INLINE void cross_entropy_groups(
 
 // --- backward -----------------------------------------------------------------------------------
 
-// Holds the numbers of GradientBatch from which columns are computed, in the lanes of a group's
-// rows.
+// Holds the numbers of GradientBatch that columns need, in the lanes of a group's rows.
 template <class C>
 struct GroupFactors {
   RowLanes<C> lse, factor, lowest, smoothing;

@@ -11,8 +11,7 @@ namespace fusedops::FUSEDOPS_CPU_ISA {
 #include "cpu/dispatch/kernels.def"
 #undef KERNEL
 
-// Constant-initialized, so that no code compiled for an instruction set runs before that set is
-// chosen.
+// Constant-initialized, so that no instruction set's code runs before the set is chosen.
 constexpr CpuKernels kernels = {
     FUSEDOPS_CPU_ISA_NAME,
 #define KERNEL(name, parameters) name,

@@ -202,8 +202,7 @@ struct NormRows {
     };
   }
 
-  // If the row is tiny, writes it scaled to `copy`, which has room for whole tiles, and reads it
-  // from there.
+  // Writes a tiny row, scaled, to `copy`, which has room for whole tiles, and reads it there.
   FUSEDOPS_INLINE void read_tiny(T* copy, int64_t cols) {
     static_assert(kCount == 1);
     if constexpr (kMayBeTiny<T>) {
@@ -212,8 +211,7 @@ struct NormRows {
   }
 
  private:
-  // `rows` is passed by value. Through a reference, loops would read every number again after each
-  // store.
+  // `rows` is passed by value: loops would read a reference's numbers again after each store.
   static FUSEDOPS_NOINLINE NormRows scaled(NormRows rows, T* copy, int64_t cols) {
     const C mean = kCenters ? rows.mean[0] : C(0);
     const C factor = reading_factor<C>(Set(mean), Set(rows.rstd[0]))[0];
@@ -287,8 +285,7 @@ FUSEDOPS_INLINE void finish_row_sums(
   }
 }
 
-// Writes grad_input and, if it is wanted, grad_branch: the same gradient after dropout, or in
-// another dtype.
+// Writes grad_input and, if wanted, grad_branch: grad_input after dropout, or in another dtype.
 template <class T>
 struct NormResults {
   using C = Compute<T>;

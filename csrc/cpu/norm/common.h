@@ -117,8 +117,7 @@ ColumnValues<T> bias_values(const Args& args, C* copy) {
 }
 
 // --- kinds --------------------------------------------------------------------------------------
-// Here is all that differs between the kinds of norms, forward and backward, except has_mean()
-// (args.h).
+// All that differs between kinds of norms is here, except has_mean() (args.h).
 
 FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
 FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
@@ -143,8 +142,7 @@ struct NormFormula {
   constexpr NormFormula(const Args& args) : NormFormula(args.kind, args.cols, args.eps) {}
 };
 
-// Returns rstd from the sum of squares of the deviations from the mean, or of the values if there
-// is no mean.
+// Returns rstd from the sum of squares of deviations from the mean or, without a mean, of values.
 template <class Wide>
 FUSEDOPS_INLINE Wide rstd_of(NormFormula norm, Wide squares) {
   const double cols = static_cast<double>(norm.cols);
@@ -153,8 +151,7 @@ FUSEDOPS_INLINE Wide rstd_of(NormFormula norm, Wide squares) {
   return 1.0 / root(squares / cols + norm.eps);
 }
 
-// Returns eps on the scale of a mean of squares: its square if eps is compared with or added to a
-// root.
+// Returns eps on the scale of a mean of squares: its square if the kind uses eps on a root.
 inline double squared_eps(NormFormula norm) {
   if (norm.kind == NormKind::kL2) return norm.eps * norm.eps / static_cast<double>(norm.cols);
   return norm.kind == NormKind::kStd ? norm.eps * norm.eps : norm.eps;

@@ -146,8 +146,7 @@ struct AddedRows {
     add<Branch>(r, begin, cols, FromScratch<C>{chunk}, C(args.dropout.scale));
   }
 
-  // The columns after a chunk are prefetched, because the hardware prefetcher starts anew at each
-  // chunk.
+  // Prefetches the columns after a chunk: the hardware prefetcher starts anew at each chunk.
   template <class Branch, class Source>
   FUSEDOPS_INLINE void add(int r, int64_t begin, int64_t cols, Source branch, C scale) const {
     const bool last = begin + kNormChunk<T> >= args.cols;
@@ -173,14 +172,12 @@ struct OneRow {
 
 // --- sums ---------------------------------------------------------------------------------------
 
-// Squares of smaller values are denormal or 0: it is the root of the smallest normal number, or
-// slightly more.
+// Squares of smaller values are denormal or 0: this is the root of the smallest normal number.
 template <class C>
 constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
 
 // A pass reads rows unchanged, or scaled by a power of two such that no finite value's square
-// overflows, or no significant square underflows. Squares of values below `tiny` would be denormal
-// or 0.
+// overflows, or no significant square underflows. Below `tiny`, squares are denormal or 0.
 template <class T>
 struct Unscaled {
   static constexpr Compute<T> tiny = kTinyRoot<Compute<T>>;
@@ -213,8 +210,7 @@ constexpr C start_of_squares(C tiny) {
   return kFusesProducts ? tiny * tiny : C(0);
 }
 
-// Returns where a chunk's sum starts: at start_of_squares() in the lanes that contain a column of
-// the row.
+// Returns where a chunk's sum starts: at start_of_squares() in lanes with a column of the row.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Tile<C> start_of_chunk(C tiny, int64_t cols) {
   const Tile<C> start = Broadcast(start_of_squares(tiny));
@@ -251,8 +247,7 @@ struct SquaresRange {
 };
 
 // Returns the range of exact sums. Underflow matters only if eps does not dominate it, so that rows
-// of zeros need no second pass. Where it matters, the squares that are ignored are at most 2^-34 of
-// the sum.
+// of zeros need no second pass. Where it matters, ignored squares are at most 2^-34 of the sum.
 template <class T>
 FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(NormFormula norm) {
   constexpr bool kIsDouble = sizeof(T) == sizeof(double);
@@ -349,8 +344,7 @@ FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t co
   return ReduceLanes<C>(shares.v[0] + shares.v[1], Add{});
 }
 
-// Whether the shift was within one standard deviation of the mean, and the sum of squares is in its
-// range.
+// Whether the shift is within a standard deviation of the mean, and the squares' sum is in range.
 template <class Wide>
 FUSEDOPS_INLINE bool are_exact(
     const Moments<Wide>& moments, int64_t cols, SquaresRange<Wide> range) {

@@ -31,8 +31,7 @@ inline ConstColumns columns_of(ConstColumns columns, RowRange cols) {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// Holds the moments of a row's segments and, if the row is a sum that the caller does not want, the
-// sum itself.
+// Holds the moments of a row's segments, and input + residual if the caller does not want it.
 template <class T>
 struct NormPartials {
   Moments<Wider<T>>* moments;
@@ -51,8 +50,7 @@ struct NormPartials {
   }
 };
 
-// Writes a segment of input + residual to `sum`, from which its statistics and results are
-// computed.
+// Writes a segment of input + residual to `sum`, from which everything else is computed.
 template <class T>
 FUSEDOPS_INLINE void compute_sum(
     const NormForward& args, int64_t row, RowRange segment, T* sum, void* scratch) {

@@ -36,8 +36,7 @@ constexpr int64_t norm_scratch_bytes(const NormBackward& args) {
 
 constexpr int64_t kNormPartialBytes = 48;  // three numbers, at most long double
 
-// A row has a partial for each segment, and room for itself if it is a sum that the caller does not
-// want.
+// A row has a partial per segment, and room for input + residual if the caller does not want it.
 constexpr int64_t norm_partials_bytes(const NormForward& args) {
   const bool saves_sum = args.residual.data != nullptr && args.sum.data == nullptr;
   return row_segments(args.cols) * kNormPartialBytes +
@@ -93,15 +92,13 @@ struct NormPartition {
     return {index * size_each, end < size ? end : size};
   }
 };
-// A partition has at least 64 rows, so that clearing and adding its two accumulators costs under
-// 2 %.
+// With at least 64 rows, clearing and adding a partition's two accumulators costs under 2 %.
 constexpr NormPartition partition_of(const NormBackward& args) { return {args.rows, 64}; }
 constexpr NormPartition partition_of(const SpatialNormBackward& args) {
   return {args.outer * norm_segments(args).count, 1};
 }
 
-// Describes the sums over rows, grad_weight and grad_bias. The workspace holds both sums of each
-// partition.
+// Describes the sums over rows, grad_weight and grad_bias. The workspace holds both per partition.
 struct NormColumnSums {
   DType dtype;  // of the rows
   Columns grad_weight, grad_bias;

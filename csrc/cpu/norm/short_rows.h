@@ -405,8 +405,7 @@ struct NormBackwardGroups {
 // orders, so the choice must not depend on which gradients are wanted.
 template <class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormBackward& args) {
-  // Dropout rules out groups even if grad_branch is not wanted, so that the other gradients have
-  // the same bits.
+  // Dropout rules out groups even without grad_branch, so that other gradients keep their bits.
   if (args.cols > kShortRowCols || args.dropout.seed != nullptr) return false;
   return args.cols <= kTile<T> * (sizeof(T) == 2 ? 6 : 3) / 4 || end_within_a_tile<T>(args.cols);
 }

@@ -73,8 +73,7 @@ FUSEDOPS_INLINE bool AnyTrue(L lanes) {
 }
 
 // NEON has no comparison that is true for NaN, but an instruction that clears the lanes of a mask
-// (BIC). Opaque() separates the comparison from it, because GCC would make six instructions of the
-// two.
+// (BIC). Opaque() separates the two, of which GCC would make six instructions.
 template <class L>
 struct NotTrue {
   L lanes;

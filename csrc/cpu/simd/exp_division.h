@@ -61,8 +61,7 @@ struct Divisor {
   // From this scale on, all bits of the scale fit into normal floats.
   static constexpr double kAllBitsFit = 0x1p-73, kAlmostLeast = kLeastFloat * 1.0001;
 
-  // The largest exponential is 1, so either all results round to 0, or all need to be divided
-  // in steps.
+  // The largest exponential is 1, so either all results round to 0, or all are divided in steps.
   static FUSEDOPS_NOINLINE C least_of_tiny(double scale) {
     return scale <= 0x1p-150 / kExpScale<C> ? C(0) : kInfinity<C>;
   }
@@ -110,8 +109,7 @@ FUSEDOPS_INLINE Wide<float> operator-(Wide<float> a, Wide<float> b) {
   return {{a.v[0] - b.v[0], a.v[1] - b.v[1]}};
 }
 
-// Rounds doubles to float precision, and values that would be denormal floats to a multiple of
-// 2^-149.
+// Rounds doubles to float precision: to a multiple of 2^-149 where a float would be denormal.
 FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
   constexpr double kOntoMultiples = 0x1.8p-97;
   Wide<float> large;

@@ -17,8 +17,7 @@ struct Ln2<false> {
   static constexpr float kLn2[] = {0.693359375f, -2.12194440e-4f};
 };
 
-// The error is 9.5e-8, which is 1.6 units of roundoff, with six sevenths of ExpFloat's
-// instructions.
+// The error is 9.5e-8 (1.6 units of roundoff), with six sevenths of ExpFloat's instructions.
 struct ExpFloatSum : ExpFloat, Ln2<kFusesProducts> {
   using Ln2<kFusesProducts>::kLn2;
   static constexpr float kPolynomial[] = {

@@ -36,8 +36,7 @@ FUSEDOPS_INLINE Tile<C> packed(Tile<C> tile, const C*) {
 FUSEDOPS_INLINE VecU32 packed(Tile<float> tile, const BFloat16*) {
   return DemoteEvenOdd(tile.v[0], tile.v[1]);
 }
-// The two halves are joined in registers: reading both at once from memory would wait for the two
-// stores.
+// Joins the halves in registers: one load of both from memory would wait for the two stores.
 FUSEDOPS_INLINE VecU32 packed(Tile<float> tile, const Half*) {
   const VecU16 first = DemoteHalf(tile.v[0]);
   return Combine(first, DemoteHalf(tile.v[1]));

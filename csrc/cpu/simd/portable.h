@@ -77,8 +77,7 @@ FUSEDOPS_INLINE V MaskedMin(M mask, V a, V b) {
 
 // Returns value * 2^(n + kUp) for integral n <= 0 held in a floating-point vector. If an
 // instruction does this (kHasMulByPow2), the result is 0 outside of the mask, whatever the lanes
-// hold, and 2^kUp must be part of `value`. Here it is a number whose exponent bits are set to n +
-// kUp.
+// hold, and 2^kUp must be part of `value`. Here the exponent bits are set to n + kUp.
 constexpr bool kHasMulByPow2 = false;
 template <int kUp, class M>
 FUSEDOPS_INLINE Vec<float> MulByPow2(M, Vec<float> value, Vec<float> n) {

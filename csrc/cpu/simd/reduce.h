@@ -20,8 +20,7 @@ struct Maximum {
 };
 
 // Combines the lanes as a tree, upper half with lower half. Width is a template argument, because
-// GCC would build the index vector of each shuffle lane by lane for a variable: 40 instructions per
-// step.
+// GCC would build a variable's shuffle indices lane by lane: 40 instructions per step.
 template <class C, int Width = kLanes<C> / 2, class Combine>
 FUSEDOPS_INLINE C ReduceLanes(Vec<C> value, Combine combine) {
   if constexpr (Width == 0) {
@@ -46,8 +45,7 @@ FUSEDOPS_INLINE Vec<double> promoted_sum(Vec<float> value) {
 }
 FUSEDOPS_INLINE Vec<double> promoted_sum(Vec<double> value) { return value; }
 
-// Adds the lanes in double, so that one large term in a lane does not cost the digits of the
-// others.
+// Adds the lanes in double, so that one large term does not cost the digits of the others.
 template <class C>
 FUSEDOPS_INLINE double sum_of(Tile<C> a, Tile<C> b) {
   const Vec<double> first = promoted_sum(a.v[0]) + promoted_sum(a.v[1]);

@@ -21,8 +21,7 @@ constexpr int64_t kShortRowCols = 64, kMaxGroupCols = 256;
 template <class T>
 constexpr int64_t kGroupRows = kTile<T>;
 
-// Whether rows end within a tile, which costs calls of memcpy because the instruction set has no
-// masked loads.
+// Whether rows end within a tile, which costs calls of memcpy where there are no masked loads.
 template <class T>
 constexpr bool end_within_a_tile(int64_t cols) {
   return !kHasMaskedLoads<T> && cols % kTile<T> != 0;
@@ -35,8 +34,7 @@ constexpr int kBlockWords = kBlockBytes / sizeof(C);
 
 // --- transposition ------------------------------------------------------------------------------
 
-// Interleaves, within each block, the lower or the upper halves of two vectors, kWords words at a
-// time.
+// Interleaves the lower or upper halves of two vectors' blocks, kWords words at a time.
 template <class C, int kWords, bool kUpper>
 FUSEDOPS_INLINE Vec<C> interleaved(Vec<C> a, Vec<C> b) {
   constexpr int kWordsInBlock = kBlockWords<C>;
@@ -67,8 +65,7 @@ FUSEDOPS_INLINE void transpose(Vec<float> (&v)[4]) {
   v[3] = interleaved<float, 2, true>(high01, high23);
 }
 
-// Splits a transposed word into the halves of its columns' tiles: one column, or two columns of 16
-// bits.
+// Splits a transposed word into the halves of its columns' tiles: one column, or two of 16 bits.
 template <class C>
 FUSEDOPS_INLINE void unpack(Vec<C> word, int half, Tile<C>* columns, const C*) {
   columns[0].v[half] = word;
@@ -122,8 +119,7 @@ FUSEDOPS_INLINE void store_block(void* to, Block block, int bytes) {
 }
 FUSEDOPS_INLINE void store_block(void* to, Block block, Full) { Store(to, block); }
 
-// Returns the row of a group to which block `block` of vector `vector` belongs, in half `half` of
-// the tiles.
+// Returns which row of a group is in block `block` of vector `vector`, in half `half` of the tiles.
 template <class C>
 constexpr int row_of(int half, int vector, int block) {
   return half * kLanes<C> + block * kBlockWords<C> + vector;

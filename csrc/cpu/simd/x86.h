@@ -289,8 +289,7 @@ FUSEDOPS_INLINE void ExtractBlocks(Vec<C> value, Block (&blocks)[kBlocks]) {
 }
 
 #if !defined(FUSEDOPS_SANITIZED)
-// Columns of 4 and 8 bytes are masked. With memcpy, the vector load would wait for several smaller
-// stores.
+// Columns of 4 and 8 bytes are masked. After memcpy, the vector load would wait for smaller stores.
 FUSEDOPS_INLINE __m256i FirstWords(int count) {
   return (__m256i)(VecI32{0, 1, 2, 3, 4, 5, 6, 7} < VecI32{} + count);
 }
@@ -336,8 +335,7 @@ FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
 FUSEDOPS_INLINE Vec<double> PromoteUpper(Vec<float> value) {
   return (Vec<double>)_mm_cvtps_pd(_mm_movehl_ps((__m128)value, (__m128)value));
 }
-// In the loop over lanes of portable.h, GCC 12 drops the rounding of values that are converted
-// back.
+// In portable.h's loop over lanes, GCC 12 drops the rounding of values that are converted back.
 FUSEDOPS_INLINE Vec<float> Demote2(Vec<double> lower, Vec<double> upper) {
   return (Vec<float>)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lower), _mm_cvtpd_ps((__m128d)upper));
 }

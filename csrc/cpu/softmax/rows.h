@@ -284,8 +284,7 @@ FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange co
   return ReduceLanes<double>(softmax_backward_lanes<Log>(row, cols), Add{});
 }
 
-// Returns the gradient of the input; V is a tile or a vector. `sum` is one number, or one for each
-// lane.
+// Returns the gradient of the input; V is a tile or a vector. `sum` is a number, or one per lane.
 template <bool Log, class In, class V, class Sum>
 FUSEDOPS_INLINE V softmax_gradient(V grad, V output, Sum sum) {
   return Log ? grad - exp_nonpositive<In>(output) * sum : (grad - sum) * output;

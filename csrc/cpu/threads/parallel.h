@@ -11,8 +11,7 @@ namespace fusedops {
 // Returns the number of threads that a parallel_for() may use.
 int64_t thread_count();
 
-// Returns the index of the calling thread. The threads of one parallel_for() have different
-// indices.
+// Returns the index of the calling thread, which differs between threads of a parallel_for().
 int64_t thread_index();
 
 // Calls body(begin, end, context) in parallel for ranges that cover [0, count). Each range but the

@@ -98,8 +98,7 @@ void for_rows(int64_t rows, int64_t cols, int64_t scratch_bytes, Body body) {
   for_range(rows, grain, Scratch(scratch_bytes), body);
 }
 
-// Calls body(columns, scratch) for whole segments of a long row, on as many threads as are worth
-// it.
+// Calls body(columns, scratch) for whole segments of a long row, on as many threads as pay.
 template <class Body>
 void for_columns(int64_t cols, int64_t rows, const Scratch& scratch, Body body) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / kRowSegment / rows);
