@@ -23,9 +23,9 @@ static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 // at most a quarter of the L2 cache.
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
 
-// A backward computes rows of up to this many columns in groups, whose sums over lanes overlap. Rows
-// of 16 bits are bound by arithmetic. A group of wider ones takes up to a third more time than
-// single rows once it exceeds the L1 cache: of 256 floats, 24 KiB are read and written.
+// A backward computes rows of up to this many columns in groups, whose sums over lanes overlap. In
+// 16 bits, arithmetic bounds them. A group of wider ones takes up to a third more time than single
+// rows once it exceeds the L1 cache: of 256 floats, it reads and writes 24 KiB.
 template <class Out>
 constexpr int64_t kMaxGradGroupCols = sizeof(Out) == 2 ? 1024 : 1024 / sizeof(Out);
 
