@@ -202,6 +202,24 @@ def test_where_the_larger_rewrite_does_not_pay_the_smaller_one_may(table, rewrit
     assert rewritten.replaced == {"layer_norm": 1}
 
 
+def test_the_random_numbers_of_a_dropout_cost_inductor_what_a_softmax_with_one_takes_more(
+    table, rewrite_dynamo
+):
+    def form(x, r):
+        return F.layer_norm(F.dropout(x @ x, 0.1) + r, (64,)) @ x
+
+    def site():
+        return rewrite_dynamo(form, x, torch.randn(64, 64)).report.sites[0]
+
+    x = torch.randn(64, 64)
+    table("add_layer_norm", inductor=4, ours=1)
+    assert site().figures.inductor_ms == pytest.approx(4)
+    table("softmax_dropout[causal]", inductor=5, ours=1, mode="training")
+    assert site().figures.inductor_ms == pytest.approx(4)
+    table("masked_softmax[causal]", inductor=3, ours=1, mode="training")
+    assert site().figures.inductor_ms == pytest.approx(6)
+
+
 def test_dynamic_sizes_are_judged_by_the_sizes_of_the_capture(table, rewrite_dynamo):
     table("softmax", inductor=1, ours=2, rows_and_cols=(8, 8))
     table("softmax", inductor=2, ours=1, rows_and_cols=(1024, 1024))
