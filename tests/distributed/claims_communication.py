@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from distributed.formulas import exchanged
-from distributed.samples import partial
+from distributed.samples import ops, partial
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -67,6 +67,12 @@ def claim_sharded_rows_move_nothing():
     scores = _distributed(mesh, Shard(1), 2, 4, 5, 6)
     causal = _forward_and_backward(lambda x: fusedops.masked_softmax(x, causal=True), scores)
     assert causal == ({}, {})
+
+
+def claim_divided_rows_with_their_statistics_move_nothing():
+    x = _distributed(_world(), Shard(1)).detach()
+    statistics = ops.softmax_stats(x, 1)
+    assert _counted(lambda: ops.softmax_apply(x, *statistics, 1)) == {}
 
 
 def claim_divided_rows_move_numbers_of_a_row():

@@ -17,8 +17,8 @@ from distributed.launch import LIMIT, ROOT, failures
 @pytest.mark.parametrize(
     "modules",
     [
-        ("ops", "autograd", "refusals"),
-        pytest.param(("models", "compiled", "communication"), marks=pytest.mark.exhaustive),
+        ("ops", "autograd", "refusals", "communication"),
+        pytest.param(("models", "compiled"), marks=pytest.mark.exhaustive),
     ],
 )
 def test_two_processes(modules, tmp_path):

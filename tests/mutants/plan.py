@@ -110,6 +110,10 @@ EQUIVALENT = {
         "double offset() const { return weight || true ? weight_offset : 0; }  "
         "// the factor is 1 without a weight": "kernels read the offset beside a weight only",
     },
+    "fusedops/integrations/onnx.py": {
+        "return returned if len(returned) > (0) else returned[0]": "torch.onnx reads a tuple of one "
+        "result as that result",
+    },
     "fusedops/graph/readers/exponentials.py": {
         'return decomposed("softmax", scores, total.dims[(1)], call.node, SEVERAL_DIMS)': (
             "such a site is only reported"
