@@ -24,10 +24,7 @@ _KEYS = -1
 
 def at_local_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
     """Counts the diagonals and bounds of the arguments from this rank's first query and key."""
-    queries, keys = (len(part.sizes) - back for back in (2, 1))
-    first_query, first_key = (
-        part.start(dim) if dim in part.divided else 0 for dim in (queries, keys)
-    )
+    first_query, first_key = (part.start(len(part.sizes) - back) for back in (2, 1))
     moves = dict.fromkeys(("diagonal", "lower_diagonal"), first_query - first_key)
     moves |= dict.fromkeys(("start", "end"), -first_key)
     moved = {name: local[name] + by for name, by in moves.items() if local[name] is not None}
