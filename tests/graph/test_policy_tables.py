@@ -84,6 +84,12 @@ def test_one_thread_and_several_are_different_tables(table):
     assert _order(replace(HERE, threads=1)) == ["one", "two"]
 
 
+def test_of_one_family_the_same_torch_goes_before_another(table):
+    table("shipped", "a-before", torch="2.12.0")
+    table("shipped", "b-same")
+    assert _order() == ["b-same", "a-before"]
+
+
 def test_gpus_have_tables_of_their_own(table):
     gpu = Machine("cuda", "NVIDIA H200", "cuda-sm90", "sm90", 1, "2.13.0")
     table("shipped", "cpu")

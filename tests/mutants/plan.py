@@ -122,6 +122,10 @@ EQUIVALENT = {
     "fusedops/graph/readers/intervals.py": {
         "product = (OpCall(operator.mul, (symbol, times)))": "a product with 1 has no effect",
     },
+    "fusedops/ops/norm.py": {
+        "by_normalized = ((grad_output * weight).to(normalized.dtype))": "autograd drops a gradient "
+        "that is not needed",
+    },
     "fusedops/graph/rewriting/layouts.py": {
         "(OpCall(aten.sym_size.int, (result, d)))": "a known size is read from the tensor",
     },
