@@ -6,7 +6,7 @@ with nothing written; or the right result.
 
 import pytest
 import torch
-from op_bad_calls import OPS, rows, schema, valid_arguments
+from op_bad_calls import OPS, flattened, originals, plain, rows, schema, valid_arguments
 
 from fusedops.ops.registration import libraries
 
@@ -29,3 +29,21 @@ def test_a_cuda_tensor_without_cuda_kernels_is_refused_with_the_reason():
         message = rf"fusedops::{op.removesuffix('_output')} was given a CUDA tensor, but .*\w"
         with pytest.raises(RuntimeError, match=message):
             getattr(torch.ops.fusedops, op).default.redispatch(cuda, *valid_arguments(op).values())
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_kernel_refuses_tensors_of_two_devices(op):
+    """Called at the CPU's key, as the dispatcher gives a call with a tensor on meta to the fake
+    kernel."""
+    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    tensors = {name: flattened(value) for name, value in originals(op).items()}
+    if sum(map(len, tensors.values())) == 1:
+        return
+    for name in filter(tensors.get, tensors):
+        given = {n: plain(value) for n, value in originals(op).items()}
+        if isinstance(given[name], list):
+            given[name][-1] = given[name][-1].to("meta")
+        else:
+            given[name] = given[name].to("meta")
+        with pytest.raises(RuntimeError, match="wanted .+ as .+ is"):
+            getattr(torch.ops.fusedops, op).default.redispatch(cpu, *given.values())
