@@ -218,6 +218,9 @@ MESSAGES = {
     "ops.cross_entropy_backward(x, x[:, 0].long(), x[:, 1], x, x[:, 1], x[:, 1], None)": (
         r"lse is torch.float32 of shape \[3, 5\], wanted .* of shape \[3\] as cross_entropy returns"
     ),
+    "ops.linear_cross_entropy(x, x, x[:, 0].long(), z_loss=2e38)": (
+        r"z_loss is 2e\+38, wanted a number from 0 to 1.70141e\+38"
+    ),
     "masked_softmax(x, sinks=x[:, 0].long())": "sinks is torch.int64, wanted torch.f",
     "masked_softmax(x, sinks=x[0])": r"sinks has shape \[5\], wanted one that broadcasts to \[3\]",
     "masked_softmax(x, sinks=x)": r"sinks has shape \[3, 5\], wanted one that broadcasts to \[3\]",

@@ -448,6 +448,8 @@ def test_module():
     weighted = fusedops.nn.LinearCrossEntropyLoss(FEATURES, CLASSES, weight=torch.ones(CLASSES))
     assert set(weighted.state_dict()) == {"weight", "linear.weight"}
     assert "z_loss=0.1" in repr(module)
+    placed = fusedops.nn.LinearCrossEntropyLoss(2, 3, device="meta", dtype=torch.float64)
+    assert placed.linear.weight.is_meta and placed.linear.weight.dtype == torch.float64
 
 
 @pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="torch < 2.13")

@@ -231,6 +231,12 @@ def test_tensors_whose_elements_share_memory_are_refused_untouched(strides):
     assert same_bits(x, before)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_tensor_without_elements_shares_no_memory(device):
+    x = torch.empty(0, 1, device=device).expand(0, 5)
+    assert fusedops.softmax_(x, -1) is x
+
+
 def test_an_out_that_does_not_fit_is_named():
     x = torch.randn(3, 5)
     with pytest.raises(RuntimeError, match=r"out has shape \[5, 3\], wanted input's, \[3, 5\]"):
