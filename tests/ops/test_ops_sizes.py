@@ -48,6 +48,7 @@ def test_rows_beyond_32_bits_are_refused_also_on_meta():
         wide = torch.zeros(1, 1, device=device).expand(2, 2**31)
         for call in (
             lambda t: fusedops.softmax(t, -1),
+            lambda t: fusedops.softmax(t[0], 0),
             lambda t: fusedops.masked_softmax(t),
             lambda t: fusedops.layer_norm(t, [2**31]),
             lambda t: fusedops.stack_softmax([t], -1),
