@@ -22,11 +22,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+#: The error of the imports below, where `python -m fusedops` goes on without them.
 _failure: Exception | None = None
 
 
 def _is_run_as_module() -> bool:
-    """Whether this import is part of `python -m fusedops`, which imports the package first."""
+    """Whether this import is part of `python -m fusedops`, which imports the package first.
+
+    During that import sys.argv[0] is "-m". The name of the module is in sys.orig_argv, after an
+    option that ends in m, because one-letter options may be combined, as in `python -Im fusedops`.
+    """
     options = pairwise(sys.orig_argv)
     named = any(
         first[:1] == "-" and first[-1:] == "m" and last == "fusedops" for first, last in options
@@ -42,7 +47,7 @@ try:
 
     import_rules_on_first_use()
 except Exception as error:
-    # `python -m fusedops env` must start even then, to report what is wrong.
+    # `python -m fusedops env` must start nevertheless, to report what is wrong.
     if not _is_run_as_module():
         raise
     _failure = error
@@ -104,6 +109,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _like(name: str) -> str:
+    """Returns "; did you mean ...?" with the name of the API that is most like ``name``, or "". A
+    name with a capital may be that of a module of fusedops.nn."""
     if name.startswith("_") or _failure is not None:  # Python looks for names like __path__
         return ""
     from fusedops._arguments import did_you_mean

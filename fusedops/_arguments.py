@@ -1,5 +1,6 @@
-"""Refuses arguments of the wrong type with errors that name the function and the argument. Errors
-of Python or torch would name neither. The ops check all else."""
+"""Checks types, and values that no op gets as they are passed, such as a window, before an op is
+called. The errors name the argument, which those of Python or torch would not. The ops check all
+else."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from fusedops.ops import checks
 
 
 def wrong(function: str, name: str, value: Any, wanted: str) -> TypeError:
+    """Returns the error for an argument of the wrong type. It shows the value, or of a tensor the
+    type, because its elements may be many."""
     got = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else reprlib.repr(value)
     return TypeError(f"{function}: {name} is {got}, wanted {wanted}")
 
@@ -25,13 +28,15 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     def plain(name: str) -> str:
         return name.rpartition(".")[2].replace("_", "").lower()
 
-    names = {plain(name): name for name in reversed([*candidates])}  # softmax rather than softmax_
+    # softmax and softmax_ are both "softmax". The last one in a dict stays: the first candidate.
+    names = {plain(name): name for name in reversed([*candidates])}
     close = difflib.get_close_matches(plain(name), names, n=1)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
 def number(function: str, name: str, value: Any) -> float:
-    """Returns ``value`` as a float."""
+    """Returns ``value`` as a float. Refuses what float() takes too: strings, and tensors that
+    require grad."""
     if type(value) is float:
         return value
     if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -48,7 +53,7 @@ def number(function: str, name: str, value: Any) -> float:
 
 
 def floating(function: str, name: str, dtype: Any) -> None:
-    """Raises for a dtype that the ops do not compute."""
+    """Raises for what is no dtype, or a dtype that the ops do not compute."""
     if not isinstance(dtype, torch.dtype):
         raise wrong(function, name, dtype, "a torch.dtype")
     checks.check_dtype(function, name, dtype, "convert it, or pass dtype=")
@@ -99,7 +104,8 @@ def one_of(name: str, value: Any, words: Sequence[Any]) -> None:
 
 
 def window(value: Any, causal: Any) -> tuple[int, int]:
-    """Returns how many keys a query sees to the left and right of its own, before causality."""
+    """Returns how many keys a query sees to the left and right of its own. The caller hides those
+    to the right where ``causal`` holds, which an int needs and a pair does not."""
     if type(value) is int and value > 0:
         if causal:
             return value - 1, 0

@@ -9,8 +9,8 @@ PACKAGE = Path(__file__).resolve().parent
 
 #: Builds and installs a checkout anew.
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
-#: Says what to do about a hidden package. An editable installation follows the checkout, so that
-#: the two cannot differ.
+#: Says what to do if the current folder, a checkout without libraries, hides the installed package.
+#: An editable installation is the checkout itself, and cannot be hidden by it.
 FIX_OF_HIDDEN = (
     "start Python in another folder, or build this one: pip install --no-build-isolation -e ."
 )

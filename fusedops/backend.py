@@ -45,7 +45,7 @@ def backend(
     """
     if options:
         _check_options(options)
-    # The object that torch.compile(backend="inductor") uses; it checks and merges mode and options.
+    # torch.compile(backend="inductor") uses this object, which checks and merges mode and options.
     inductor = torch._TorchCompileInductorWrapper(mode, options, dynamic=None)
     inductor.config |= options_with_ours(
         lambda name: inductor.config.get(name, getattr(inductor_config, name))

@@ -104,6 +104,8 @@ class Config:
                 )
 
     def _problem_of_fuse(self) -> str | None:
+        """Returns what is wrong with `fuse`, or None: it must begin with the mode of all other
+        rules, and go on with rules and modes that are known."""
         default, *others = self._settings()
         problem = _unknown(default[1], _MODES) if not default[0] else f"{default[0]}= comes first"
         for rule, mode in others:
@@ -141,16 +143,21 @@ class Config:
 
 
 def _wanted(name: str) -> str:
+    """Returns the part of an error that says how to change the setting `name`, and to what."""
     places = f"{_PREFIX}{name.upper()}, fusedops.config.{name} or fusedops.config.patch({name}=...)"
     return f"set it with {places} to {_WANTED[name]}"
 
 
 def _unknown(value: str, choices: tuple[str, ...]) -> str | None:
+    """Returns the part of an error that says that `value` is none of `choices`; None if it is
+    one."""
     wanted = " or ".join(map(repr, choices))
     return None if value in choices else f"{value!r} is unknown, wanted {wanted}"
 
 
+# `_initial` is what `del` restores; assignments outside of a patch change `_default`.
 _initial = _default = Config.from_environment(os.environ)
+#: The settings of the innermost patch that is active in the current context, or None.
 _patched: ContextVar[Config | None] = ContextVar("fusedops.config", default=None)
 
 
@@ -211,6 +218,7 @@ class _Module(ModuleType):
 
 
 def _assign(name: str, value: Any) -> None:
+    """Changes a setting of the active patch or, outside of patches, for all threads."""
     global _default
     changed = dataclasses.replace(active(), **{name: value})
     if _patched.get() is None:

@@ -24,6 +24,7 @@ from fusedops.graph.rewriting.rewriter import rewrite_module
 
 __all__ = ["package", "rewrite"]
 
+#: Inductor's option for the pass that makes softmaxes overwrite their scores.
 _REUSE = "post_grad_custom_post_pass"
 
 
@@ -113,8 +114,9 @@ def package(
 
 
 def _copy(graph_module: GraphModule) -> GraphModule:
-    """Returns a copy that shares parameters, constants and fake tensors, on which
-    `copy.deepcopy(graph_module)` fails once `torch.export.unflatten` has run."""
+    """Returns a copy that shares parameters, constants and fake tensors. `copy.deepcopy` of the
+    whole module would copy them too, and fails on fake tensors once `torch.export.unflatten` has
+    run."""
     graph = copy.deepcopy(graph_module.graph)
     # The signature refers to nodes by name, and copying renames nodes named like a builtin, such as
     # "input".

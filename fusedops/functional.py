@@ -338,7 +338,8 @@ def _softmax_in_place(input: torch.Tensor, dim: int) -> torch.Tensor:
         return input
     if not torch.compiler.is_compiling() and _is_transformed(input):
         # An autograd function would run, and write into the input, at each level of torch.func; it
-        # would lose a tangent, and a trace cannot hold it. A tangent's formula may save the clone.
+        # would lose a tangent, and a trace cannot hold it. A formula may save the scores, and so
+        # gets a clone, which is not overwritten.
         return input.copy_(softmax(input.clone(), dim))
     check_recordable("softmax_", input)
     output: torch.Tensor = InplaceSoftmax.apply(input, dim)
@@ -346,6 +347,7 @@ def _softmax_in_place(input: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _is_transformed(input: torch.Tensor) -> bool:
+    """Whether torch.func, torch.jit.trace or forward mode sees the call."""
     is_watched = torch._C._are_functorch_transforms_active() or _is_jit_tracing()
     return is_watched or has_tangent((input,))
 
@@ -608,7 +610,8 @@ def _require_grad(sinks: torch.Tensor | float | None) -> bool:
 
 
 class _Band(NamedTuple):
-    """Holds the diagonals between which a query sees keys, as in ``torch.tril``."""
+    """Holds the diagonals between which a query sees keys, as in ``torch.tril``. The upper one,
+    ``diagonal``, counts only if ``causal`` is True, the lower one only if it is not None."""
 
     causal: bool
     diagonal: int
@@ -1073,6 +1076,7 @@ def _rounded_add_rms_norm(
     if not _needs_separate_multiplication("add_rms_norm", variant, input, weight, dtype):
         arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
         return _fused_add_rms_norm(*arguments, weight)
+    # Without weight, offset and rounding: only the sum is used.
     unweighted = (input, residual, normalized_shape, None, eps, 0.0, False)
     total = _ops.add_rms_norm.default(*unweighted, *dropout)[1]
     output = rms_norm(total, normalized_shape, weight, eps, variant=variant)
@@ -1080,12 +1084,14 @@ def _rounded_add_rms_norm(
 
 
 def _dtype_of(input: torch.Tensor) -> torch.dtype:
-    """Returns the input's dtype; the op refuses an input that has none later."""
+    """Returns the input's dtype, or any if it has none: the op will refuse such an input."""
     dtype: torch.dtype = getattr(input, "dtype", torch.float32)
     return dtype
 
 
 def _dtype_of_sum(input: torch.Tensor, residual: torch.Tensor) -> torch.dtype:
+    """Returns the dtype of input + residual, or ``input``'s if the op will refuse one of the
+    two."""
     dtype, of_residual = _dtype_of(input), _dtype_of(residual)
     if dtype == of_residual or dtype not in checks.FLOATING or of_residual not in checks.FLOATING:
         return dtype
@@ -1097,7 +1103,8 @@ def _rms_eps(function: str, dtype: torch.dtype, eps: float | None) -> float:
 
 
 def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
-    """Returns the weight's offset, and whether the normalised value is rounded before it."""
+    """Returns what is added to the weight, and whether the normalised value is rounded before the
+    weight multiplies it."""
     if type(variant) is not str or variant not in ("torch", "llama", "t5", "gemma"):
         _arguments.one_of("variant", variant, get_args(RmsVariant))
     return float(variant == "gemma"), variant in ("llama", "t5")
@@ -1133,7 +1140,7 @@ def _drawn_seed(function: str, input: torch.Tensor) -> torch.Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
 
 
-# torch.fx.symbolic_trace records these as single nodes: they branch on values no proxy knows.
+# torch.fx.symbolic_trace records these as single nodes: they branch on values that no proxy has.
 for _name in (
     "_bottom_right_diagonal",
     "_check_out_dtype",

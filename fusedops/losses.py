@@ -226,7 +226,8 @@ def _check_class_weight(
     like: torch.Tensor,
     label_smoothing: float,
 ) -> None:
-    """Checks the weights of the classes, which are those of the argument ``of``."""
+    """Checks that ``weight`` has a number for each of the ``classes`` that the argument ``of`` has,
+    on the device of ``like``, and that no label smoothing is asked for beside it."""
     _arguments.tensor(function, "weight", weight)
     if weight.layout != torch.strided:
         raise RuntimeError(
@@ -318,6 +319,8 @@ def _linear_loss(
     z_loss: float,
     softcap: float | None,
 ) -> torch.Tensor:
+    """Returns the loss. An op that returns the loss of each row is called where ``reduction`` or
+    the gradient of ``weight`` needs them, otherwise one that returns their sum."""
     function = "linear_cross_entropy"
     smoothing, z_loss, softcap = _numbers(function, label_smoothing, z_loss, softcap)
     _arguments.one_of("reduction", reduction, get_args(Reduction))
@@ -362,7 +365,7 @@ def _check_ignore_index(function: str, value: int | None) -> None:
 def _flat_rows(
     function: str, input: torch.Tensor, target: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns ``input`` as [rows, features], and the class of each."""
+    """Returns ``input`` as [rows, features], and the class of each row."""
     _arguments.tensor(function, "input", input)
     _arguments.tensor(function, "target", target)
     if target.layout != torch.strided:
@@ -372,7 +375,7 @@ def _flat_rows(
         )
     checks.check_device(function, "target", target, ("input", input))
     if input.is_nested or input.layout != torch.strided or input.dim() in (0, 2):
-        return input, target  # the op refuses what is not two-dimensional
+        return input, target  # a matrix is what the op takes; it refuses the others
     rows = list(input.shape[:-1])
     if list(target.shape) != rows:
         raise RuntimeError(
@@ -389,6 +392,7 @@ def _inverse_of_sum(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns two numbers whose product is 1 / (the sum of the weights), the second a power of two.
+    Without weights each row counts 1, and an ignored one 0.
 
     The op multiplies by the first before it rounds gradients, and autograd by the second, which
     rounds nothing. With both in the op, float16 gradients of the logits would underflow. The first
@@ -399,6 +403,6 @@ def _inverse_of_sum(
     return mantissa.reciprocal(), torch.exp2(-exponent.to(dtype))
 
 
-# torch.fx.symbolic_trace records these as single nodes: they branch on values no proxy knows.
+# torch.fx.symbolic_trace records these as single nodes: they branch on values that no proxy has.
 for _name in ("_class_loss", "_linear_loss"):
     torch.fx.wrap(_name)

@@ -89,8 +89,8 @@ def philox(seed: int, rows: int, cols: int) -> torch.Tensor:
 
 
 def _wide_product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the upper and the lower half of a 32-bit product. 16-bit factors are multiplied,
-    because the product of 32-bit ones would overflow int64."""
+    """Returns the upper and the lower 32 bits of the product of two 32-bit numbers. ``b`` is split
+    into halves of 16 bits, because the whole product could overflow int64."""
     low, high = a * (b & 0xFFFF), a * (b >> 16) + (a * (b & 0xFFFF) >> 16)
     return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
 
