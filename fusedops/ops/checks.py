@@ -144,7 +144,8 @@ def check_term(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
 def check_term_dtypes(
     op: str, sum: MaybeTensor, input: torch.dtype | None, residual: torch.dtype | None
 ) -> tuple[torch.dtype, torch.dtype]:
-    """Returns the checked dtypes of the terms of ``sum``, which is the default of both."""
+    """Returns the dtypes of the two terms of ``sum``, after checking that their sum has its dtype;
+    None stands for that dtype."""
     check_dtype_of(op, "sum", sum)
     dtype = check_given(op, "sum", sum).dtype
     input, residual = input or dtype, residual or dtype
@@ -194,8 +195,8 @@ def check_branch_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
 
 
 def check_distinct(op: str, name: str, written: torch.Tensor) -> None:
-    """Checks that no two elements share memory. Symbolic strides are not checked, as in
-    :func:`check_cols`."""
+    """Checks that no two elements share memory: by stride, each dimension begins where those before
+    it end. Symbolic strides are not checked, as in :func:`check_cols`."""
     dims = [(s, n) for s, n in zip(written.stride(), written.shape, strict=True)]
     if not all(isinstance(number, int) for dim in dims for number in dim):
         return

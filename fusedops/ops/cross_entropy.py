@@ -63,7 +63,8 @@ def check_settings(op: str, call: Any, computed: torch.dtype) -> None:
 
 
 def check_target(op: str, target: torch.Tensor, input: torch.Tensor, what: str) -> None:
-    """Checks the classes of ``input``'s rows, whose last dimension has ``what``."""
+    """Checks that ``target`` has a class for each row of ``input``; errors call the elements of a
+    row ``what``."""
     checks.check(
         target.dtype in CLASSES,
         f"{op}: target is {target.dtype}, wanted classes of torch.int64, torch.int32 or "
@@ -197,12 +198,13 @@ def _forward_formula(
     input, target, *results = ctx.saved_tensors
     ignore_index = ctx.settings[0]
     if grad_lse is not None and not ctx.reads_ignored and ignore_index is not None:
-        # The lse of these rows is the constant 0.
+        # The lse of an ignored row is the constant 0.
         grad_lse = grad_lse.masked_fill(ignored_rows(target, ignore_index), 0)
     saved = (input, target, *results, grad_losses, grad_lse)
     return _FORWARD.gradients(input=gradient("cross_entropy_backward", *saved, *ctx.settings))
 
 
+#: The tensors come first among the arguments of the backward op; its settings follow.
 _TENSORS = _BACKWARD.names[:7]
 
 
@@ -212,7 +214,8 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], _: torch.Tensor) -> None:
 
 
 def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[MaybeTensor, ...]:
-    """Returns derivatives of dx = z' ((g + h) p - g q), recorded for a third derivative."""
+    """Returns the derivatives of dx = z' ((g + h) p - g q). They are computed by torch's functions,
+    which autograd records for a third derivative."""
     call = _BACKWARD.bind(*ctx.saved_tensors, *ctx.settings)
     logits, (g, h) = Logits.of(call), gradients_of_rows(call)
     p, q = logits.z.softmax(-1), weights_of_classes(call, logits.z)

@@ -1,9 +1,10 @@
 """linear_cross_entropy as ops: fake kernels, derivative formulas, autocast and vmap rules.
 
-There are two pairs. ``linear_cross_entropy`` is the sum of the losses of all rows; where autograd
-records it, ``linear_cross_entropy_gradients`` runs instead and computes the gradients too, while
-the logits of a chunk are at hand. ``linear_cross_entropy_losses`` returns the loss and the lse of
-each row, whose gradients are not known in advance: its backward op computes the logits again.
+There are two pairs of ops. ``linear_cross_entropy`` is the sum of the losses of all rows; where
+autograd records it, ``linear_cross_entropy_gradients`` runs instead and computes the gradients too,
+while the logits of a chunk are at hand. ``linear_cross_entropy_losses`` returns the loss and the
+lse of each row, whose gradients are not known in advance: its backward op computes the logits
+again.
 
 Where autograd records the derivative of a gradient, the gradient is composed of torch's products
 and of cross_entropy's ops, which hold the logits of all rows and have derivatives of every order.
@@ -82,7 +83,7 @@ def _check_weight(op: str, weight: torch.Tensor, input: torch.Tensor) -> None:
 
 
 def _check_terms(op: str, call: Any) -> None:
-    """Checks what the sum of the losses takes besides the losses."""
+    """Checks the arguments that only the sum of the losses has: row_weights, scale and z_loss."""
     like, dtype = ("input", call.input), checks.statistics_dtype(call.input.dtype)
     for name, shape in (("row_weights", call.input.shape[:1]), ("scale", ())):
         if (factor := getattr(call, name)) is not None:
@@ -214,7 +215,7 @@ def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
 def _of_counted_rows(
     grad_lse: MaybeTensor, target: torch.Tensor, ignore_index: int | None
 ) -> MaybeTensor:
-    """Returns the gradient of lse, which is the constant 0 where a row is ignored."""
+    """Returns the gradient of lse, with 0 for ignored rows: their lse is the constant 0."""
     if grad_lse is None or ignore_index is None:
         return grad_lse
     return grad_lse.masked_fill(ignored_rows(target, ignore_index), 0)
@@ -237,6 +238,8 @@ def _requires_grad(value: Any) -> bool:
 
 
 def _recorded_loss(*args: Any) -> torch.Tensor:
+    """Returns the loss for a call that autograd records, from the op that computes with it the
+    gradients of those arguments that require grad."""
     call = _LOSS.bind(*args)
     if _requires_grad(call.row_weights) or _requires_grad(call.scale):
         raise RuntimeError(
@@ -248,7 +251,7 @@ def _recorded_loss(*args: Any) -> torch.Tensor:
     return loss
 
 
-_TENSORS = 6  # the first arguments of the sum
+_TENSORS = 6  # the number of tensors, the first arguments of linear_cross_entropy_gradients
 
 
 def _setup_gradients(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
@@ -259,6 +262,8 @@ def _setup_gradients(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Ten
 
 
 def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTensor, ...]:
+    """Returns the gradients that the forward op has computed, times ``grad``. Where autograd
+    records their derivative, they are composed of other ops instead."""
     if grad is None:
         return _GRADIENTS.gradients()
     *inputs, of_input, of_weight, of_bias = ctx.saved_tensors
@@ -279,7 +284,7 @@ def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTens
 
 def _scaled(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Returns the product, with the factor in the factor's precision. Beside a 16-bit tensor torch
-    rounds a factor without dimensions to 16 bits, except in its own kernels on the CPU."""
+    rounds a factor without dimensions to 16 bits, except in its eager kernels on the CPU."""
     if gradient.dtype == factor.dtype or (gradient.device.type == "cpu" and not is_observed()):
         return gradient * factor
     return torch.mul(gradient, factor.reshape(1), out=torch.empty_like(gradient))

@@ -33,7 +33,8 @@ MaybeTensor = torch.Tensor | None
 
 
 class Signature:
-    """Holds the argument names of ``op``; ``bind`` makes a named tuple with defaults of them."""
+    """Holds the argument names of ``op``. ``bind`` returns the arguments of a call as a named
+    tuple, with the defaults of the op's schema."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -45,6 +46,8 @@ class Signature:
         self.bind: Callable[..., Any] = namedtuple(op, self.names, defaults=defaults)  # type: ignore[misc]
 
     def needs_gradient(self, ctx: Any, name: str) -> bool:
+        """Whether a formula must return the gradient of the argument. The first entry of
+        needs_input_grad is no argument's (register_autograd)."""
         needs: bool = ctx.needs_input_grad[1 + self.names.index(name)]
         return needs
 
@@ -196,7 +199,7 @@ def _fake_backward(signature: Signature, *args: Any, **kwargs: Any) -> torch.Ten
     if "seed" in call._fields:
         checks.check_seed(op, call.p, call.seed, ("probabilities", call.probabilities))
     check_backward(op, call)
-    if "input_dtype" not in call._fields:
+    if "input_dtype" not in call._fields:  # the op writes into grad_output
         checks.check_distinct(op, "grad_output", call.grad_output)
         return None
     checks.check_dtype(op, "input_dtype", call.input_dtype)
@@ -370,6 +373,8 @@ def _dropout_formula(
 ) -> tuple[Any, ...]:
     visibility, cap, (probabilities, seed) = saved_forward(ctx)
 
+    # The backward op takes the probabilities: a second derivative gives them a gradient of their
+    # own, without dropout.
     grads = ((grad_output, (ctx.p, seed)), (grad_probabilities, ()))
     wanted = [(grad, dropout) for grad, dropout in grads if grad is not None]
 
@@ -384,8 +389,9 @@ def _dropout_formula(
 
 
 def _sinks_op(call: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
-    """Returns the results of masked_softmax_sinks, whose formula has the gradient of the sinks, or
-    None if the sinks require none. Constant sinks do not appear in the formulas here."""
+    """Calls masked_softmax_sinks, whose formula has the gradient of the sinks, and returns its
+    results; None if the sinks require no gradient. Constant sinks do not appear in the formulas
+    here."""
     if call.sinks is None or not call.sinks.requires_grad:
         return None
     scores = (call.input, call.mask, call.scale, call.causal, call.mask_value)
@@ -398,11 +404,14 @@ def _sinks_op(call: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...
 
 
 def _with_learned_sinks(*args: Any) -> Any:
+    """Returns the result of masked_softmax for sinks that require grad, else NotImplemented."""
     results = _sinks_op(_FORWARD.bind(*args), 0.0, None)
     return NotImplemented if results is None else results[0]
 
 
 def _dropout_with_learned_sinks(*args: Any) -> Any:
+    """Returns the results of masked_softmax_dropout for sinks that require grad, else
+    NotImplemented."""
     call = _DROPOUT.bind(*args)
     results = _sinks_op(call, call.p, call.seed)
     return NotImplemented if results is None else results[:2]
@@ -410,6 +419,7 @@ def _dropout_with_learned_sinks(*args: Any) -> Any:
 
 def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Returns m of the formulas: 1 / (1 - p) where the op keeps an element, else 0."""
+    # The softmax of zeros is above 0 everywhere: only dropped elements become 0.
     uniform = torch.zeros_like(like)
     output = ops._masked_softmax_dropout.default(uniform, None, 1.0, False, 0.0, p, seed)
     return (output != 0) / (1 - p) if p < 1 else uniform
@@ -453,7 +463,8 @@ def _backward_formula(
 
 
 def _aligned(call: Any, dims: Any, rank: int) -> dict[str, MaybeTensor]:
-    """Returns the operands of ``call``, for scores with slices of ``rank`` dimensions."""
+    """Returns mask, bias, bounds and sinks of a batched call, reshaped so that they broadcast to
+    scores whose slices have ``rank`` dimensions."""
     ranks = {"mask": rank, "bias": rank, "start": rank - 1, "end": rank - 1, "sinks": rank - 1}
     return {
         name: vmap.aligned(getattr(call, name), getattr(dims, name), rank_of_operand)

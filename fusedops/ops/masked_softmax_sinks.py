@@ -97,6 +97,7 @@ def _forward_formula(
             gradient(op, grad, y, sink_probabilities, *hidden, *dropout, *interval)
             for grad, dropout in wanted
         ]
+        # The sinks' gradient does not depend on the scale, so that one run computes it.
         to_sinks[:] = [result[1] for result in results]
         total: torch.Tensor = sum((result[0] for result in results[1:]), results[0][0])
         return total
@@ -118,7 +119,7 @@ def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) 
     scaled, dropped, y, m, (sink_probabilities,) = saved_backward(ctx, to_input)
     by_dropped, by_y = second_derivative(scaled, dropped, y, -1)
     # The saved t is a constant for autograd. Adding rest - rest.detach(), which is 0, gives it the
-    # derivative of 1 - sum(y).
+    # derivative of 1 - sum(y), for a third derivative.
     rest = 1 - y.sum(-1, dtype=sink_probabilities.dtype)
     t = (sink_probabilities + (rest - rest.detach())).unsqueeze(-1)
     cotangent = to_sinks.unsqueeze(-1)

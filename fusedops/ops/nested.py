@@ -16,12 +16,13 @@ from fusedops.ops import checks
 from fusedops.ops.norm_kinds import KINDS
 from fusedops.ops.registration.libraries import LIBRARY, OPS, refuse
 
-#: Maps an op's name and arguments to the dimensions that are normalised, and to the arguments after
-#: the input for one of its tensors, which lacks the first dimension.
+#: Takes an op's name and arguments. Returns the dimensions that are normalised, and the arguments
+#: after the input for a call on one of the input's tensors, which lacks the first dimension.
 Inner = Callable[[str, tuple[Any, ...]], tuple[set[int], tuple[Any, ...]]]
 
 
 def _of_dim(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
+    """Is the :data:`Inner` of ops whose second argument is ``dim``."""
     input, dim, *rest = args
     rank = input.dim()
     checks.check(
@@ -33,6 +34,7 @@ def _of_dim(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
 
 
 def _of_shape(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
+    """Is the :data:`Inner` of ops whose second argument is ``normalized_shape``."""
     input, shape, *rest = args
     rank = input.dim()
     checks.check(
@@ -44,6 +46,7 @@ def _of_shape(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]
 
 
 def _rule(name: str, op: str, inner: Inner) -> Callable[..., Any]:
+    """Returns the kernel of ``name``, a variant of ``op``, for nested tensors."""
     overload = getattr(torch.ops.fusedops, name).default
     names = [argument.name for argument in overload._schema.arguments]
 
@@ -120,6 +123,6 @@ for _op, (_names, _inner) in SUPPORTED.items():
         for _key in _KEYS:
             LIBRARY.impl(_name, _rule(_name, _op, _inner), _key)
 for _op in OPS:
-    if _op not in _supported:
+    if _op not in _supported:  # at the third key torch itself refuses a jagged tensor
         for _key in _KEYS[:2]:
             LIBRARY.impl(_op, refuse(_op), _key)

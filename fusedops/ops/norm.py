@@ -164,6 +164,7 @@ def _sum_of_rows(
     wide = normalized.to(grad_output.dtype)
     kept = [*wide.shape[: wide.dim() - weight.dim()], *[1] * weight.dim()]
     rstd = wide.new_ones(kept, dtype=checks.statistics_dtype(wide.dtype))
+    # With rstd = 1 the op takes normalized for n, and sums dy n over the rows.
     shape, needed = list(weight.shape), [False, True]
     by_weight: torch.Tensor
     _, by_weight = gradient("rms_norm_backward", grad_output, wide, shape, rstd, None, needed, 0.0)
@@ -171,7 +172,8 @@ def _sum_of_rows(
 
 
 def scaled_by_weight(normalized: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Returns ``weight * normalized`` for different dtypes, with a derivative."""
+    """Returns ``weight * normalized`` for different dtypes, with a derivative. Compilers and
+    forward mode see torch's product."""
     is_recorded = torch.is_grad_enabled() and weight.requires_grad
     if torch.compiler.is_compiling() or not is_recorded or has_tangent((normalized, weight)):
         return weight * normalized
@@ -204,7 +206,7 @@ def _cotangent_of_total(
 
 
 def _returned(named: dict[str, Any], dtype: torch.dtype) -> list[bool]:
-    """Returns which gradients a backward has returned."""
+    """Returns which of its gradients a backward op has computed; the others are empty."""
     mask: list[bool] = named["output_mask"]
     if "p" not in named:
         return mask

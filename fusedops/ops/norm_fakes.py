@@ -119,7 +119,8 @@ def needed_of_inputs(output_mask: Sequence[bool], *, shared: bool) -> list[bool]
 
 
 def share_gradient(p: float, input: torch.dtype | None, residual: torch.dtype | None) -> bool:
-    """Whether input and residual of these dtypes have one gradient."""
+    """Whether input and residual have one gradient: there is no dropout, and their dtypes are
+    equal. None stands for the dtype of their sum."""
     return p == 0 and input == residual
 
 

@@ -89,7 +89,7 @@ class DeviationPlusEps(MeanSquare):
 
 
 class NormOrEps(MeanSquare):
-    """s = max(norm, eps), along_n = sum(g n), or 0 in a row whose norm is below eps, where s is
+    """s = max(norm, eps), along_n = sum(g n), or 0 in a row whose norm is at most eps, where s is
     constant."""
 
     @staticmethod
@@ -99,6 +99,7 @@ class NormOrEps(MeanSquare):
     @staticmethod
     def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
         norm = torch.linalg.vector_norm(centered, dim=dims, keepdim=True)
+        # Where the norm is eps this has the derivative 0, as along_n, and clamp has 1.
         rstd: torch.Tensor = 1 / norm.masked_fill(norm <= eps, eps)
         return rstd
 
@@ -118,6 +119,8 @@ class NormOrEps(MeanSquare):
 
 
 class NormKind(NamedTuple):
+    """Says whether a norm subtracts the mean of a row, and by which scale it divides."""
+
     has_mean: bool
     scale: type[MeanSquare]
 

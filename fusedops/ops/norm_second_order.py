@@ -143,6 +143,7 @@ def multiplier(
 ) -> torch.Tensor:
     """Returns dropout's factor: 1 / (1 - p) where an op with this seed keeps an element, else 0."""
     ones = torch.ones_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
+    # The second result is dropout(ones) + zeros.
     dropped: torch.Tensor
     _, dropped = torch.ops.fusedops._add_rms_norm.default(
         ones, torch.zeros_like(ones), normalized_shape, None, 0.0, True, 0.0, False, p, seed

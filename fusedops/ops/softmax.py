@@ -55,8 +55,8 @@ def _register_fakes(op: str) -> None:
 
 
 def _register_in_place(op: str) -> None:
-    """Registers the ops that write into their first argument. The backward one serves graphs in
-    which nothing else uses the gradient."""
+    """Registers the ops that write into an argument. The fake kernel of the one with ``out`` is in
+    _register_fakes. The backward op serves graphs in which nothing else uses the gradient."""
 
     def forward(input: torch.Tensor, dim: int) -> None:
         checks.check_dtype_of(f"{op}_", "input", input)

@@ -80,7 +80,8 @@ def _visibility(call: Any) -> Visibility:
 
 
 def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the scores, with the mask value where hidden, and which rows are all hidden."""
+    """Returns the scores, with the mask value where hidden, and which rows have no visible score
+    above -inf."""
     computed = call.input if call.dtype is None else call.input.to(call.dtype)
     (scores,) = _wide(computed)
     scores = scores * call.scale
@@ -159,6 +160,7 @@ _MASKED: dict[str, Callable[[Any], Any]] = {
 
 
 def _of_call(op: str, composite: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Returns ``composite``, a function of a named tuple, as a function of the op's arguments."""
     call_of = Signature(op).bind
     return lambda *args: composite(call_of(*args))
 

@@ -24,10 +24,13 @@ Tensors = Sequence[torch.Tensor]
 
 
 def _wrapped(stack_dim: int, rank: int) -> int:
+    """Returns ``stack_dim`` of a stack of tensors of ``rank`` dimensions, counted from the
+    front."""
     return stack_dim % (rank + 1)
 
 
 def _stacked(shape: Sequence[int], stack_dim: int, count: int) -> list[int]:
+    """Returns the shape of a stack of ``count`` tensors of ``shape``."""
     sizes = list(shape)
     sizes.insert(_wrapped(stack_dim, len(sizes)), count)
     return sizes
@@ -51,6 +54,7 @@ def _check_alike(op: str, name: str, tensors: Tensors) -> None:
 
 
 def _check_inputs(op: str, inputs: Tensors) -> checks.Like:
+    """Checks the inputs; returns the first one, which stands for all, with their name in errors."""
     _check_alike(op, "inputs", inputs)
     checks.check_dtype(op, "inputs", inputs[0].dtype)
     return "inputs", inputs[0]
@@ -166,6 +170,7 @@ def _register_softmax_formula(op: str, backward_op: str) -> None:
         rank = tensors[0].dim()
         ctx.stack_dim = _wrapped(stack_dim, rank)
         positive = dim % max(rank, 1)
+        # In the stack, the new dimension may come before ``dim``.
         ctx.dim = positive + (ctx.stack_dim <= positive)
         ctx.save_for_backward(output)
 
@@ -245,7 +250,7 @@ def _layer_norm_gradients_one_by_one(ctx: Any, grad_output: torch.Tensor) -> tup
 def _setup_layer_norm_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     grad_output, tensors, ctx.normalized_shape, mean, rstd, weights, biases, *rest = inputs
     ctx.stack_dim, ctx.output_mask = rest
-    ctx.counts = (len(tensors), len(weights), 0)
+    ctx.counts = (len(tensors), len(weights), 0)  # biases have no part in the formula
     ctx.bias_count = len(biases)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *weights, grad_output, mean, rstd)

@@ -105,7 +105,7 @@ def register_autograd(
             return composite_results(op, (*args, *defaults[len(args) :]))
         run = _below_autograd(overload, keys)
         if torch.is_grad_enabled() and any(_requires_grad(arg) for arg in args):
-            # Another op may record the call, with a formula that saves less.
+            # The call may need a gradient that only the formula of another op has.
             other = NotImplemented if other_op is None else other_op(*args)
             if other is not NotImplemented:
                 return other

@@ -292,7 +292,8 @@ def _address(function: Any) -> ctypes.c_void_p:
 
 def _hold_threads_at_exit() -> None:
     """Makes daemon threads wait in their next op, or at the end of the current one, until the
-    process ends. They get up to 0.2 s to arrive there: csrc/cpu/threads/interpreter_exit.h.
+    process ends. Without this, Python before 3.14 may terminate a thread that leaves an op, which
+    aborts the process (csrc/cpu/threads/interpreter_exit.h). Threads get 0.2 s to arrive there.
     """
     library, python = ctypes.CDLL(str(CPU_LIBRARY)), ctypes.pythonapi
     is_finalizing = "Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing"

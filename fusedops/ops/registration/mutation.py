@@ -1,5 +1,5 @@
-"""Registers ops that write into an argument with autograd, as torch does for its own in-place ops.
-Calls are refused before any memory is written."""
+"""Registers with autograd the ops that write into an argument, as torch does for its own in-place
+ops. Calls are refused before any memory is written."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ def _names(overload: Any, written: int) -> tuple[str, str]:
 def _copying_derivatives(
     functional: str, written: int, otherwise: Callable[..., None]
 ) -> Callable[..., None]:
+    """Returns a kernel that copies the result of ``functional`` into the argument where forward
+    mode or torch.func takes a derivative; ``otherwise`` runs in all other cases."""
     overload = getattr(torch.ops.fusedops, functional).default
 
     def kernel(keys: Any, *args: Any) -> None:
