@@ -41,8 +41,8 @@ except ImportError as error:
 
 #: The first opset with RMSNormalization, which ONNX Runtime 1.31 runs.
 OPSET = 23
-_OLDEST = 18  # has all other operators that are used
-_END = 2**63 - 1  # of a Slice up to the end
+_OLDEST = 18  # the first opset with all other operators that are used
+_END = 2**63 - 1  # where a Slice ends that goes to the end of a dimension
 
 #: opset18's annotations are for values of a script. Here it gets values of a graph, and is Any.
 op: Any = opset18
@@ -60,7 +60,7 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
         opset_version: the one passed to `torch.onnx.export`, at least 18. Below 23, which has no
             RMSNormalization, rms_norm is decomposed.
 
-    Returns: a translation for each op. That of an op with dropout raises RuntimeError.
+    Returns: a translation for each op. It raises RuntimeError for a call with dropout.
 
     Raises:
         TypeError: an `opset_version` that is not an int.
@@ -190,6 +190,7 @@ def _translation(name: str, translate: Callable[[Any], dict[str, Any]]) -> Calla
 
     def translation(*args: Any, **kwargs: Any) -> Any:
         results = translate(call_of(*args, **kwargs))
+        # The result of an op that has only one has no name in the schema.
         returned = tuple(results[result.name or "output"] for result in schema.returns)
         return returned if len(returned) > 1 else returned[0]
 
@@ -216,6 +217,7 @@ def _log_softmax(input: Value, dim: int, dtype: ir.DataType | None = None) -> Va
 
 
 def _along(operator: Callable[..., Any], input: Value, dim: int, result: ir.DataType) -> Value:
+    """Applies ``operator``, a softmax, along ``dim`` to the input converted to dtype ``result``."""
     computed = _arithmetic(result)
     x = _convert(input, input.dtype, result, computed)
     is_scalar = len(input.shape) == 0  # ONNX's operators do not accept scalars
@@ -320,7 +322,7 @@ def _visible(call: Any, mask: Value | None) -> Value | None:
 
 
 def _positions(input: Value, dim: int) -> Value:
-    """Returns 0, 1, ... up to the size of a dimension."""
+    """Returns the positions in a dimension: 0, 1, ... below its size."""
     size = op.Squeeze(op.Shape(input, start=dim, end=dim + 1 or None))
     return op.Range(op.Constant(value_int=0), size, op.Constant(value_int=1))
 
@@ -520,6 +522,7 @@ def _normalized(
 
 
 def _over_root(centered: Value, dims: list[int] | None, eps: float) -> tuple[Value, Value]:
+    """Divides by the root of the mean square plus eps; returns the quotient and rstd."""
     rstd = _reciprocal_rms(centered, dims, eps)
     return op.Mul(centered, rstd), rstd
 
@@ -531,6 +534,7 @@ def _reciprocal_rms(x: Value, dims: list[int] | None, eps: float) -> Value:
 
 
 def _over_deviation(centered: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
+    """Divides by the unbiased standard deviation plus eps; returns the quotient and rstd."""
     count = op.ReduceProd(op.Shape(centered, start=dims[0]), keepdims=0)
     degrees = op.CastLike(op.Sub(count, op.Constant(value_int=1)), centered)
     variance = op.Div(op.ReduceSumSquare(centered, dims, keepdims=1), degrees)
@@ -539,7 +543,8 @@ def _over_deviation(centered: Value, dims: list[int], eps: float) -> tuple[Value
 
 
 def _over_norm(x: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
-    """Composes the quotient, because LpNormalization takes a single axis and no eps."""
+    """Divides by the norm, at least eps; returns the quotient and rstd. LpNormalization is not
+    used, because it takes a single axis and no eps."""
     norm = op.Max(op.ReduceL2(x, dims, keepdims=1), _like(eps, x))
     return op.Div(x, norm), op.Reciprocal(norm)
 
@@ -573,7 +578,7 @@ _MASKED_SOFTMAXES = (
     *("masked_softmax", "masked_softmax_dropout", "masked_softmax_sinks"),
     "_masked_softmax_dropout",  # has fewer results than the public op
 )
-#: The translations of the softmaxes and stacks, by the names of the ops.
+#: The translations of the ops that are no norms, by the names of the ops.
 _PUBLIC: dict[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,

@@ -128,6 +128,8 @@ def _map(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 
 def _local(part: Partition, dims: Dims, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of a DTensor, redistributed if it is not placed as the partition has
+    it; a plain tensor, which all ranks have, is returned as it is."""
     if not isinstance(tensor, DTensor):
         return tensor
     distributed: Any = tensor  # for torch's types, its methods return a Tensor
@@ -146,6 +148,8 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 def _wrapped(
     part: Partition, local: torch.Tensor | None, meta: torch.Tensor, result: Result
 ) -> DTensor:
+    """Returns a result as a DTensor with the shape and strides of ``meta``. ``local``, this rank's
+    part, is None on a rank outside of the mesh."""
     # A result that is not wanted has shape [0] on every rank.
     dims = Result(()) if meta.shape == (0,) else result
     if local is None:

@@ -113,6 +113,7 @@ def _local_losses(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor,
         return tuple(logits.new_full(target.shape, value, dtype=wide) for value in values)
     index = _index(part, local)
     is_here = (index >= 0) & (index < columns) & ~ignored_rows(target, local["ignore_index"])
+    # Rows whose class is elsewhere are ignored, but the last argument asks for their lse.
     column = index.masked_fill(~is_here, -1)
     settings = (-1, 0.0, local["scale"], local["softcap"])
     losses, lse, error = ops.cross_entropy.default(logits, column, *settings, True)

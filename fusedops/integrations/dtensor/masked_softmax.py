@@ -34,12 +34,14 @@ def _space(call: Call) -> Space:
 
 
 def _on_local_queries(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    """Computes this rank's rows where each rank has all of their keys."""
     local = at_local_positions(part, local)
     return _dropping(call, part, local) if draws_for_part(call, part) else call.run(local)
 
 
 def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """Calls the op with dropout, for this rank's rows. Products are rounded once."""
+    """Calls the op without dropout for this rank's rows, and multiplies by their factors of
+    dropout. The op returns float32 or wider, so that the product is rounded once."""
     if "input" not in local:
         return _dropping_backward(call, part, local)
     dtype = local["dtype"] or local["input"].dtype
@@ -55,7 +57,7 @@ def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 def _dropping_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     grad, y = local["grad_output"], local["probabilities"]
     factor = multiplier(call, part, grad, columns=1)
-    if not call.results:
+    if not call.results:  # the op writes into grad_output
         return call.run(local | {"grad_output": grad.mul_(factor), "p": 0.0})
     wide = {"grad_output": grad * factor, "probabilities": y.to(factor.dtype)}
     return call.run(local | wide | {"p": 0.0})

@@ -33,6 +33,7 @@ def at_local_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]
 
 def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     """Returns the op's results for this rank's keys."""
+    # The ops that write into an argument have no argument `dtype`.
     arguments = SimpleNamespace(**{"dtype": None} | at_local_positions(part, local))
     scores, hides_all = masked_scores(arguments)
     of_part = [*local_statistics(scores, _KEYS)]
@@ -72,7 +73,7 @@ def backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     """Returns the gradients for this rank's keys. Divided rows have no dropout."""
     arguments = SimpleNamespace(**at_local_positions(part, local))
     wide = torch.promote_types(arguments.probabilities.dtype, torch.float32)
-    # torch converts the gradient to the dtype of y in products of the two.
+    # torch converts g to the dtype of y, the wider one, in their products.
     g, y = arguments.grad_output, arguments.probabilities.to(wide)
     total = part.all_reduce((g * y).sum(_KEYS, keepdim=True), _keys(part))
     grad = masked_gradient(arguments, g, y, total)

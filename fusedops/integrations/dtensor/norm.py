@@ -52,6 +52,7 @@ def _space(call: Call) -> Space:
 
 
 def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    """Computes a rank's part where each rank has whole rows."""
     if not draws_for_part(call, part):
         return call.run(local)
     columns = len(call["normalized_shape"])
@@ -161,6 +162,7 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     output = normalized * norm.column("weight", rstd.dtype) + norm.column("bias", rstd.dtype)
     of_sum = [input if local.get("wants_sum", True) else input.new_empty(0)]
     every = [output.to(input.dtype), *(of_sum if "residual" in local else []), *statistics, rstd]
+    # A variant of an op leaves out the statistics, which are its last results.
     return every[0] if len(call.results) == 1 else every[: len(call.results)]
 
 
@@ -199,7 +201,7 @@ def _needed(local: dict[str, Any]) -> list[bool]:
 
 
 def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) -> torch.dtype:
-    """Returns the dtype of the term, parameter or input whose gradient it is."""
+    """Returns the dtype of the term, parameter or input whose gradient is the result ``name``."""
     what = name.removeprefix("grad_")
     parameter = local.get(what) if what in _OF_COLUMNS else None
     like = input if parameter is None else parameter
@@ -210,7 +212,7 @@ def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) ->
 def _projected(
     norm: _SplitNorm, g: torch.Tensor, normalized: torch.Tensor, rstd: torch.Tensor
 ) -> torch.Tensor:
-    """Returns rstd (g - mean(g) - n along_n(g)), as fusedops/ops/norm.py has it for each kind."""
+    """Returns rstd (g - mean(g) - n along_n(g)), which fusedops/ops/norm_kinds.py explains."""
     *total, products = norm.row_sums(*([g] if norm.kind.has_mean else []), g * normalized)
     along_n = norm.kind.scale.along_n(products, rstd, norm.cols, norm.local.get("eps", 0.0))
     shift = total[0] / norm.cols if total else 0.0

@@ -52,7 +52,8 @@ class Space:
 
 
 def aligned(tensor: torch.Tensor | None, sizes: Sequence[int]) -> Dims:
-    """Returns the dimensions of a tensor that broadcasts to the first ``len(sizes)`` of a space."""
+    """Returns the dimensions of a tensor that broadcasts to the first dimensions of a space, whose
+    sizes are ``sizes``. A dimension that is broadcast corresponds to none."""
     if tensor is None:
         return ()
     first = len(sizes) - tensor.dim()
@@ -125,6 +126,7 @@ class Partition:
         return gathered.transpose(0, 1)
 
     def _sharing(self, dims: Iterable[int]) -> list[int]:
+        """Returns the mesh dimensions that divide ``dims``: ranks along them share rows."""
         wanted = tuple(dims)
         return [n for n, divided in enumerate(self.divided) if divided in wanted]
 
@@ -147,7 +149,7 @@ def all_reduce(partial: torch.Tensor, how: str, mesh: DeviceMesh, mesh_dim: int)
 
 
 def _all_gather(part: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
-    # all_gather_single is all_gather_tensor's name from torch 2.13 on.
+    # From torch 2.13 on, all_gather_tensor is named all_gather_single.
     gather = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
     whole: torch.Tensor = collectives.wait_tensor(gather(part.contiguous(), 0, (mesh, mesh_dim)))
     return whole
