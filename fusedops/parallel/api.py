@@ -21,7 +21,7 @@ def parallel_stack(
 
     The result equals ``torch.stack([f(x) for f, x in zip(functions, inputs)], dim)`` in values,
     gradients, dtype, strides and errors. Every branch (a function and its input) copies its result
-    into its slot of the output when it finishes, so that there is no further copy at the end.
+    into its slot of the stack when it finishes, so that there is no further copy at the end.
 
     CPU: the branches run on the calling thread and a pool of threads, together at most one thread a
     core, among which torch's intra-op threads are divided. Every branch runs in the caller's grad

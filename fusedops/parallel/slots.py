@@ -40,7 +40,11 @@ def wrapped_dim(dim: int, result: torch.Tensor) -> int:
 
 
 class Slots:
-    """Holds the output, which is allocated when the first result arrives, and the results."""
+    """Collects the results of all branches in one stack. It is allocated when the first result
+    arrives; :meth:`put` copies each result into its slot.
+
+    allocating: makes the context in which the stack is allocated.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,8 @@ class Slots:
         self._complete = True
 
     def put(self, index: int, result: torch.Tensor) -> None:
-        """Copies a result into its slot. Keeps a reference only if the result requires grad."""
+        """Copies a result into its slot. A result that does not fit the stack, which the first one
+        determines, is kept for torch.stack, and one that requires grad for autograd."""
         bound = result.dim() + 1
         fits = _is_plain(result) and -bound <= self._dim < bound
         if fits and result.numel() and not result.untyped_storage().nbytes():
@@ -87,10 +92,10 @@ class Slots:
         self._metadata = _metadata(result)
 
     def stacked(self) -> torch.Tensor:
-        """Returns the output, after every result has been put into its slot."""
+        """Returns the stack, after :meth:`put` has got every result."""
         dim = checked_dim(self._results, self._dim)
         if not self._complete or self._buffer is None:
-            # torch.stack handles mixed dtypes and sparse results.
+            # torch.stack takes results that do not fit: of another dtype or layout.
             return torch.stack(self._results, dim)
         if torch.is_grad_enabled() and any(result.requires_grad for result in self._results):
             stack: torch.Tensor = _Stacked.apply([self._buffer], dim, *self._results)
@@ -108,7 +113,8 @@ def _is_plain(result: torch.Tensor) -> bool:
 
 
 def _metadata(result: torch.Tensor) -> tuple[Any, ...]:
-    """Returns the properties that results must share to be copied into one buffer."""
+    """Returns the properties that results must share to be copied into one stack. Strides are among
+    them only where they decide the stack's."""
     strides = result.stride() if _may_be_channels_last(result) else None
     return result.shape, result.dtype, result.device, strides
 
@@ -144,14 +150,14 @@ def _stack_layout(
 
 
 class _Stacked(torch.autograd.Function):
-    """Returns the buffer, which holds the results already, with the derivative of torch.stack."""
+    """Returns the stack, which holds the results already, with the derivative of torch.stack."""
 
     @staticmethod
     def forward(
         ctx: Any, buffer: list[torch.Tensor], dim: int, *results: torch.Tensor
     ) -> torch.Tensor:
         ctx.dim = dim
-        # The buffer is passed in a list because autograd would return a view of a tensor argument.
+        # The stack is passed in a list because autograd would return a view of a tensor argument.
         return buffer[0]
 
     @staticmethod

@@ -52,7 +52,7 @@ def run_on_streams(branches: list[Branch], dim: int, streams: CudaStreams) -> to
     """Launches every branch, in order, on a stream of its own.
 
     Events fork the streams from the current stream and join them to it, so that CUDA graphs can
-    capture the call. The output is allocated on the current stream, which waits for all writers
+    capture the call. The stack is allocated on the current stream, which waits for all writers
     before it runs anything else; `record_stream` is therefore not needed for it.
     """
     current = streams.current()

@@ -37,10 +37,10 @@ def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
 
 
 def _has_begun(work: Callable[..., None], *arguments: Any) -> bool:
-    """Submits ``work`` to the pool; returns whether it was accepted.
+    """Submits ``work`` to the pool; returns whether the pool accepted it.
 
-    The pool refuses work when Python is about to exit or the system has no more threads. The caller
-    then runs all branches.
+    It refuses work when Python is about to exit or the system has no more threads. The calling
+    thread then runs all branches itself.
     """
     try:
         _pool().submit(work, *arguments)
@@ -67,7 +67,8 @@ class _Run:
         self._stopped_by: list[BaseException] = []
 
     def work(self, share: int, run: Callable[..., None]) -> None:
-        """Runs branches until none is left; does nothing if the run is closed."""
+        """Runs branches until none is left, each by ``run(function, index)`` and with ``share``
+        intra-op threads of torch; does nothing if the run is closed."""
         with self._changed:
             if self._closed:
                 return
@@ -84,6 +85,7 @@ class _Run:
                 self._changed.notify_all()
 
     def _take(self) -> int | None:
+        """Returns the number of the next branch; None if all are taken or one has failed."""
         with self._changed:
             if self._errors or self._stopped_by or self._next == len(self._branches):
                 return None
