@@ -70,7 +70,8 @@ def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
 
 
 def _counterpart(module: nn.Module) -> type[nn.Module] | None:
-    """Returns our class for a module's class or its base; None if there is none, or it is ours."""
+    """Returns our class for a softmax or norm module, also for one that must be left: a subclass of
+    torch's, or an unknown class with RMSNorm in its name. Returns None for others and for ours."""
     if type(module) in _COUNTERPARTS.values():
         return None
     counterparts = (target for base, target in _COUNTERPARTS.items() if isinstance(module, base))
@@ -79,6 +80,7 @@ def _counterpart(module: nn.Module) -> type[nn.Module] | None:
 
 
 def _reason_to_leave(module: nn.Module) -> str:
+    """Returns why a module that has a counterpart is not replaced, or "" if it is."""
     if parametrize.is_parametrized(module):
         return "its parameters are parametrized; replace it before that"
     if "forward" in vars(module):
@@ -117,6 +119,7 @@ def _unsupported_parameters(module: nn.Module) -> str:
 
 
 def _change(module: nn.Module, target: type[nn.Module]) -> Change:
+    """Makes a module one of class ``target``, and records how to undo that."""
     added = {name: value for name, value in _settings(module).items() if not hasattr(module, name)}
     change = Change(module, type(module), target, tuple(added))
     for name, value in added.items():
