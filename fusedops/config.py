@@ -106,22 +106,24 @@ class Config:
     def _problem_of_fuse(self) -> str | None:
         """Returns what is wrong with `fuse`, or None: it must begin with the mode of all other
         rules, and go on with rules and modes that are known."""
-        default, *others = self._settings()
-        problem = _unknown(default[1], _MODES) if not default[0] else f"{default[0]}= comes first"
+        default, *others = self._rules_and_modes()
+        problem = _unknown(default[1], _MODES)
+        if default[0]:
+            problem = f"it begins with {default[0]}=, not with a default mode"
         for rule, mode in others:
             problem = problem or _unknown(rule, RULES) or _unknown(mode, _MODES)
         return problem
 
     def fuse_for(self, rule: str) -> str:
         """Returns the mode of one rule: "profitable", "always" or "never"."""
-        (_, default), *others = self._settings()
+        (_, default), *others = self._rules_and_modes()
         return dict(others).get(rule, default)
 
     def asks_for(self, rule: str) -> bool:
         """Whether `fuse` names a rule that applies only on request."""
-        return (rule, "always") in self._settings()
+        return (rule, "always") in self._rules_and_modes()
 
-    def _settings(self) -> list[tuple[str, str]]:
+    def _rules_and_modes(self) -> list[tuple[str, str]]:
         """Returns the (rule, mode) pairs of `fuse`. The first pair has the rule "" and the mode of
         all rules that have no pair."""
         parts = (part.strip().rpartition("=") for part in self.fuse.split(","))
@@ -174,9 +176,9 @@ def patch(**changes: Any) -> Iterator[Config]:
     TypeError for an unknown setting or a value that is not a string, and ValueError for an unknown
     value.
     """
-    unknown = sorted(changes.keys() - set(_settings()))
+    unknown = sorted(changes.keys() - set(_setting_names()))
     if unknown:
-        known = ", ".join(_settings())
+        known = ", ".join(_setting_names())
         raise TypeError(f"fusedops.config.patch: no setting {unknown[0]!r}; known: {known}")
     token = _patched.set(dataclasses.replace(active(), **changes))
     try:
@@ -185,12 +187,12 @@ def patch(**changes: Any) -> Iterator[Config]:
         _patched.reset(token)
 
 
-def _settings() -> list[str]:
+def _setting_names() -> list[str]:
     return [field.name for field in dataclasses.fields(Config)]
 
 
 def _no_setting(name: str) -> AttributeError:
-    known = ", ".join(_settings())
+    known = ", ".join(_setting_names())
     return AttributeError(f"fusedops.config has no setting {name!r}; known: {known}")
 
 
@@ -198,12 +200,12 @@ class _Module(ModuleType):
     """Makes the settings attributes of this module, and checks what is assigned to them."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in _settings():
+        if name in _setting_names():
             return getattr(active(), name)
         raise _no_setting(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _settings():
+        if name in _setting_names():
             _assign(name, value)
         elif name in vars(self) or name.startswith("_"):
             super().__setattr__(name, value)
@@ -211,7 +213,7 @@ class _Module(ModuleType):
             raise _no_setting(name)
 
     def __delattr__(self, name: str) -> None:
-        if name in _settings():
+        if name in _setting_names():
             _assign(name, getattr(_initial, name))
         else:
             super().__delattr__(name)

@@ -39,7 +39,7 @@ def test_a_rule_can_have_a_mode_of_its_own():
     [
         ("always,layernorm=never", "'layernorm' is unknown, wanted 'masked_softmax' or"),
         ("always,layer_norm=off", "'off' is unknown, wanted 'profitable' or"),
-        ("layer_norm=never", "layer_norm= comes first"),
+        ("layer_norm=never", "begins with layer_norm=, not with a default mode"),
         ("", "'' is unknown"),
     ],
 )
