@@ -101,14 +101,14 @@ def __getattr__(name: str) -> Any:
     if _failure is not None and not name.startswith("_"):
         raise ImportError(f"fusedops could not be imported: {_failure}") from _failure
     if name not in _LAZY:
-        raise AttributeError(f"module 'fusedops' has no attribute {name!r}{_like(name)}")
+        raise AttributeError(f"module 'fusedops' has no attribute {name!r}{_suggestion(name)}")
     module = importlib.import_module(_LAZY[name])
     value = module if _LAZY[name] == f"fusedops.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 
 
-def _like(name: str) -> str:
+def _suggestion(name: str) -> str:
     """Returns "; did you mean ...?" with the name of the API that is most like ``name``, or "". A
     name with a capital may be that of a module of fusedops.nn."""
     if name.startswith("_") or _failure is not None:  # Python looks for names like __path__

@@ -69,17 +69,17 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _uses_the_interface(config: Any) -> bool:
+def _uses_the_interface(config_class: Any) -> bool:
     """Makes a constant of the cached answer, because torch.compile ignores the cache."""
-    return _source_uses_the_interface(config)
+    return _source_uses_the_interface(config_class)
 
 
 @functools.cache
-def _source_uses_the_interface(config: Any) -> bool:
+def _source_uses_the_interface(config_class: Any) -> bool:
     """Whether the models of a class of configs call the registered implementation. This is read
     from their source, as in transformers; without a source the answer is True."""
-    modeling = sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
-    if modeling is None or "configuration_" not in config.__module__:
+    modeling = sys.modules.get(config_class.__module__.replace("configuration_", "modeling_"))
+    if modeling is None or "configuration_" not in config_class.__module__:
         return True
     return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(modeling)
 

@@ -206,13 +206,13 @@ def _composed_losses(*args: Any) -> tuple[torch.Tensor, ...]:
 
 def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     call = _BACKWARD.bind(*args)
-    grad_lse = _of_counted_rows(call.grad_lse, call.target, call.ignore_index)
+    grad_lse = _without_ignored_rows(call.grad_lse, call.target, call.ignore_index)
     results = (call.losses, call.lse, call.lse_error)
     of = _composed_gradients(call, _logits(call), results, call.grad_losses, grad_lse)
     return _selected(call, of)
 
 
-def _of_counted_rows(
+def _without_ignored_rows(
     grad_lse: MaybeTensor, target: torch.Tensor, ignore_index: int | None
 ) -> MaybeTensor:
     """Returns the gradient of lse, with 0 for ignored rows: their lse is the constant 0."""
@@ -307,7 +307,7 @@ def _losses_formula(
         return _LOSSES.gradients()
     input, linear_weight, target, linear_bias, *results = ctx.saved_tensors
     settings = ctx.ignore_index, ctx.label_smoothing, ctx.softcap
-    grad_lse = _of_counted_rows(grad_lse, target, ctx.ignore_index)
+    grad_lse = _without_ignored_rows(grad_lse, target, ctx.ignore_index)
     mask = [_LOSSES.needs_gradient(ctx, name) for name in _DIFFERENTIABLE]
     saved = (input, linear_weight, target, linear_bias, *results, grad_losses, grad_lse)
     grads = gradient(_BACKWARD.op, *saved, *settings, mask)

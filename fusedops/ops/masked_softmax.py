@@ -388,7 +388,7 @@ def _dropout_formula(
     return _DROPOUT.gradients(**forward_gradients(ctx, _DROPOUT, cap, run))
 
 
-def _sinks_op(call: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
+def _run_sinks_op(call: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
     """Calls masked_softmax_sinks, whose formula has the gradient of the sinks, and returns its
     results; None if the sinks require no gradient. Constant sinks do not appear in the formulas
     here."""
@@ -405,7 +405,7 @@ def _sinks_op(call: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...
 
 def _with_learned_sinks(*args: Any) -> Any:
     """Returns the result of masked_softmax for sinks that require grad, else NotImplemented."""
-    results = _sinks_op(_FORWARD.bind(*args), 0.0, None)
+    results = _run_sinks_op(_FORWARD.bind(*args), 0.0, None)
     return NotImplemented if results is None else results[0]
 
 
@@ -413,7 +413,7 @@ def _dropout_with_learned_sinks(*args: Any) -> Any:
     """Returns the results of masked_softmax_dropout for sinks that require grad, else
     NotImplemented."""
     call = _DROPOUT.bind(*args)
-    results = _sinks_op(call, call.p, call.seed)
+    results = _run_sinks_op(call, call.p, call.seed)
     return NotImplemented if results is None else results[:2]
 
 

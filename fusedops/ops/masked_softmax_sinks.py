@@ -82,8 +82,11 @@ def _forward_formula(
     ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor, _: None
 ) -> tuple[Any, ...]:
     visibility, cap, (y, sink_probabilities, *seed) = saved_forward(ctx)
-    none = (0.0, None)
-    grads = ((grad_output, (ctx.p, *seed) if seed else none), (grad_probabilities, none))
+    no_dropout = (0.0, None)
+    grads = (
+        (grad_output, (ctx.p, *seed) if seed else no_dropout),
+        (grad_probabilities, no_dropout),
+    )
     wanted = [(grad, dropout) for grad, dropout in grads if grad is not None]
     if not wanted:
         return _FORWARD.gradients()

@@ -54,12 +54,12 @@ def _rule(name: str, op: str, inner: Inner) -> Callable[..., Any]:
         _check_alone(op, names, args)
         input: Any = args[0]
         dims, rest = inner(op, args)
-        is_ragged = input.layout == torch.jagged and input._ragged_idx in dims
+        covers_ragged = input.layout == torch.jagged and input._ragged_idx in dims
         checks.check(
-            not is_ragged or inner is _of_dim,
+            not covers_ragged or inner is _of_dim,
             f"{op}: normalized_shape covers the ragged dimension of input, wanted those after it",
         )
-        if _is_whole(input) and not is_ragged:
+        if _is_whole(input) and not covers_ragged:
             return _each(overload(input.values(), *rest), lambda t: _jagged_like(input, t))
         parts = [overload(tensor, *rest) for tensor in input.unbind()]
         if isinstance(parts[0], torch.Tensor):

@@ -71,7 +71,7 @@ def _forward(op: NormOp, *args: Any) -> Results:
     """Returns the results of a norm of its input or of dropout(input) + residual."""
     named = op.named(args)
     dim, input = named.get("dim"), _sum(named) if op.has_residual else named["input"]
-    results = _norm(op.name, _last(input, dim), _rank(named), named) | {"sum": input}
+    results = _norm(op.name, _with_dim_last(input, dim), _rank(named), named) | {"sum": input}
     return tuple(_moved_back(results[name], input, dim) for name in op.results)
 
 
@@ -87,9 +87,9 @@ def _sum(named: Named) -> torch.Tensor:
 def _backward(op: NormOp, *args: Any) -> Results:
     named = op.named(args)
     dim, input = named.get("dim"), named[op.input]
-    moved = {name: _last(named[name], dim) for name in ("mean", "rstd") if name in named}
-    lines = (_last(named["grad_output"], dim), _last(input, dim))
-    grads = _gradients(op.name, *lines, _rank(named), named | moved)
+    moved = {name: _with_dim_last(named[name], dim) for name in ("mean", "rstd") if name in named}
+    dy, x = _with_dim_last(named["grad_output"], dim), _with_dim_last(input, dim)
+    grads = _gradients(op.name, dy, x, _rank(named), named | moved)
     grads["grad_input"] = _moved_back(grads["grad_input"], input, dim)
     if op.has_residual:
         total = grads["grad_input"]
@@ -107,7 +107,7 @@ def _rank(named: Named) -> int:
     return len(named.get("normalized_shape", [1]))
 
 
-def _last(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
+def _with_dim_last(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
     """Moves ``dim``, unless it is None, to the end; a tensor without dimensions gets one."""
     if dim is None:
         return tensor
@@ -115,7 +115,7 @@ def _last(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
 
 
 def _moved_back(moved: torch.Tensor, input: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """Undoes :func:`_last` for a result."""
+    """Undoes :func:`_with_dim_last` for a result."""
     if dim is None:
         return moved
     return moved.squeeze(0) if input.dim() == 0 else moved.movedim(-1, dim)

@@ -56,7 +56,7 @@ class Slots:
         self._dim = dim
         self._allocating = allocating
         self._lock = threading.Lock()
-        self._buffer: torch.Tensor | None = None
+        self._stack: torch.Tensor | None = None
         self._metadata: tuple[Any, ...] = ()
         self._complete = True
 
@@ -71,14 +71,14 @@ class Slots:
                 "whose memory has been freed; return a clone that is made before"
             )
         with self._lock:
-            if self._buffer is None and fits:
+            if self._stack is None and fits:
                 self._allocate(result)
-        if not fits or self._buffer is None or self._metadata != _metadata(result):
+        if not fits or self._stack is None or self._metadata != _metadata(result):
             self._complete = False
             self._results[index] = result
             return
         with torch.no_grad():
-            slot = self._buffer.select(self._dim, index)
+            slot = self._stack.select(self._dim, index)
             slot.copy_(result)
         self._results[index] = result if result.requires_grad else slot
 
@@ -86,7 +86,7 @@ class Slots:
         dim = self._dim % (result.dim() + 1)
         shape, strides = _stack_layout(result, len(self._results), dim)
         with self._allocating():
-            self._buffer = torch.empty_strided(
+            self._stack = torch.empty_strided(
                 shape, strides, dtype=result.dtype, device=result.device
             )
         self._metadata = _metadata(result)
@@ -94,13 +94,13 @@ class Slots:
     def stacked(self) -> torch.Tensor:
         """Returns the stack, after :meth:`put` has got every result."""
         dim = checked_dim(self._results, self._dim)
-        if not self._complete or self._buffer is None:
+        if not self._complete or self._stack is None:
             # torch.stack takes results that do not fit: of another dtype or layout.
             return torch.stack(self._results, dim)
         if torch.is_grad_enabled() and any(result.requires_grad for result in self._results):
-            stack: torch.Tensor = _Stacked.apply([self._buffer], dim, *self._results)
-            return stack
-        return self._buffer
+            recorded: torch.Tensor = _Stacked.apply([self._stack], dim, *self._results)
+            return recorded
+        return self._stack
 
 
 def _is_plain(result: torch.Tensor) -> bool:
@@ -154,11 +154,11 @@ class _Stacked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, buffer: list[torch.Tensor], dim: int, *results: torch.Tensor
+        ctx: Any, stack: list[torch.Tensor], dim: int, *results: torch.Tensor
     ) -> torch.Tensor:
         ctx.dim = dim
         # The stack is passed in a list because autograd would return a view of a tensor argument.
-        return buffer[0]
+        return stack[0]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

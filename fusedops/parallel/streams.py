@@ -36,7 +36,7 @@ class CudaStreams:
     def using(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
         return torch.cuda.stream(stream)
 
-    def crosses(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    def record_use(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
         """Keeps the allocator from reusing the memory before ``stream`` has finished with it."""
         if tensor.is_cuda:
             tensor.record_stream(stream)
@@ -86,8 +86,8 @@ def _launch(
     streams: CudaStreams,
 ) -> None:
     for tensor in tensors_in(branch.arguments):
-        streams.crosses(tensor, side)
+        streams.record_use(tensor, side)
     with streams.using(side):
         result = call(index, branch)
         slots.put(index, result)
-    streams.crosses(result, current)
+    streams.record_use(result, current)

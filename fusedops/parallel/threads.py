@@ -26,7 +26,7 @@ def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
     state = _CallersState()
     try:
         for _ in range(threads - 1):
-            if not _has_begun(run.work, share, state.run_elsewhere):
+            if not _try_submit(run.work, share, state.run_elsewhere):
                 break
         run.work(share, state.run_here)
     except BaseException as error:  # an interrupt between two branches
@@ -36,7 +36,7 @@ def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
     return run.stacked()
 
 
-def _has_begun(work: Callable[..., None], *arguments: Any) -> bool:
+def _try_submit(work: Callable[..., None], *arguments: Any) -> bool:
     """Submits ``work`` to the pool; returns whether the pool accepted it.
 
     It refuses work when Python is about to exit or the system has no more threads. The calling

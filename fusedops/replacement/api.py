@@ -56,7 +56,7 @@ def replace_modules(model: nn.Module) -> Replacements:
         if reason:
             modules.append(ReplacedModule(paths, old_class.__name__, reason=reason))
             continue
-        changes.append(_change(module, target))
+        changes.append(_replace(module, target))
         modules.append(ReplacedModule(paths, old_class.__name__, _name(target)))
     return Replacements(tuple(modules), changes)
 
@@ -118,7 +118,7 @@ def _unsupported_parameters(module: nn.Module) -> str:
     return ""
 
 
-def _change(module: nn.Module, target: type[nn.Module]) -> Change:
+def _replace(module: nn.Module, target: type[nn.Module]) -> Change:
     """Makes a module one of class ``target``, and records how to undo that."""
     added = {name: value for name, value in _settings(module).items() if not hasattr(module, name)}
     change = Change(module, type(module), target, tuple(added))

@@ -189,7 +189,7 @@ def test_an_interrupt_before_the_first_branch_runs_none(monkeypatch):
         raise KeyboardInterrupt
 
     begun = []
-    monkeypatch.setattr(threads, "_has_begun", interrupted)
+    monkeypatch.setattr(threads, "_try_submit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fusedops.parallel_stack(begun.append, [torch.ones(1)] * 2)
     assert begun == []

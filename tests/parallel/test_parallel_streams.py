@@ -35,7 +35,7 @@ class Recorder(on_streams.CudaStreams):
         yield
         self.now = before
 
-    def crosses(self, tensor, stream):
+    def record_use(self, tensor, stream):
         self.log.append(f"{int(tensor.flatten()[0])} is used on {stream.name}")
 
 

@@ -72,11 +72,11 @@ def _backward_with_dropout(call: Call, part: Partition, local: dict[str, Any], c
     of_input, of_residual, *of_parameters = local["output_mask"]
     needed = [of_input or of_residual, False, *of_parameters]
     undropped = {"output_mask": needed, "p": 0.0, "seed": None}
-    grad, unwanted, *grads = call.run(local | undropped)
-    dropped = unwanted
+    grad, empty, *grads = call.run(local | undropped)
+    dropped = empty  # a gradient that is not needed
     if of_input:
         dropped = (grad * multiplier(call, part, grad, columns)).to(grad.dtype)
-    return [dropped, grad if of_residual else unwanted, *grads]
+    return [dropped, grad if of_residual else empty, *grads]
 
 
 # --- rows that are divided among ranks ----------------------------------------------------------

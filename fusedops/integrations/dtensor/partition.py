@@ -173,7 +173,7 @@ def partition(
     ]
     divided: list[int | None] = []
     for mesh_dim in range(mesh.ndim):
-        wanted = (_divides(dims, tensor, mesh_dim) for dims, tensor in placed)
+        wanted = (_divided_dim(dims, tensor, mesh_dim) for dims, tensor in placed)
         divided.append(next((d for d in wanted if d is not None and d not in undivided), None))
     return Partition(mesh, space.sizes, tuple(divided))
 
@@ -182,6 +182,6 @@ def _each(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else (value,)
 
 
-def _divides(dims: Dims, tensor: DTensor, mesh_dim: int) -> int | None:
+def _divided_dim(dims: Dims, tensor: DTensor, mesh_dim: int) -> int | None:
     placement = tensor.placements[mesh_dim]
     return dims[placement.dim] if type(placement) is Shard else None
