@@ -23,7 +23,7 @@ def backend(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compiles with Inductor after replacing softmax, log_softmax, layer_norm and rms_norm.
+    """Replaces softmaxes, norms and cross entropies by our ops, and compiles with Inductor.
 
     `torch.compile(model, backend="fusedops", mode=..., options=...)` finds this function through an
     entry point, without an import of fusedops. `backend=fusedops.backend` is the same.

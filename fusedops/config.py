@@ -120,7 +120,7 @@ class Config:
         return dict(others).get(rule, default)
 
     def asks_for(self, rule: str) -> bool:
-        """Whether `fuse` names a rule that applies only on request."""
+        """Whether `fuse` has "rule=always", without which some rules do not apply."""
         return (rule, "always") in self._rules_and_modes()
 
     def _rules_and_modes(self) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ _REUSE = "post_grad_custom_post_pass"
 
 
 def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
-    """Replaces softmax, log_softmax, layer_norm and rms_norm in an exported program.
+    """Replaces softmaxes, norms and cross entropies in an exported program by our ops.
 
     Args:
         exported_program: the result of `torch.export.export`, or of `run_decompositions`. It is not

@@ -586,6 +586,7 @@ def _segment_bounds(
     if length is None:
         raise TypeError(f"{function}: length is None, wanted the number of positions")
     positions = torch.arange(length, device=ends.device)
+    # A position after the last end gets an interval from that end to itself, which is empty.
     after = torch.searchsorted(ends, positions, right=True)
     last = ends.shape[0] - 1
     return ends[after - 1], ends[after.clamp(max=last)]

@@ -36,6 +36,7 @@ def _cross_entropy(*args: Any) -> tuple[torch.Tensor, ...]:
     losses = lse - z.gather(-1, column.unsqueeze(-1)).squeeze(-1)
     if e != 0:
         losses = (1 - e) * losses + e * (lse - z.mean(-1))
+    # The loss of a class out of range is NaN, as on CUDA.
     losses = losses.masked_fill(column != classes, torch.nan).masked_fill(ignored, 0)
     lse = lse if call.reads_ignored else lse.masked_fill(ignored, 0)
     return losses, lse, torch.zeros_like(lse)

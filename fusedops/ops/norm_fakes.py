@@ -151,6 +151,7 @@ def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, 
         )
         mask = [*needed_of_inputs(mask, shared=share_gradient(named["p"], *terms)), *mask[2:]]
     _check_backward(op, named)
+    # The first gradients have the dtypes of input and residual, the others those of the parameters.
     dtypes = dict(zip(op.results, terms or (input.dtype,), strict=False))
 
     def empty(result: str, is_needed: bool) -> torch.Tensor:

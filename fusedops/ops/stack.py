@@ -211,6 +211,7 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
     inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
     if torch._C._functorch.is_legacy_batchedtensor(grad_output):
         return _layer_norm_gradients_one_by_one(ctx, grad_output)
+    # There is a flag for each tensor. All gradients of a list are computed if one is needed.
     needed = iter(ctx.needs_input_grad[2:])
     wanted = [any([next(needed) for _ in range(count)]) for count in ctx.counts]
     saved = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim)

@@ -107,6 +107,7 @@ def _why_attributes_conflict(module: nn.Module) -> str:
 
 
 def _unsupported_parameters(module: nn.Module) -> str:
+    """Returns why the operators cannot take a parameter of the module, or "" if they take all."""
     for name, tensor in module.named_parameters(recurse=False):
         if not ops_take(tensor.data):
             return f"its {name} is a {type(tensor.data).__name__}, which the operators do not take"

@@ -76,6 +76,7 @@ def cross_entropy(
 
 
 def _space(call: Call) -> Space:
+    """Describes a call. With label smoothing every rank needs all classes."""
     sizes = tuple(call["input"].shape)
     every = tuple(range(len(sizes)))
     rows, classes = every[:-1], frozenset(every[-1:])
@@ -87,6 +88,7 @@ def _space(call: Call) -> Space:
 
 
 def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """Returns the losses, lse and its rounding error of whole rows, by one all-gather."""
     target, ignore_index = local["target"], call["ignore_index"]
     classes = call["input"].dim() - 1
     lse, error, loss = part.all_gather(_local_losses(part, local), (classes,))
@@ -141,6 +143,8 @@ def _index(part: Partition, local: dict[str, Any]) -> torch.Tensor:
 
 
 def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
+    """Returns the gradient of this rank's logits. The op gets the classes, and ignore_index with
+    them, counted from this rank's first class."""
     if local["input"].shape[-1] == 0:
         empty: torch.Tensor = local["input"].clone()
         return empty

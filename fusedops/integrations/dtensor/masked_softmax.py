@@ -22,6 +22,7 @@ _OF_ROWS = ("start", "end", "sinks", "sink_probabilities")
 
 
 def _space(call: Call) -> Space:
+    """Describes a call. With dropout every rank needs all keys."""
     deciding = ("input",) if "input" in call else ("probabilities", "grad_output")
     sizes = tuple(call[deciding[0]].shape)
     tensors: dict[str, Dims] = {}

@@ -33,6 +33,7 @@ def _sizes(call: Call) -> tuple[int, ...]:
 
 
 def _space(call: Call) -> Space:
+    """Describes a call. With dropout every rank needs whole rows."""
     sizes = _sizes(call)
     reduced = call.reduced_dims(len(sizes))
     every = tuple(range(len(sizes)))

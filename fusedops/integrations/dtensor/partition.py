@@ -183,5 +183,6 @@ def _each(value: Any) -> Sequence[Any]:
 
 
 def _divided_dim(dims: Dims, tensor: DTensor, mesh_dim: int) -> int | None:
+    """Returns the dimension of the space along which ``mesh_dim`` shards a tensor, or None."""
     placement = tensor.placements[mesh_dim]
     return dims[placement.dim] if type(placement) is Shard else None

@@ -63,6 +63,8 @@ def _requires_grad(args: Iterable[Any]) -> bool:
 
 
 def _refusing_derivatives(overload: Any, written: int) -> Callable[..., None]:
+    """Returns a kernel that refuses arguments with a derivative, and otherwise calls the next
+    one."""
     name, target = _names(overload, written)
     names = [argument.name for argument in overload._schema.arguments]
 
@@ -85,6 +87,7 @@ def _refusing_derivatives(overload: Any, written: int) -> Callable[..., None]:
 
 
 def _bumping_version(overload: Any, written: int) -> Callable[..., None]:
+    """Returns a kernel that calls the next one, and increments the version of what it writes."""
     name, target = _names(overload, written)
 
     def kernel(keys: Any, *args: Any) -> None:
@@ -102,6 +105,8 @@ def _bumping_version(overload: Any, written: int) -> Callable[..., None]:
 
 
 def _resolving_lazy_arguments(overload: Any, written: int) -> Callable[..., None]:
+    """Returns a kernel that computes the elements of arguments that are lazy views, and refuses to
+    write into one."""
     name, target = _names(overload, written)
 
     def kernel(*args: Any) -> None:

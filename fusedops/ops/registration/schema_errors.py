@@ -53,6 +53,7 @@ def explained(function: str, overload: Any, call: Callable[..., Any]) -> Callabl
 
 
 def _problem(value: Any, type_name: str) -> str:
+    """Returns what an argument is, and what the schema's type would be: the end of an error."""
     if type_name == "List[int]":
         wanted = f"a list of sizes, as [{value if isinstance(value, int) else 8}]"
     else:
