@@ -418,7 +418,7 @@ def _norm_translation(norm: NormOp, opset_version: int) -> Callable[..., Any]:
 def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, Any]:
     """Returns the results by their names."""
     total, dtype = named["input"], named["input"].dtype
-    if norm.has_residual:  # the sum is computed even where it is not wanted
+    if norm.has_residual:  # the sum is also a result, even where none is wanted
         total, dtype = _sum(total, named["residual"], named["p"])
     computed = _arithmetic(dtype)
     x = _convert(total, dtype, computed)

@@ -88,7 +88,7 @@ def _check_terms(op: str, call: Any) -> None:
     for name, shape in (("row_weights", call.input.shape[:1]), ("scale", ())):
         if (factor := getattr(call, name)) is not None:
             checks.check_tensor(op, name, factor, dtype, shape, like, "a factor of the losses")
-    most = torch.finfo(dtype).max / 2  # so that 2 * z_loss, of the derivative, is finite
+    most = torch.finfo(dtype).max / 2  # the derivative multiplies by 2 * z_loss
     checks.check(
         0 <= call.z_loss <= most,
         f"{op}: z_loss is {call.z_loss:g}, wanted a number from 0 to {most:g}",

@@ -139,7 +139,7 @@ def _check_hiding(op: str, input: torch.Tensor, call: Any) -> None:
 
 
 def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> None:
-    if value is None:  # -inf
+    if value is None:  # stands for -inf
         return
     checks.check(not math.isnan(value), f"{op}: mask_value is NaN, wanted a number")
     single = torch.finfo(torch.float32)

@@ -14,7 +14,7 @@ from fusedops.graph.availability import KERNEL_DTYPES, has_kernels, ops_take
 from fusedops.replacement.known_norms import known_norm
 from fusedops.replacement.report import Change, ReplacedModule, Replacements
 
-#: The modules of torch that have a counterpart with the same attributes.
+#: The modules of torch, and our classes that read the same attributes; RMSNorm reads `variant` too.
 _COUNTERPARTS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Softmax: ours.Softmax,
     nn.LogSoftmax: ours.LogSoftmax,

@@ -130,7 +130,8 @@ def _defined_ops() -> tuple[str, ...]:
     prefix = "fusedops::"
     names = filter(lambda name: name.startswith(prefix), torch._C._dispatch_get_all_op_names())
     ours = sorted(name.removeprefix(prefix) for name in names)
-    return tuple(op for op in ours if hasattr(torch.ops.fusedops, op))  # those with a schema
+    # A name for which only kernels are registered has no schema, and is no attribute.
+    return tuple(op for op in ours if hasattr(torch.ops.fusedops, op))
 
 
 def check_defined(op: str) -> None:
