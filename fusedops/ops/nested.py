@@ -60,7 +60,7 @@ def _rule(name: str, op: str, inner: Inner) -> Callable[..., Any]:
             f"{op}: normalized_shape covers the ragged dimension of input, wanted those after it",
         )
         if _is_whole(input) and not covers_ragged:
-            return _each(overload(input.values(), *rest), lambda t: _jagged_like(input, t))
+            return _map(overload(input.values(), *rest), lambda t: _jagged_like(input, t))
         parts = [overload(tensor, *rest) for tensor in input.unbind()]
         if isinstance(parts[0], torch.Tensor):
             return _joined(input, parts)
@@ -84,7 +84,7 @@ def _is_whole(input: Any) -> bool:
     return input.layout == torch.jagged and input.lengths() is None
 
 
-def _each(results: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _map(results: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return make(results) if isinstance(results, torch.Tensor) else tuple(map(make, results))
 
 

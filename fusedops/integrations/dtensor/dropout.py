@@ -29,25 +29,25 @@ def draws_for_part(call: Call, part: Partition) -> bool:
     return drops(call) and any(dim is not None for dim in part.divided)
 
 
-def multiplier(call: Call, part: Partition, like: torch.Tensor, columns: int) -> torch.Tensor:
+def multiplier(call: Call, part: Partition, like: torch.Tensor, row_dim_count: int) -> torch.Tensor:
     """Returns dropout's factors for ``like``, this rank's part, whose last dimensions are the
     columns.
 
-    columns: how many dimensions a row consists of; every rank has all of them.
+    row_dim_count: how many dimensions a row consists of; every rank has all of them.
     """
-    rank = len(part.sizes) - columns
-    cols = math.prod(part.sizes[rank:])
-    words = _philox(call["seed"].reshape(()), _row_numbers(part, like, rank), cols)
+    outer_dim_count = len(part.sizes) - row_dim_count
+    cols = math.prod(part.sizes[outer_dim_count:])
+    words = _philox(call["seed"].reshape(()), _row_numbers(part, like, outer_dim_count), cols)
     threshold = min(int(call["p"] * 2**32 + 0.5), _LOW)
     kept = (words >= threshold).view(like.shape)
     wide = torch.promote_types(like.dtype, torch.float32)
     return kept.to(wide) * (1 / (1 - call["p"]) if call["p"] < 1 else 0.0)
 
 
-def _row_numbers(part: Partition, like: torch.Tensor, rank: int) -> torch.Tensor:
+def _row_numbers(part: Partition, like: torch.Tensor, outer_dim_count: int) -> torch.Tensor:
     """Returns for each of this rank's rows its number in the whole tensor."""
     numbers = torch.zeros((), dtype=torch.int64, device=like.device)
-    for dim in range(rank):
+    for dim in range(outer_dim_count):
         start = part.start(dim) if dim in part.divided else 0
         of_part = torch.arange(start, start + like.shape[dim], device=like.device)
         numbers = numbers.unsqueeze(-1) * part.sizes[dim] + of_part

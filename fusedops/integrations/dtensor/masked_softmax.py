@@ -49,7 +49,7 @@ def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     wide = torch.promote_types(dtype, torch.float32)
     undropped = call.run(local | {"input": local["input"].to(dtype), "p": 0.0, "dtype": wide})
     results = undropped if isinstance(undropped, (list, tuple)) else [undropped]
-    output = (results[0] * multiplier(call, part, results[0], columns=1)).to(dtype)
+    output = (results[0] * multiplier(call, part, results[0], row_dim_count=1)).to(dtype)
     if not isinstance(undropped, (list, tuple)):
         return output
     return [output, results[1].to(dtype), *results[2:]]
@@ -57,7 +57,7 @@ def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 
 def _dropping_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     grad, y = local["grad_output"], local["probabilities"]
-    factor = multiplier(call, part, grad, columns=1)
+    factor = multiplier(call, part, grad, row_dim_count=1)
     if not call.results:  # the op writes into grad_output
         return call.run(local | {"grad_output": grad.mul_(factor), "p": 0.0})
     wide = {"grad_output": grad * factor, "probabilities": y.to(factor.dtype)}

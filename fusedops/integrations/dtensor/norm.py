@@ -56,27 +56,29 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     """Computes a rank's part where each rank has whole rows."""
     if not draws_for_part(call, part):
         return call.run(local)
-    columns = len(call["normalized_shape"])
+    row_dim_count = len(call["normalized_shape"])
     if "sum" in local:
-        return _backward_with_dropout(call, part, local, columns)
+        return _backward_with_dropout(call, part, local, row_dim_count)
     input, residual = local["input"], local["residual"]
-    sum = input * multiplier(call, part, input, columns) + residual
+    sum = input * multiplier(call, part, input, row_dim_count) + residual
     # The op gets the sum, rounded once, and a residual of zeros, which adds nothing.
     undropped = {"input": sum.to(input.dtype), "residual": torch.zeros_like(residual), "p": 0.0}
     return call.run(local | undropped)
 
 
-def _backward_with_dropout(call: Call, part: Partition, local: dict[str, Any], columns: int) -> Any:
+def _backward_with_dropout(
+    call: Call, part: Partition, local: dict[str, Any], row_dim_count: int
+) -> Any:
     """Runs the op without dropout, which gives the gradient of the sum, and multiplies that by the
     dropout of this rank's part: the op itself would draw it for the rows and columns of a whole
-    tensor. ``columns`` is the number of dimensions that are normalised."""
+    tensor. ``row_dim_count`` is the number of dimensions that are normalised."""
     of_input, of_residual, *of_parameters = local["output_mask"]
     needed = [of_input or of_residual, False, *of_parameters]
     undropped = {"output_mask": needed, "p": 0.0, "seed": None}
     grad, empty, *grads = call.run(local | undropped)
     dropped = empty  # a gradient that is not needed
     if of_input:
-        dropped = (grad * multiplier(call, part, grad, columns)).to(grad.dtype)
+        dropped = (grad * multiplier(call, part, grad, row_dim_count)).to(grad.dtype)
     return [dropped, grad if of_residual else empty, *grads]
 
 

@@ -168,7 +168,7 @@ def partition(
     placed = [
         (space.tensors[name], tensor)
         for name in space.deciding_tensors
-        for tensor in _each(arguments[name])
+        for tensor in _as_sequence(arguments[name])
         if isinstance(tensor, DTensor)
     ]
     divided: list[int | None] = []
@@ -178,7 +178,7 @@ def partition(
     return Partition(mesh, space.sizes, tuple(divided))
 
 
-def _each(value: Any) -> Sequence[Any]:
+def _as_sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else (value,)
 
 
