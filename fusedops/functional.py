@@ -347,7 +347,7 @@ def _softmax_in_place(input: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _is_transformed(input: torch.Tensor) -> bool:
-    """Whether torch.func, torch.jit.trace or forward mode sees the call."""
+    """Whether torch.func or torch.jit.trace is active, or the input has a forward-mode tangent."""
     is_watched = torch._C._are_functorch_transforms_active() or _is_jit_tracing()
     return is_watched or has_tangent((input,))
 

@@ -261,14 +261,14 @@ def linear_cross_entropy(
     memory.
 
     The result is that of ``cross_entropy(linear(input, linear_weight, linear_bias), target, ...)``.
-    Chunks of rows are multiplied, one after the other, into one buffer: 192 rows on the CPU and
-    4096 on CUDA, fewer if their logits would exceed 256 MiB. With the reductions "mean" and "sum"
-    the forward pass computes the gradients that autograd will need, while a chunk's logits are in
-    the buffer; the backward pass multiplies them by the gradient of the loss. With "none", or a
-    ``weight`` that requires grad, the backward pass computes the logits again. Ignored rows are not
-    multiplied. The gradient of a 16-bit ``linear_weight`` is accumulated in float32 and rounded
-    once. Where ``linear_weight`` needs no gradient, as that of a frozen layer, a third of the work
-    is left out; where nothing does, as under ``torch.no_grad``, two thirds are.
+    Chunks of rows are multiplied, one after the other, into one buffer: at most 192 rows on the CPU
+    and 4096 on CUDA, fewer if their logits would exceed 256 MiB. With the reductions "mean" and
+    "sum" the forward pass computes the gradients that autograd will need, while a chunk's logits
+    are in the buffer; the backward pass multiplies them by the gradient of the loss. With "none",
+    or a ``weight`` that requires grad, the backward pass computes the logits again. Ignored rows
+    are not multiplied. The gradient of a 16-bit ``linear_weight`` is accumulated in float32 and
+    rounded once. Where ``linear_weight`` needs no gradient, as that of a frozen layer, a third of
+    the work is left out; where nothing does, as under ``torch.no_grad``, two thirds are.
 
     A row's loss may differ in its last bits with the number of rows, as a product's elements do. A
     derivative of a gradient (``create_graph=True``, nested transforms, forward mode) holds the

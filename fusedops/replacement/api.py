@@ -27,11 +27,11 @@ def replace_modules(model: nn.Module) -> Replacements:
     """Makes the softmax and norm modules of a model those of :mod:`fusedops.nn`, in place.
 
     These are ``torch.nn.Softmax``, ``LogSoftmax``, ``LayerNorm`` and ``RMSNorm``, and the classes
-    for RMSNorm of Hugging Face's transformers and others that compute it as Llama, T5 or Gemma do,
-    which their source shows. The module objects stay and change their class: parameters, buffers,
-    hooks, the training flag and all references to a module stay as they are, and so do the keys of
-    state dicts and the parameters of optimizers. Call it before the model is compiled, or wrapped
-    by ``fully_shard``.
+    for RMSNorm of Hugging Face's transformers and others that compute it as torch, Llama, T5 or
+    Gemma do, which their source shows. The module objects stay and change their class: parameters,
+    buffers, hooks, the training flag and all references to a module stay as they are, and so do the
+    keys of state dicts and the parameters of optimizers. Call it before the model is compiled, or
+    wrapped by ``fully_shard``.
 
     Args:
         model: the model; it may be one of these modules itself.
