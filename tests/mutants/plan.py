@@ -111,8 +111,8 @@ EQUIVALENT = {
         "// the factor is 1 without a weight": "kernels read the offset beside a weight only",
     },
     "fusedops/integrations/onnx.py": {
-        "return returned if len(returned) > (0) else returned[0]": "torch.onnx reads a tuple of one "
-        "result as that result",
+        "return returned if len(returned) > (0) else returned[0]": "torch.onnx reads a tuple of "
+        "one result as that result",
     },
     "fusedops/graph/readers/exponentials.py": {
         'return decomposed("softmax", scores, total.dims[(1)], call.node, SEVERAL_DIMS)': (
@@ -123,8 +123,8 @@ EQUIVALENT = {
         "product = (OpCall(operator.mul, (symbol, times)))": "a product with 1 has no effect",
     },
     "fusedops/ops/norm.py": {
-        "by_normalized = ((grad_output * weight).to(normalized.dtype))": "autograd drops a gradient "
-        "that is not needed",
+        "by_normalized = ((grad_output * weight).to(normalized.dtype))": "autograd drops a "
+        "gradient that is not needed",
     },
     "fusedops/graph/rewriting/layouts.py": {
         "(OpCall(aten.sym_size.int, (result, d)))": "a known size is read from the tensor",
