@@ -33,7 +33,8 @@ struct RowSpacing {
 
   static constexpr int64_t kMaxRowsInRuns = int64_t{1} << 31;
 
-  // `run` is the number of rows in a run, at least 2. In all there are fewer than kMaxRowsInRuns.
+  // Returns the spacing of rows in runs of `run` rows, at least 2, whose first rows are
+  // `run_stride` apart. There are fewer than kMaxRowsInRuns rows in all.
   static constexpr RowSpacing with_runs(int64_t stride, int64_t run, int64_t run_stride) {
     uint32_t bits = 1;
     while (int64_t{1} << bits < run) ++bits;
@@ -42,6 +43,8 @@ struct RowSpacing {
     return {stride, run_stride - run * stride, multiplier, bits - 1};
   }
 
+  // Returns where a row begins. Where rows form runs, their numbers fit into 32 bits; otherwise
+  // run_gap is 0, whatever run the lower 32 bits give.
   constexpr int64_t offset(int64_t row) const {
     const uint64_t low = static_cast<uint32_t>(row);
     return row * stride + static_cast<int64_t>(low * multiplier >> 32 >> shift) * run_gap;
@@ -113,9 +116,9 @@ struct SoftmaxApply {
   int64_t rows, cols;
 };
 
-// Holds the class of each row: `data` is an array of int64 or int32. A row whose class is `ignored`
-// has a loss of 0, and its loss no gradient. Each launch says what a class outside of [0, cols)
-// means.
+// Holds the class of each row: `data` is an array of int64 or int32. If has_ignored is set, a row
+// whose class is `ignored` has a loss of 0, and the loss has no gradient. Each launch says what a
+// class outside of [0, cols) means.
 struct Targets {
   const void* data;
   bool is_int64;
@@ -154,9 +157,9 @@ struct CrossEntropyForward {
 //   (grad_loss + grad_lse) * p - grad_loss * ((1 - e) * [column is t] + e / cols),
 //
 // where grad_loss is taken as 0 if the row is ignored. The gradient of the input is that of x times
-// the derivative of the logits. A class outside of [0, cols) is no column: other processes may have
-// the other columns. Without smoothing the gradient in column t is computed from expm1(-loss),
-// which has the digits that p - 1 has lost.
+// the derivative of the logits. For a class t outside of [0, cols), [column is t] is 0 everywhere:
+// where processes share the classes, another one has column t. Without smoothing the gradient in
+// column t is computed from expm1(-loss), which has the digits that p - 1 has lost.
 //
 // grad_losses and grad_lse are arrays as in the forward; one of them may be null, for zeros.
 // grad_input has the dtype of the input, and may be its memory. A row whose two gradients are 0
@@ -286,6 +289,7 @@ struct Scores {
   }
 };
 
+// The fewest rounds with which Philox4x32 passes TestU01's BigCrush (Salmon et al., 2011).
 constexpr int32_t kPhiloxRounds = 7;
 
 // Element (row, column) is kept, and multiplied by `scale`, if word column % 4 of Philox4x32-7(key
@@ -340,6 +344,8 @@ enum class NormKind : int32_t {
 #undef NORM_KIND
 };
 
+// Whether norms of this kind subtract the mean. Each line of norm_kinds.def contributes a condition
+// that is false only for its own kind, and only if that has no mean.
 FUSEDOPS_HOST_DEVICE constexpr bool has_mean(NormKind kind) {
 #define NORM_KIND(name, op, mean, ...) &&(mean || kind != NormKind::k##name)
   return true
@@ -426,6 +432,7 @@ struct SpatialNormBackward {
 // of a CUDA kernel may have.
 constexpr int32_t kMaxStack = 32;
 
+// Returns the address that is `elements` elements after `data`, or null for null.
 FUSEDOPS_HOST_DEVICE inline const void* moved(const void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
 }
@@ -472,8 +479,8 @@ struct NormStack {
   }
 };
 
-// `slot` is the distance between slots of grad_output. grad_input, grad_weight, grad_bias and
-// workspace of tensor i follow those of tensor i - 1.
+// The statistics, grad_input, grad_weight, grad_bias and workspace of tensor i follow those of
+// tensor i - 1; its slot of grad_output begins `slot` elements after that of tensor i - 1.
 struct NormStackBackward {
   NormBackward each;
   ConstRows inputs[kMaxStack];

@@ -6,14 +6,14 @@
 
 namespace fusedops {
 
-// Holds what both passes take besides tensors.
+// Holds the arguments of both passes that are not tensors.
 struct CrossEntropySettings {
   std::optional<int64_t> ignore_index;
   double label_smoothing, scale;
   std::optional<double> softcap;
 };
 
-// Holds the classes, contiguous and of a dtype that kernels read.
+// Holds the classes as kernels read them: contiguous, and int32 or int64. uint8 is converted.
 class ClassTargets {
  public:
   ClassTargets(const char* op, const Tensor& target, std::optional<int64_t> ignored)

@@ -17,6 +17,8 @@ inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Li
       ", wanted one torch.int64; make it with torch.randint");
   check_device(op, "seed", seed, like);
   if (p == 0) return {};
+  // For a p near 1 the threshold is 2^32 - 1, the most that fits. If p is 1, the scale of 0 drops
+  // even an element whose random number reaches that.
   const double threshold = std::min(std::round(p * 0x1p32), 0x1p32 - 1);
   return {
       static_cast<const int64_t*>(seed.const_data_ptr()), static_cast<uint32_t>(threshold),

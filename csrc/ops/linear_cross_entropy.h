@@ -1,5 +1,6 @@
-// Implements linear_cross_entropy, the cross entropy of a linear layer's results. These are
-// computed for chunks of rows in one buffer, so that the logits of all rows are never in memory.
+// Implements linear_cross_entropy, the cross entropy of logits that a linear layer computes. It
+// computes them for one chunk of rows after the other in one buffer, so that the logits of all rows
+// are never in memory.
 #pragma once
 
 #include "ops/cross_entropy.h"
@@ -24,6 +25,8 @@ class NoGradGuard {
   bool was_enabled_;
 };
 
+// Calls an operator of torch that returns one tensor, which is first among the results on the
+// stack.
 template <class... Args>
 Tensor call_aten(const char* name, const char* overload, const Args&... args) {
   StableIValue stack[] = {torch::stable::detail::from(args)...};
@@ -49,18 +52,19 @@ inline Tensor zeros(const Tensor& like, SizesView sizes, ScalarType dtype) {
   return torch::stable::new_zeros(like, sizes, dtype);
 }
 
-// Writes a b to `product`.
+// Writes the matrix product of a and b to `product`.
 inline void multiply_matrices(const Tensor& a, const Tensor& b, const Tensor& product) {
   call_aten("aten::mm", "out", a, b, product);
 }
-// Adds a b to `sum`. aten::addmm takes Scalars, but aten::linear calls it, and takes a matrix as
-// bias.
+// Adds the matrix product of a and b to `sum`. aten::addmm itself takes Scalars; aten::linear calls
+// it without any, and takes a matrix as its bias.
 inline void add_product(const Tensor& a, const Tensor& b, const Tensor& sum) {
   call_aten("aten::linear", "out", a, transposed(b), std::optional<Tensor>(sum), sum);
 }
 
 // --- arguments ----------------------------------------------------------------------------------
 
+// Holds the arguments of a linear layer whose results are logits, and of their cross entropy.
 struct LinearHead {
   const Tensor &input, &weight, &target;
   const std::optional<Tensor>& bias;
@@ -101,7 +105,8 @@ inline void check_linear_head(const char* op, const LinearHead& head) {
   check_cross_entropy_settings(op, head.settings, dtype_of(head.input));
 }
 
-// Classes are read on the CPU alone: on CUDA that would wait for the device.
+// Checks that every class is a row of the weight, on the CPU alone: to read classes from CUDA, the
+// host would have to wait.
 inline void check_classes(const char* op, const LinearHead& head) {
   if (head.input.is_cuda()) return;
   const ClassTargets targets(op, head.target, head.settings.ignore_index);
@@ -116,7 +121,7 @@ struct CountedRows {
   int64_t count;
   std::optional<Tensor> index;  // nullopt for all rows
 
-  // Returns `rows` of the selected rows of a tensor, from `first` on.
+  // Returns `rows` of the tensor's selected rows, from the one that is number `first` among them.
   Tensor select(const Tensor& tensor, int64_t first, int64_t rows) const {
     return index ? select_rows(tensor, rows_from(*index, first, rows))
                  : rows_from(tensor, first, rows);
@@ -132,6 +137,7 @@ struct CountedRows {
   }
 };
 
+// Returns the rows that are not ignored, or all rows if the host cannot know which those are.
 template <class Launcher>
 CountedRows counted_rows(const LinearHead& head) {
   const std::optional<int64_t> ignored = head.settings.ignore_index;
@@ -155,7 +161,7 @@ CountedRows counted_rows(const LinearHead& head) {
 // of the weight are.
 struct Chunks {
   static constexpr int64_t kRowsOnCpu = 192, kRowsOnCuda = 4096;
-  static constexpr int64_t kLogitsBytes = int64_t(256) << 20;
+  static constexpr int64_t kLogitsBytes = int64_t(256) << 20;  // of a chunk, at most
 
   int64_t rows, count, rows_each;
 
@@ -182,6 +188,7 @@ struct LinearChunk {
   Tensor input, target, logits;
 };
 
+// Computes the logits of chunk after chunk in one buffer, and from these losses and gradients.
 template <class Launcher>
 class ChunkedHead {
  public:
@@ -212,7 +219,8 @@ class ChunkedHead {
 
   void compute_losses(const LinearChunk& chunk, const CrossEntropyStatistics& results) const {
     const ClassTargets targets(op_, chunk.target, head_.settings.ignore_index);
-    cross_entropy_into<Launcher>(op_, chunk.logits, targets, head_.settings, false, results);
+    cross_entropy_into<Launcher>(
+        op_, chunk.logits, targets, head_.settings, /*reads_ignored=*/false, results);
   }
 
   // Replaces the logits by their gradient. One of grad_losses and grad_lse may be undefined.
@@ -245,7 +253,8 @@ inline bool has_halves(const Tensor& result, const Chunks& chunks) {
   return is_16_bit(dtype_of(result)) && chunks.count > 1;
 }
 
-// Adds up the rows of chunks. The upper halves of floats are kept where the result will be.
+// Adds up the rows of all chunks, column by column. If has_halves(), the sums are floats: their
+// upper halves are where the result will be, the lower ones in `lower_`.
 template <class Launcher>
 class ChunkSums {
  public:
@@ -325,8 +334,9 @@ class LinearGradients {
   std::tuple<Tensor, Tensor, Tensor> finished() const { return {input_, weight_, bias_}; }
 
  private:
-  // The product for some classes has this size at most. On the CPU it is added while it is in the
-  // cache; on CUDA it is large enough to keep the matrix units busy.
+  // Where weight_sums_ adds up products, `product_` has room for those of some classes, of this
+  // size at most. On the CPU a product is added while it is in the cache; on CUDA it is large
+  // enough to keep the matrix units busy.
   static constexpr int64_t kProductBytesOnCpu = int64_t(1) << 20;
   static constexpr int64_t kProductBytesOnCuda = int64_t(64) << 20;
 
@@ -352,6 +362,7 @@ class LinearGradients {
     add_product(by_class, chunk.input, weight_);
   }
 
+  // Has weight_sums_ add the products for as many classes at a time as `product_` has room for.
   void add_products(const LinearChunk& chunk, const Tensor& by_class) const {
     const int64_t classes = head_.classes(), most = product_.sizes()[0];
     for (int64_t first = 0; first < classes; first += most) {
@@ -374,8 +385,8 @@ class LinearGradients {
 
 // --- operators ----------------------------------------------------------------------------------
 
-// Holds what the sum of all rows' losses, scale * sum(row_weights * losses + z_loss * lse^2), takes
-// besides losses and lse.
+// Holds the factors in the sum of all rows' losses, scale * sum(row_weights * losses + z_loss *
+// lse^2).
 struct LossTerms {
   const std::optional<Tensor>&row_weights, &scale;
   double z_loss;
@@ -399,10 +410,12 @@ inline void check_loss_terms(const char* op, const LinearHead& head, const LossT
       ", wanted a number from 0 to ", most);
 }
 
-// Holds of_losses, the derivatives of the sum by the loss of each row that is not ignored, and
-// of_lse, which times a row's lse is the derivative by that lse.
+// Holds the derivatives of the sum, for the rows that are not ignored: `of_losses` by each row's
+// loss, and `of_lse`, one number, by which a row's lse is multiplied to give the derivative by that
+// lse.
 struct LossSlopes {
-  Tensor row_weights, of_losses, of_lse;  // undefined where there are none
+  // row_weights is undefined without the argument, of_lse without a z_loss.
+  Tensor row_weights, of_losses, of_lse;
 
   LossSlopes(const LinearHead& head, const CountedRows& counted, const LossTerms& terms) {
     const ScalarType dtype = statistics_dtype(dtype_of(head.input));
@@ -426,6 +439,7 @@ inline Tensor sum_of_losses(
       row_weights.defined() ? multiply(results.losses, row_weights) : results.losses);
   if (terms.z_loss != 0) {
     const Tensor squares = torch::stable::sum(multiply(results.lse, results.lse));
+    // The stable ABI has no add() with a factor.
     sum = torch::stable::subtract(sum, squares, -terms.z_loss);
   }
   return terms.scale ? multiply(sum, *terms.scale) : sum;
@@ -467,7 +481,7 @@ Tensor linear_cross_entropy(
     const std::optional<Tensor>& linear_bias, const std::optional<Tensor>& row_weights,
     const std::optional<Tensor>& scale, std::optional<int64_t> ignore_index, double label_smoothing,
     double z_loss, std::optional<double> softcap) {
-  const CrossEntropySettings settings{ignore_index, label_smoothing, 1, softcap};
+  const CrossEntropySettings settings{ignore_index, label_smoothing, /*scale=*/1, softcap};
   const LinearHead head{input, linear_weight, target, linear_bias, settings};
   const LossTerms terms{row_weights, scale, z_loss};
   const std::vector<bool> none(3, false);
@@ -480,7 +494,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_gradients(
     const std::optional<Tensor>& linear_bias, const std::optional<Tensor>& row_weights,
     const std::optional<Tensor>& scale, std::optional<int64_t> ignore_index, double label_smoothing,
     double z_loss, std::optional<double> softcap, std::vector<bool> output_mask) {
-  const CrossEntropySettings settings{ignore_index, label_smoothing, 1, softcap};
+  const CrossEntropySettings settings{ignore_index, label_smoothing, /*scale=*/1, softcap};
   const LinearHead head{input, linear_weight, target, linear_bias, settings};
   const LossTerms terms{row_weights, scale, z_loss};
   return linear_loss<Launcher>("linear_cross_entropy", head, terms, output_mask);
@@ -493,7 +507,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses(
     const std::optional<Tensor>& linear_bias, std::optional<int64_t> ignore_index,
     double label_smoothing, std::optional<double> softcap) {
   const char* op = "linear_cross_entropy_losses";
-  const CrossEntropySettings settings{ignore_index, label_smoothing, 1, softcap};
+  const CrossEntropySettings settings{ignore_index, label_smoothing, /*scale=*/1, softcap};
   const LinearHead head{input, linear_weight, target, linear_bias, settings};
   check_linear_head(op, head);
   check_classes(op, head);
@@ -518,7 +532,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_losses_backward(
     const std::optional<Tensor>& grad_lse, std::optional<int64_t> ignore_index,
     double label_smoothing, std::optional<double> softcap, std::vector<bool> output_mask) {
   const char* op = "linear_cross_entropy_losses_backward";
-  const CrossEntropySettings settings{ignore_index, label_smoothing, 1, softcap};
+  const CrossEntropySettings settings{ignore_index, label_smoothing, /*scale=*/1, softcap};
   const LinearHead head{input, linear_weight, target, linear_bias, settings};
   check_linear_head(op, head);
   check_cross_entropy_gradients(

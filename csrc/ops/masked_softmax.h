@@ -45,6 +45,7 @@ inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& inp
   FUSEDOPS_CHECK(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
 }
 
+// Whether a tensor of sizes `operand` broadcasts to `sizes`: from the end, each size is equal or 1.
 inline bool broadcasts_to(SizesView operand, SizesView sizes) {
   bool fits = operand.size() <= sizes.size();
   for (size_t i = 1; i <= operand.size() && fits; ++i) {
@@ -143,6 +144,7 @@ inline void check_sinks(const char* op, const std::optional<Tensor>& sinks, cons
   check_row_operand(op, "sinks", *sinks, input);
 }
 
+// Holds the tensors of a forward.
 struct MaskedSoftmaxInputs {
   Tensor input;
   HidingOperands hiding;
@@ -164,6 +166,7 @@ inline void check_masked_softmax(
   check_softcap(options.op, options.softcap, computed);
 }
 
+// Holds the tensors of a backward, except those of the sinks.
 struct MaskedSoftmaxGradients {
   Tensor grad_output, probabilities;
   HidingOperands hiding;
@@ -190,7 +193,8 @@ inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
   return strides;
 }
 
-// Holds an operand with one value for each row, which kernels can read with any strides.
+// Holds an operand with one value for each row, which kernels can read with any strides. bound()
+// and values() leave out the strides, which PreparedScores sets once it has merged dimensions.
 class PreparedRowOperand {
  public:
   Sizes strides;
@@ -207,10 +211,12 @@ class PreparedRowOperand {
 
   RowBound bound() const {
     if (!tensor_) return {};
-    return {tensor_->const_data_ptr(), {}, dtype_of(*tensor_) == ScalarType::Long};
+    return {tensor_->const_data_ptr(), /*strides=*/{}, dtype_of(*tensor_) == ScalarType::Long};
   }
 
-  RowValues values() const { return {tensor_ ? tensor_->const_data_ptr() : nullptr, {}}; }
+  RowValues values() const {
+    return {tensor_ ? tensor_->const_data_ptr() : nullptr, /*strides=*/{}};
+  }
 
  protected:
   void make_contiguous(const Tensor& operand, int64_t rank) {
@@ -223,7 +229,7 @@ class PreparedRowOperand {
 };
 
 // Holds a mask or bias that kernels can read: in a dtype that they support, with the values of a
-// row adjacent or equal.
+// row adjacent or equal. operand() leaves out the strides too.
 class PreparedOperand : public PreparedRowOperand {
  public:
   PreparedOperand(
@@ -238,9 +244,7 @@ class PreparedOperand : public PreparedRowOperand {
     const ScalarType dtype = dtype_of(*tensor_);
     return {
         tensor_->const_data_ptr(),
-        {},
-        static_cast<int32_t>(strides.back()),
-        dtype == ScalarType::Bool,
+        /*strides=*/{}, static_cast<int32_t>(strides.back()), dtype == ScalarType::Bool,
         kernel_dtype(dtype)};
   }
 
@@ -257,8 +261,8 @@ class PreparedOperand : public PreparedRowOperand {
   }
 };
 
-// Merges the leading dimensions of `all`: neighbouring dimensions become one if every operand steps
-// through them evenly.
+// Merges the dimensions of `all` except the last, which is a row: neighbouring dimensions become
+// one if every operand steps through them evenly.
 template <size_t kOperands>
 struct MergedDims {
   using Strides = std::array<const Sizes*, kOperands>;
@@ -329,6 +333,7 @@ class PreparedScores {
     return convert(op, *operand, statistics_dtype(computed));
   }
 
+  // Merges the rows' dimensions. If more than kMaxRowDims are left, the operands are copied first.
   Dims merged(const Tensor& input) {
     const auto dims = [&] {
       return Dims(
@@ -366,6 +371,7 @@ struct MaskedSoftmaxResult {
   Tensor output;
   std::optional<Tensor> probabilities, sink_probabilities;  // nullopt if not wanted
 };
+// Says which of the optional results are wanted.
 struct MaskedSoftmaxWanted {
   bool probabilities = false, sink_probabilities = false;
 };
@@ -401,7 +407,9 @@ MaskedSoftmaxResult masked_softmax_forward(
   const Dropout dropout = branch_dropout(op, p, seed, {"input", input});
   check_masked_softmax(options, inputs, output_dtype);
   const SizesView sizes = input.sizes();
-  MaskedSoftmaxResult result{empty_contiguous(op, input, sizes, output_dtype), {}, {}};
+  MaskedSoftmaxResult result{
+      empty_contiguous(op, input, sizes, output_dtype), /*probabilities=*/{},
+      /*sink_probabilities=*/{}};
   if (wanted.probabilities) result.probabilities = empty_contiguous(op, input, sizes, output_dtype);
   if (wanted.sink_probabilities) {
     result.sink_probabilities =
@@ -422,7 +430,8 @@ void masked_softmax_out(
   const bool reads_it = inputs.may_overlap(output);
   const SoftmaxDim at = resolve_dim(op, input.sizes(), -1);
   if (!reads_it && is_writable_in_place<Launcher>(input, output, at)) {
-    return masked_softmax_into<Launcher>(options, inputs, {}, {output, {}, {}});
+    return masked_softmax_into<Launcher>(
+        options, inputs, /*dropout=*/{}, {output, /*probabilities=*/{}, /*sink_probabilities=*/{}});
   }
   torch::stable::copy_(
       output, masked_softmax_forward<Launcher>(options, inputs, dtype_of(output)).output);
@@ -560,7 +569,7 @@ struct MaskedSoftmaxOps {
       const MaybeTensor& start, const MaybeTensor& end) {
     return fusedops::masked_softmax_backward<Launcher>(
         {"masked_softmax_backward", scale, causal, diagonal, lower_diagonal},
-        {grad_output, probabilities, {mask, start, end}}, {}, input_dtype);
+        {grad_output, probabilities, {mask, start, end}}, /*dropout=*/{}, input_dtype);
   }
 
   static void masked_softmax_backward_(
@@ -569,7 +578,7 @@ struct MaskedSoftmaxOps {
       const MaybeTensor& end) {
     masked_softmax_backward_in_place<Launcher>(
         {"masked_softmax_backward_", scale, causal, diagonal, lower_diagonal},
-        {grad_output, probabilities, {mask, start, end}}, {});
+        {grad_output, probabilities, {mask, start, end}}, /*dropout=*/{});
   }
 
   // Returns the output and, with kWantsProbabilities, the probabilities for a backward pass.
@@ -583,7 +592,8 @@ struct MaskedSoftmaxOps {
     const char* op = "masked_softmax_dropout";
     const MaskedSoftmaxResult result = masked_softmax_forward<Launcher>(
         {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
-        {input, {mask, start, end}, bias, sinks}, dtype, {kWantsProbabilities}, p, seed);
+        {input, {mask, start, end}, bias, sinks}, dtype,
+        /*wanted=*/{kWantsProbabilities}, p, seed);
     if constexpr (kWantsProbabilities) {
       return std::tuple(result.output, *result.probabilities);
     } else {
@@ -591,8 +601,8 @@ struct MaskedSoftmaxOps {
     }
   }
 
-  // Returns the output, the probabilities of the scores, empty without a seed, and those of the
-  // sinks; only a backward pass needs the latter two.
+  // Returns the output, the probabilities of the scores (empty without a seed, because they are the
+  // output then), and those of the sinks.
   static std::tuple<Tensor, Tensor, Tensor> masked_softmax_sinks(
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const MaybeTensor& seed, const MaybeTensor& bias,
@@ -602,7 +612,8 @@ struct MaskedSoftmaxOps {
     check_given(op, "sinks", sinks);
     const MaskedSoftmaxResult result = masked_softmax_forward<Launcher>(
         {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
-        {input, {mask, start, end}, bias, sinks}, dtype, {seed.has_value(), true}, p, seed);
+        {input, {mask, start, end}, bias, sinks}, dtype,
+        /*wanted=*/{/*probabilities=*/seed.has_value(), /*sink_probabilities=*/true}, p, seed);
     const Tensor& output = result.output;
     const Tensor probabilities =
         seed ? *result.probabilities : empty_contiguous(op, output, {0}, dtype_of(output));

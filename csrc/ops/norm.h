@@ -50,7 +50,8 @@ inline Tensor prepared_parameter(const char* op, const Tensor& parameter, Scalar
   return as_contiguous(op, convert(op, parameter, dtype));
 }
 
-// Returns the dtype in which kernels read weight and bias: the input's, or float32 if one differs.
+// Returns the dtype in which kernels read weight and bias: the input's, or float32 if weight or
+// bias has another one and the input is not float64.
 inline ScalarType kernel_parameter_dtype(
     const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, ScalarType input) {
   const bool same = (!weight || dtype_of(*weight) == input) && (!bias || dtype_of(*bias) == input);
@@ -116,7 +117,9 @@ struct TermDtypes {
   ScalarType input, residual, sum;
   bool drops;
 
+  // Whether a term of this dtype may be a branch that is not converted: 16 bits beside float32.
   bool is_branch(ScalarType dtype) const { return is_16_bit(dtype) && sum == ScalarType::Float; }
+  // Whether the residual is the branch, and the input the other term.
   bool trade_places() const { return !drops && input == sum && is_branch(residual); }
 
   // Returns the dtype in which kernels take the branch.
@@ -125,8 +128,9 @@ struct TermDtypes {
     return is_branch(dtype) ? dtype : sum;
   }
 
-  // Whether one tensor is the gradient of both terms, and whether kernels write only one gradient.
+  // Whether one tensor is the gradient of both terms.
   bool share_gradient() const { return !drops && input == residual; }
+  // Whether kernels write one gradient only, from which the other differs at most in dtype.
   bool compute_one() const { return !drops && branch() == sum; }
 };
 
@@ -194,7 +198,8 @@ NormResult norm_forward(
   const ScalarType dtype =
       added.residual ? promoted(input_dtype, dtype_of(*added.residual)) : input_dtype;
   const SizesView sizes = input.sizes();
-  NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
+  NormResult result{
+      empty_contiguous(op, input, sizes, dtype), /*sum=*/{}, /*mean=*/{}, /*rstd=*/{}};
   if (added.residual && wanted.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
   if (wanted.statistics) result.allocate_statistics(op, options.kind, shape.statistics);
   if (shape.rows == 0) return result;
@@ -234,7 +239,8 @@ struct NormGradients {
   double eps = 0;        // used by std_norm and l2_norm
 };
 
-// Says which gradients are wanted, and that of the branch in which dtype.
+// Says which gradients are wanted. `branch` is the dtype of the branch's gradient, or nullopt if
+// that is not wanted.
 struct NormWanted {
   bool input;
   std::optional<ScalarType> branch;
@@ -269,6 +275,7 @@ inline NormWanted wanted_of_added(
     const std::vector<bool>& mask, const TermDtypes& dtypes, bool has_bias) {
   NormWanted wanted{mask[0] || mask[1], std::nullopt, mask[2], has_bias && mask[3]};
   if (dtypes.compute_one()) return wanted;
+  // grad_input belongs to the term that is not the branch.
   const bool trade = dtypes.trade_places();
   wanted.input = mask[trade ? 0 : 1];
   if (mask[trade ? 1 : 0]) wanted.branch = dtypes.branch();
@@ -379,7 +386,8 @@ NormGradResult norm_backward(
   return result;
 }
 
-// Return what a backward op returns for a gradient: an empty tensor if it is not wanted.
+// These two functions return what a backward op returns for a gradient: an empty tensor if it is
+// not wanted.
 inline Tensor grad_of_input(
     const char* op, const std::optional<Tensor>& grad, const Tensor& input) {
   return or_empty(op, grad, input, dtype_of(input));
@@ -468,8 +476,8 @@ struct NormOps<
       const Tensor& input, Sizes normalized_shape, MaybeTensor weight, Bias... bias, double eps,
       Offset... weight_offset, Rounds... rounds_normalized) {
     const NormResult result = norm_forward<Launcher>(
-        options(Traits::op, normalized_shape, weight, bias..., weight_offset...), input, {}, eps,
-        {}, argument_or(false, rounds_normalized...));
+        options(Traits::op, normalized_shape, weight, bias..., weight_offset...), input,
+        /*added=*/{}, eps, /*wanted=*/{}, argument_or(/*missing=*/false, rounds_normalized...));
     return std::tuple_cat(std::tuple(result.output), statistics_of<kKind>(result));
   }
 
@@ -477,8 +485,9 @@ struct NormOps<
       const Tensor& input, Sizes normalized_shape, MaybeTensor weight, Bias... bias, double eps,
       Offset... weight_offset, Rounds... rounds_normalized) {
     return norm_forward<Launcher>(
-               options(Traits::op, normalized_shape, weight, bias..., weight_offset...), input, {},
-               eps, {false, false}, argument_or(false, rounds_normalized...))
+               options(Traits::op, normalized_shape, weight, bias..., weight_offset...), input,
+               /*added=*/{}, eps, /*wanted=*/{/*sum=*/false, /*statistics=*/false},
+               argument_or(/*missing=*/false, rounds_normalized...))
         .output;
   }
 
@@ -491,11 +500,11 @@ struct NormOps<
         options(op, normalized_shape, weight, bias..., weight_offset...),
         {grad_output,
          {"input", input},
-         argument_or<MaybeTensor>({}, mean...),
+         argument_or<MaybeTensor>(/*missing=*/{}, mean...),
          rstd,
-         std::nullopt,
-         {},
-         argument_or(0.0, eps...)},
+         /*grad_sum=*/std::nullopt,
+         /*dropout=*/{},
+         argument_or(/*missing=*/0.0, eps...)},
         wanted_of(op, output_mask, has_mean(kKind)));
     return std::tuple_cat(
         std::tuple(grad_of_input(op, grad.input, input)),
@@ -509,12 +518,13 @@ struct NormOps<
     const char* op = Traits::added;
     const NormResult result = norm_forward<Launcher>(
         options(op, normalized_shape, weight, bias..., weight_offset...), input,
-        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {},
-        argument_or(false, rounds_normalized...));
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, /*wanted=*/{},
+        argument_or(/*missing=*/false, rounds_normalized...));
     return std::tuple_cat(std::tuple(result.output, *result.sum), statistics_of<kKind>(result));
   }
 
-  // The second result is the sum if `wants_sum` is set, and empty otherwise.
+  // Computes no statistics. The second result is the sum if `wants_sum` is set, and otherwise
+  // empty.
   static std::tuple<Tensor, Tensor> added_inference(
       const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
       Bias... bias, double eps, bool wants_sum, Offset... weight_offset,
@@ -522,8 +532,9 @@ struct NormOps<
     const char* op = Traits::added;
     const NormResult result = norm_forward<Launcher>(
         options(op, normalized_shape, weight, bias..., weight_offset...), input,
-        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {wants_sum, false},
-        argument_or(false, rounds_normalized...));
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps,
+        /*wanted=*/{wants_sum, /*statistics=*/false},
+        argument_or(/*missing=*/false, rounds_normalized...));
     const Tensor& output = result.output;
     return {output, or_empty(op, result.sum, output, dtype_of(output))};
   }
@@ -540,7 +551,12 @@ struct NormOps<
     const TermDtypes dtypes = checked_terms(op, sum, input_dtype, residual_dtype, p > 0);
     const NormGradResult grad = norm_backward<Launcher>(
         options(op, normalized_shape, weight, bias..., weight_offset...),
-        {grad_output, {"sum", sum}, argument_or<MaybeTensor>({}, mean...), rstd, grad_sum, dropout},
+        {grad_output,
+         {"sum", sum},
+         argument_or<MaybeTensor>(/*missing=*/{}, mean...),
+         rstd,
+         grad_sum,
+         dropout},
         wanted_of_added(output_mask, dtypes, has_mean(kKind)));
     return std::tuple_cat(
         gradients_of_terms(op, grad, dtypes, output_mask, sum),
@@ -556,11 +572,12 @@ struct NormOps<
         kKind,
         normalized_shape,
         weight,
-        argument_or<MaybeTensor>({}, bias...),
-        argument_or(0.0, weight_offset...)};
+        argument_or<MaybeTensor>(/*missing=*/{}, bias...),
+        argument_or(/*missing=*/0.0, weight_offset...)};
   }
 
-  // Returns the gradients of the input and of the residual, from those that the kernel has written.
+  // Returns the gradients of the input and of the residual from those that the kernel has written
+  // (wanted_of_added()). The residual's is empty if the two share one.
   static std::tuple<Tensor, Tensor> gradients_of_terms(
       const char* op, const NormGradResult& grad, const TermDtypes& dtypes,
       const std::vector<bool>& mask, const Tensor& sum) {

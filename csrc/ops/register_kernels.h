@@ -15,8 +15,8 @@ namespace fusedops {
 
 template <class Launcher>
 struct Kernels {
-  using Softmax = SoftmaxOps<Launcher, false>;
-  using LogSoftmax = SoftmaxOps<Launcher, true>;
+  using Softmax = SoftmaxOps<Launcher, /*kLog=*/false>;
+  using LogSoftmax = SoftmaxOps<Launcher, /*kLog=*/true>;
   template <NormKind kKind>
   using Norm = NormOps<Launcher, kKind>;
   template <NormKind kKind>

@@ -12,6 +12,8 @@ struct SoftmaxDim {
   int64_t cols, inner;
 };
 
+// Checks `dim`, which counts from the end if it is negative, and describes it. A tensor without
+// dimensions has one of size 1.
 inline SoftmaxDim resolve_dim(const char* op, SizesView sizes, int64_t dim) {
   const auto rank = static_cast<int64_t>(sizes.size());
   const int64_t bound = rank > 0 ? rank : 1;
@@ -25,14 +27,18 @@ inline SoftmaxDim resolve_dim(const char* op, SizesView sizes, int64_t dim) {
   return at;
 }
 
+// Whether kernels take an input of dtype `from` beside an output of dtype `to` as it is (args.h).
 inline bool converts_inside(ScalarType from, ScalarType to) {
   return from == to || (is_16_bit(from) && to == ScalarType::Float);
 }
 
+// Converts an input to the dtype of the output, unless kernels do.
 inline Tensor converted(const char* op, const Tensor& input, ScalarType output) {
   return converts_inside(dtype_of(input), output) ? input : convert(op, input, output);
 }
 
+// Returns the dtype of the result, `dtype` or by default the input's. With a `dtype` the input may
+// have any, because it is converted.
 inline ScalarType softmax_dtype(
     const char* op, const Tensor& input, std::optional<ScalarType> dtype) {
   check_given(op, "input", input);
@@ -45,7 +51,8 @@ inline ScalarType softmax_dtype(
   return dtype.value_or(dtype_of(input));
 }
 
-// Writes to an `output` that has the layout of rows (if dim is the last dimension) or of slices.
+// Writes to an `output` that as_rows() or, where elements along dim are not adjacent (inner > 1),
+// as_slices() can view without a copy.
 template <class Launcher>
 void softmax_into(
     const char* op, const Tensor& tensor, const Tensor& output, const SoftmaxDim& at, bool log) {
@@ -166,12 +173,13 @@ void softmax_backward_in_place(
 
 // --- statistics ---------------------------------------------------------------------------------
 
-// Transposes dim and the last dimension. Copies data only to read rows that are not adjacent.
+// Swaps dim and the last dimension; returns a view.
 inline Tensor with_dim_last(const Tensor& tensor, const SoftmaxDim& at) {
   const int64_t last = tensor.dim() - 1;
   return tensor.dim() == 0 || at.dim == last ? tensor
                                              : torch::stable::transpose(tensor, at.dim, last);
 }
+// Undoes with_dim_last() by the same swap, and makes the result contiguous, which may copy it.
 inline Tensor with_dim_back(const char* op, const Tensor& rows, const SoftmaxDim& at) {
   return as_contiguous(op, with_dim_last(rows, at));
 }
@@ -181,6 +189,7 @@ RowView rows_of_last_dim(const char* op, const Tensor& tensor) {
   return as_rows<Launcher>(op, tensor, tensor.dim() > 0 ? tensor.dim() - 1 : 0);
 }
 
+// Returns the shape of max and sum: input's, with a size of 1 in `dim`.
 inline Sizes softmax_statistics_sizes(const Tensor& input, int64_t dim) {
   Sizes sizes = input.sizes().vec();
   if (!sizes.empty()) sizes[dim] = 1;
@@ -224,6 +233,7 @@ Tensor softmax_apply(
   const Sizes sizes = softmax_statistics_sizes(input, at.dim);
   check_statistic(op, "max", max, {"input", input}, sizes, "softmax_stats");
   check_statistic(op, "sum", sum, {"input", input}, sizes, "softmax_stats");
+  // If kernels do not convert to `wanted`, the result is converted after them.
   const bool inside = converts_inside(dtype_of(input), wanted);
   const Tensor rows = with_dim_last(input, at);
   const Tensor output =

@@ -74,11 +74,12 @@ inline bool is_innermost_dim(const Tensor& tensor, int64_t dim) {
   return true;
 }
 
-// Says how kernels see the tensors of a call. Elements that are adjacent along `dim` form rows.
+// Says how kernels see the tensors of a call: as rows if elements are adjacent along `dim`, and
+// otherwise as slices around it.
 struct SpatialNormLayout {
   const char* op;
   const SpatialNormShape& shape;
-  bool is_innermost;  // in memory, though not among the dimensions
+  bool is_innermost;  // is_innermost_dim(): in memory, though not among the dimensions
 
   bool has_rows() const { return is_innermost || shape.inner == 1; }
 
@@ -142,7 +143,7 @@ NormResult spatial_norm_forward(
       shape.dim_size > 0, op, ": dim ", shape.dim, " has size 0, wanted at least one element");
   check_eps(op, eps);
   const SpatialNormLayout layout{op, shape, is_innermost_dim(input, shape.dim)};
-  NormResult result{layout.empty_like(input), {}, {}, {}};
+  NormResult result{layout.empty_like(input), /*sum=*/{}, /*mean=*/{}, /*rstd=*/{}};
   if (wants_statistics) result.allocate_statistics(op, options.kind, shape.statistics);
   if (input.numel() > 0) launch_spatial_norm<Launcher>(options, layout, input, result, eps);
   return result;
@@ -227,14 +228,14 @@ struct SpatialNormOps<Launcher, kKind, Pack<Mean...>, Pack<Bias...>> {
   static auto forward(
       const Tensor& input, int64_t dim, MaybeTensor weight, Bias... bias, double eps) {
     const NormResult result = spatial_norm_forward<Launcher>(
-        options(Traits::spatial, dim, weight, bias...), input, eps, true);
+        options(Traits::spatial, dim, weight, bias...), input, eps, /*wants_statistics=*/true);
     return std::tuple_cat(std::tuple(result.output), statistics_of<kKind>(result));
   }
 
   static Tensor output(
       const Tensor& input, int64_t dim, MaybeTensor weight, Bias... bias, double eps) {
     const SpatialNormOptions of_norm = options(Traits::spatial, dim, weight, bias...);
-    return spatial_norm_forward<Launcher>(of_norm, input, eps, false).output;
+    return spatial_norm_forward<Launcher>(of_norm, input, eps, /*wants_statistics=*/false).output;
   }
 
   static auto backward(
@@ -243,7 +244,7 @@ struct SpatialNormOps<Launcher, kKind, Pack<Mean...>, Pack<Bias...>> {
     const char* op = Traits::spatial_backward;
     const NormGradResult grad = spatial_norm_backward<Launcher>(
         options(op, dim, weight, bias...),
-        {grad_output, {"input", input}, argument_or<MaybeTensor>({}, mean...), rstd},
+        {grad_output, {"input", input}, argument_or<MaybeTensor>(/*missing=*/{}, mean...), rstd},
         wanted_of(op, output_mask, has_mean(kKind)));
     return std::tuple_cat(
         std::tuple(grad_of_input(op, grad.input, input)),
@@ -253,7 +254,7 @@ struct SpatialNormOps<Launcher, kKind, Pack<Mean...>, Pack<Bias...>> {
  private:
   static SpatialNormOptions options(
       const char* op, int64_t dim, const MaybeTensor& weight, const Bias&... bias) {
-    return {op, kKind, dim, weight, argument_or<MaybeTensor>({}, bias...)};
+    return {op, kKind, dim, weight, argument_or<MaybeTensor>(/*missing=*/{}, bias...)};
   }
 };
 

@@ -47,12 +47,13 @@ inline Tensor moved_dim(const char* op, const Tensor& tensor, int64_t from, int6
   return as_contiguous(op, view);
 }
 
-// Describes the slots of a stacked tensor: the rows of the first, and the distance of the others.
+// Describes the slots of a stacked tensor: the rows of the first slot, and how far the next begins.
 struct Slots {
   RowView first;
   int64_t slot;  // elements from one slot to the next
 };
-// Returns the slots as rows of the dimensions from `first` on, or nullopt if their layout has none.
+// Views each slot as rows of its dimensions from `first` on. Returns nullopt if that would take a
+// copy.
 template <class Launcher>
 std::optional<Slots> slots_of(Tensor stacked, int64_t stack_dim, int64_t first) {
   const Tensor slot = torch::stable::select(stacked, stack_dim, 0);
@@ -68,7 +69,7 @@ std::vector<RowView> rows_of_inputs(const char* op, const Tensors& inputs, int64
   return rows;
 }
 
-// Launches with a workspace that the tensors share.
+// Launches with one workspace, which the tensors of the stack share.
 template <class Stack, class Launcher>
 void launch_stack(const char* op, const Launcher& launcher, const Tensor& like, Stack stack) {
   const int64_t bytes = launcher.workspace_bytes(stack);
@@ -77,7 +78,7 @@ void launch_stack(const char* op, const Launcher& launcher, const Tensor& like, 
   launcher.launch(stack);
 }
 
-// Calls launch(begin, count) for the tensors of each launch.
+// Calls launch(begin, count) for the tensors of each launch, at most kMaxStack of them.
 template <class Body>
 void for_launches(size_t count, Body launch) {
   const auto total = static_cast<int64_t>(count);
@@ -206,6 +207,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
       op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype);
   if (output.numel() == 0) return {output, mean, rstd};
   auto slots = slots_of<Launcher>(output, stack_dim, shape.first);
+  // If the slots of the output are not rows, a stack in dimension 0 is written, and then moved.
   const bool in_place = slots.has_value();
   if (!in_place) {
     const Sizes in_front = stacked_sizes(input.sizes().vec(), 0, inputs.size());
@@ -242,6 +244,8 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   return {in_place ? output : moved_dim(op, output, 0, stack_dim), mean, rstd};
 }
 
+// Holds the tensors of a backward beside NormStackOptions. grad_output is stacked along
+// `stack_dim`.
 struct NormStackGradients {
   const Tensor &grad_output, &mean, &rstd;
   int64_t stack_dim;
@@ -260,6 +264,7 @@ inline void check_stack_layer_norm_backward(
   check_statistic(op, "rstd", tensors.rstd, input, statistics);
 }
 
+// Holds the stacked gradients that a backward writes.
 struct NormStackResults {
   const Tensor &grad_input, &grad_weight, &grad_bias;
 };
@@ -277,6 +282,7 @@ void launch_norm_stack_backward(
   const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.first);
   const Tensor mean = as_contiguous(op, tensors.mean), rstd = as_contiguous(op, tensors.rstd);
   const DType statistics = kernel_dtype(dtype_of(rstd));
+  // Returns a stacked gradient from an element on, or no columns if it is not wanted.
   const auto from = [](bool is_wanted, const Tensor& grad, int64_t elements) {
     const DType dtype = kernel_dtype(dtype_of(grad));
     return Columns{is_wanted ? moved(grad.mutable_data_ptr(), elements, dtype) : nullptr, dtype};
@@ -355,10 +361,12 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
 template <class Launcher>
 struct StackOps {
   static Tensor stack_softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {
-    return fusedops::stack_softmax<Launcher>("stack_softmax", inputs, dim, stack_dim, false);
+    return fusedops::stack_softmax<Launcher>(
+        "stack_softmax", inputs, dim, stack_dim, /*log=*/false);
   }
   static Tensor stack_log_softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {
-    return fusedops::stack_softmax<Launcher>("stack_log_softmax", inputs, dim, stack_dim, true);
+    return fusedops::stack_softmax<Launcher>(
+        "stack_log_softmax", inputs, dim, stack_dim, /*log=*/true);
   }
   static std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
       Tensors inputs, Sizes normalized_shape, Tensors weights, Tensors biases, double eps,

@@ -27,7 +27,8 @@ namespace fusedops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Sizes = std::vector<int64_t>;
-// Views the sizes of a tensor or a Sizes, which must outlive the view. A copy would be allocated.
+// Views the sizes of a tensor or a Sizes, which must outlive the view. To copy them would take an
+// allocation.
 using SizesView = torch::headeronly::IntHeaderOnlyArrayRef;
 
 // Raises a plain RuntimeError in Python. The stable ABI's own check would prefix the message with
@@ -123,6 +124,8 @@ inline ScalarType promoted(ScalarType a, ScalarType b) {
   return is_double ? ScalarType::Double : ScalarType::Float;
 }
 
+// `dtype` is one that is_supported(), or that of a bool operand, for which kernels do not read the
+// result.
 inline DType kernel_dtype(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Double:
@@ -141,7 +144,8 @@ inline ScalarType statistics_dtype(ScalarType input) {
   return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// The product does not overflow: torch has checked that the sizes fit into memory, or one is 0.
+// Returns the product of the sizes in [begin, end). It overflows, as an unsigned number may, only
+// if another size is 0: torch has checked that the elements of other tensors fit into memory.
 inline int64_t product(SizesView sizes, size_t begin, size_t end) {
   uint64_t count = 1;
   for (size_t i = begin; i < end; ++i) count *= static_cast<uint64_t>(sizes[i]);
@@ -158,7 +162,7 @@ inline int64_t product(SizesView sizes, size_t begin, size_t end) {
       list_text(sizes), ", ", bytes, " bytes");
 }
 
-// Whether int64 can hold a tensor's number of elements and of bytes.
+// Whether int64 can hold the number of bytes of a tensor whose elements have at most 8 bytes.
 inline bool is_addressable(SizesView sizes) {
   int64_t bytes = sizeof(double);
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return true;
@@ -185,7 +189,7 @@ inline Tensor empty_strided(
 
 inline Tensor empty_contiguous(
     const char* op, const Tensor& like, SizesView sizes, ScalarType dtype) {
-  std::array<int64_t, 8> few;
+  std::array<int64_t, 8> few;  // no allocation for the strides of up to 8 dimensions
   Sizes many(sizes.size() > few.size() ? sizes.size() : 0);
   int64_t* const strides = many.empty() ? few.data() : many.data();
   uint64_t stride = 1;
@@ -193,7 +197,8 @@ inline Tensor empty_contiguous(
   return empty_strided(op, like, sizes, strides, dtype);
 }
 
-// Returns `make()`, a copy of `tensor` as `dtype`. It can only fail for lack of memory.
+// Returns `make()`, a copy of `tensor` as `dtype`. If it throws, that is reported as a lack of
+// memory, the only reason for which such a copy fails.
 template <class Make>
 Tensor copied(const char* op, const Tensor& tensor, ScalarType dtype, Make make) {
   try {
@@ -255,7 +260,8 @@ inline bool is_same_memory(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// Whether no two elements share memory: by stride, each dimension begins where those before it end.
+// Whether it is certain that no two elements share memory: ordered by stride, each dimension steps
+// past all elements of those before it. Dimensions that interleave give false, too.
 inline bool is_distinct(const Tensor& tensor) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (int64_t d = 0; d < tensor.dim(); ++d) {
@@ -356,7 +362,8 @@ struct SliceView {
   }
 };
 
-// Returns nullopt if inner elements are not adjacent, or outer indices are not evenly spaced.
+// Views a tensor as slices around `dim`. Returns nullopt if its inner elements are not adjacent, or
+// its outer indices not evenly spaced.
 inline std::optional<SliceView> slice_view(const Tensor& tensor, int64_t dim) {
   const Layout layout(tensor);
   const EvenRun outer(layout, dim);
@@ -369,7 +376,7 @@ inline SliceView as_slices(const char* op, const Tensor& tensor, int64_t dim) {
   return *slice_view(as_contiguous(op, tensor), dim);
 }
 
-// Launches with the workspace that the launcher asks for.
+// Launches with a workspace of the size that the launcher asks for.
 template <class Args, class Launcher>
 void launch_with_workspace(
     const char* op, const Launcher& launcher, const Tensor& like, Args args) {
@@ -446,7 +453,8 @@ inline void check_output_mask(const char* op, const std::vector<bool>& mask, siz
       gradients, ", one for each gradient");
 }
 
-// Equivalent to tensor.device() == like.device(), which would look up the names of both.
+// Compares the devices' types as the C shim numbers them, and their indices. Tensor::device() would
+// ask torch for the number of one type after the other.
 inline bool is_on_one_device(const Tensor& tensor, const Tensor& like) {
   int32_t type = 0, type_of_like = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
@@ -498,7 +506,8 @@ inline void check_term(const char* op, const char* name, const Tensor& tensor, c
   check_device(op, name, tensor, like);
 }
 
-// Checks that `tensor` has the dtype and shape of the statistics of the op `source` for `like`.
+// Checks that `tensor` has `sizes`, the dtype of the statistics of `like`, and its device. `source`
+// names the op that returns such a tensor.
 inline void check_statistic(
     const char* op, const char* name, const Tensor& tensor, const Like& like, SizesView sizes,
     const char* source = "the forward op") {
@@ -507,7 +516,7 @@ inline void check_statistic(
       " returns it");
 }
 
-// Checks a tensor that is written.
+// Refuses a tensor that is written if two of its elements share memory (is_distinct()).
 inline void check_distinct(const char* op, const char* name, const Tensor& written) {
   FUSEDOPS_CHECK(
       written.numel() == 0 || is_distinct(written), op, ": elements of ", name,
@@ -515,7 +524,7 @@ inline void check_distinct(const char* op, const char* name, const Tensor& writt
       ".clone() makes it");
 }
 
-// Checks that `out` can hold the result for `input`.
+// Checks that `out` can hold a result of input's shape, in out's own dtype.
 inline void check_out(const char* op, const Tensor& out, const Tensor& input) {
   check_dtype_of(op, "out", out);
   FUSEDOPS_CHECK(
