@@ -97,6 +97,7 @@ void launch_with_workspace(const Device& device, Args args) {
   device.launch(args);
 }
 
+// These functions describe contiguous arrays of floats.
 ConstRows rows_of(const float* data, int64_t cols) { return {data, {cols}, DType::kFloat32}; }
 Rows rows_of(float* data, int64_t cols) { return {data, {cols}, DType::kFloat32}; }
 ConstColumns columns_of(const float* data) { return {data, DType::kFloat32}; }
@@ -150,9 +151,10 @@ fusedops_status fusedops_attn_softmax(
     args.output = rows_of(inp, to_len);
     args.rows = count / to_len;
     args.cols = to_len;
-    args.scores.dims = {2, {batch_size, args.rows / batch_size}};
-    args.scores.mask = {attn_mask, {to_len, 0}, 1, false, DType::kFloat32};
-    args.scores.causal = {mask_future, from_len, 0};
+    args.scores.dims = {/*count=*/2, {batch_size, args.rows / batch_size}};
+    args.scores.mask = {
+        attn_mask, /*strides=*/{to_len, 0}, /*col_stride=*/1, /*is_bool=*/false, DType::kFloat32};
+    args.scores.causal = {mask_future, /*queries=*/from_len, /*diagonal=*/0};
     args.scores.scale = 1;
     args.scores.mask_value = -std::numeric_limits<double>::infinity();
     args.zero_masked_rows = true;
@@ -206,7 +208,7 @@ fusedops_status fusedops_layernorm(
     args.weight = columns_of(scale);
     args.bias = columns_of(bias);
     args.mean = means;
-    args.rstd = vars;
+    args.rstd = vars;  // rstd_to_variance() replaces it below
     args.rows = batch_size;
     args.cols = hidden_dim;
     args.eps = eps;

@@ -16,8 +16,8 @@ struct Failure {
   std::string what;
 };
 
-// Has the arrays in its memory, and does the work. All errors are thrown as Failure or
-// std::bad_alloc.
+// Is the device that has the arrays in its memory, and works on them in the order of its stream. It
+// throws all errors as Failure or std::bad_alloc.
 class Device {
  public:
   explicit Device(void* stream);
@@ -33,9 +33,10 @@ class Device {
 
   void* allocate(int64_t bytes) const;
   void release(void* memory) const noexcept;
+  // Sets `count` values to 0.
   void clear(float* values, int64_t count) const;
 
-  // Convert element by element, `values` in place.
+  // These two convert element by element; rstd_to_variance() does so in place.
   void rstd_to_variance(float* values, int64_t count) const;
   void variance_to_rstd(const float* variances, float* rstd, int64_t count) const;
 
@@ -43,7 +44,8 @@ class Device {
   void* stream_;
 };
 
-// The reciprocal is squared last, because 1 / rstd^2 overflows if the variance is denormal.
+// Returns variance + eps. The reciprocal is squared, and not rstd, whose square overflows if the
+// variance is below 2^-128.
 FUSEDOPS_HOST_DEVICE inline float variance_of(float rstd) {
   const float deviation = 1.0f / rstd;
   return deviation * deviation;

@@ -1,3 +1,4 @@
+// Implements the device of the C interface for the CPU.
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -17,7 +18,7 @@ Device::Device(void* stream) : stream_(stream) {
         "CUDA streams"};
   }
   try {
-    cpu_kernels();
+    cpu_kernels();  // throws if FUSEDOPS_CPU_ISA names no instruction set that can be used
   } catch (const std::runtime_error& error) {
     throw Failure{FUSEDOPS_INVALID_ENVIRONMENT, error.what()};
   }

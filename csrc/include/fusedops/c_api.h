@@ -41,7 +41,7 @@ typedef enum fusedops_status {
 /* The version, such as "1.2.3". */
 FUSEDOPS_API const char* fusedops_version(void);
 
-/* Description of any status code. */
+/* Returns a description of a status code, in words. */
 FUSEDOPS_API const char* fusedops_status_string(fusedops_status status);
 
 /* Describes the last failed call of this thread: the function, the argument, its value and what was
