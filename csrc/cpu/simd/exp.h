@@ -19,7 +19,7 @@ namespace {
 // Results stored as float have an error of 0.7 ulp. ln2 is split into two constants (Cody and
 // Waite), and the error of the polynomial is 7.8e-9.
 struct ExpFloat {
-  static constexpr float kLowest = -103.972084f;     // exp rounds to 0
+  static constexpr float kLowest = -103.972084f;     // up to it, exp rounds to 0
   static constexpr float kLowestNormal = -87.3365f;  // below it, exp is denormal
   static constexpr float kLog2E = 1.44269504088896341f;
   static constexpr float kLn2[] = {0.693359375f, -2.12194440e-4f};
@@ -98,6 +98,7 @@ FUSEDOPS_INLINE V zero_outside(M mask, V x) {
 template <class Stored, int kUp, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least) {
   using K = typename ExpFor<Stored>::type;
+  // MulByPow2() may leave the factor 2^kUp to the polynomial.
   constexpr C kUnit = kHasMulByPow2 && kUp != 0 ? kExpScale<C> : C(1);
   const auto above = NotLessEqual(x, lowest);  // true for NaN
   x = zero_outside(above, x);

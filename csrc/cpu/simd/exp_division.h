@@ -74,6 +74,8 @@ struct Divisor<double> {
       : high(factor), low(sum), least(factor == 0 ? 0 : least_of(factor, magnitude(sum))) {}
 
  private:
+  // Returns the exponential from which on neither the product with the factor nor the quotient is
+  // denormal. With a tiny factor all exponentials are divided in steps.
   static FUSEDOPS_INLINE double least_of(double factor, double sum) {
     if (factor < 0x1p-500) return kInfinity<double>;
     const double one = kExpScale<double>;
@@ -81,6 +83,7 @@ struct Divisor<double> {
   }
 };
 
+// Divides scaled exponentials, none of which is between 0 and by.least.
 template <class Out, class C>
 FUSEDOPS_INLINE Tile<C> divided(Tile<C> e, const Divisor<Out>& by) {
   if constexpr (sizeof(Out) == sizeof(double)) return e * by.high / by.low;
@@ -111,7 +114,7 @@ FUSEDOPS_INLINE Wide<float> operator-(Wide<float> a, Wide<float> b) {
 
 // Rounds doubles to float precision: to a multiple of 2^-149 where a float would be denormal.
 FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
-  constexpr double kOntoMultiples = 0x1.8p-97;
+  constexpr double kOntoMultiples = 0x1.8p-97;  // adding it rounds to a multiple of 2^-149
   Wide<float> large;
   for (int i = 0; i < 2; ++i) {
     const Vec<double> x = wide.v[i];
@@ -140,7 +143,8 @@ FUSEDOPS_INLINE Vec<float> divided_in_steps(Vec<float> e, Wide<float> scale) {
 // denormal. If any is, the vector is computed unscaled.
 template <class Out>
 FUSEDOPS_INLINE Vec<double> divided_in_steps(Vec<double> e, Vec<double> factor, Vec<double> sum) {
-  constexpr double kOntoMultiples = 0x1p-958;  // 2^64 times the smallest normal number
+  constexpr double kOntoMultiples = 0x1p-958;  // adding it rounds to a multiple of 2^(64 - 1074)
+  // 2^64 times the smallest normal number, and times the largest one that rounds to 0.
   constexpr double kScaledLeast = 0x1p-958, kScaledVanishes = 0x1p-1011;
   const Vec<double> plain_sum = sum * (1 / kExpScale<double>);
   e = e < kScaledLeast ? (e + kOntoMultiples) - kOntoMultiples : e;

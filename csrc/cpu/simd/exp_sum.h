@@ -1,5 +1,6 @@
-// exp of vectors of which only a sum is wanted. The values may be positive, so that exp may
-// overflow; the caller sees this in the sum.
+// exp for sums: where only the sum of the exponentials is wanted, a shorter polynomial than exp.h's
+// is precise enough for floats. Unlike in exp.h, x may be positive. If an exponential overflows,
+// the sum is infinite or NaN, for which the caller checks.
 #pragma once
 
 #include "cpu/simd/exp.h"
@@ -7,7 +8,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// With FMA the product n ln2 is not rounded, and ln2 as one constant leaves an error of n 2e-9.
+// Without FMA, ln2 is split as in ExpFloat. With FMA the product n * ln2 is not rounded, and ln2 as
+// a single constant leaves an error of n * 2e-9.
 template <bool kFuses>
 struct Ln2 {
   static constexpr float kLn2[] = {0.69314718055994531f};
@@ -45,7 +47,8 @@ struct ExpFor<SumOf<double>> {
 // instruction for MulByPow2(), results from 2^127.5 (2^1023.5 for doubles) on are infinite, too.
 template <class C>
 FUSEDOPS_INLINE Tile<C> exp_or_infinity(Tile<C> x) {
-  // Here n + 127 (or 1023) are the exponent bits of infinity, and further up the sign bit.
+  // For this x, n + 127 (n + 1023 for doubles) are the exponent bits of infinity. A larger n would
+  // reach the sign bit.
   constexpr C kInfinite = sizeof(C) == sizeof(double) ? C(709.9) : C(88.9);
   if constexpr (!kHasMulByPow2) {
     for (auto& vec : x.v) vec = Min(vec, Set(kInfinite));

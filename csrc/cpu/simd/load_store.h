@@ -28,7 +28,7 @@ FUSEDOPS_INLINE Tile<float> load(const Half* from) {
   return {{PromoteHalf(Load<VecU16>(from)), PromoteHalf(Load<VecU16>(from + kLanes<float>))}};
 }
 
-// Returns what store() writes: vectors in memory order.
+// Returns what store() writes: vectors in memory order. Of the pointer only the type counts.
 template <class C>
 FUSEDOPS_INLINE Tile<C> packed(Tile<C> tile, const C*) {
   return tile;

@@ -48,8 +48,8 @@ FUSEDOPS_INLINE Vec<double> log_of_sum(Vec<double> sum) {
   return sum;
 }
 
-// Returns log(1 + x) for x in [0, 1], with a relative error below 2e-10 if Out is not double. x^2
-// is not denormal.
+// Returns log(1 + x) for x in [0, 1], with a relative error below 2e-10 if Out is not double. The
+// caller makes sure that x^2 is not denormal.
 template <class Out>
 FUSEDOPS_INLINE Vec<double> log1p_of_fraction(Vec<double> x) {
   if constexpr (sizeof(Out) < sizeof(double)) {

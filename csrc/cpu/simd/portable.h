@@ -75,9 +75,10 @@ FUSEDOPS_INLINE V MaskedMin(M mask, V a, V b) {
   return mask ? Min(a, b) : a;
 }
 
-// Returns value * 2^(n + kUp) for integral n <= 0 held in a floating-point vector. If an
-// instruction does this (kHasMulByPow2), the result is 0 outside of the mask, whatever the lanes
-// hold, and 2^kUp must be part of `value`. Here the exponent bits are set to n + kUp.
+// Returns value * 2^(n + kUp) for an integral n held in a floating-point vector. If an instruction
+// does this (kHasMulByPow2), the result is 0 outside of the mask, whatever the lanes hold, and
+// 2^kUp must be part of `value`. Here 2^(n + kUp) is made of its exponent bits, and must be a
+// normal number or infinity.
 constexpr bool kHasMulByPow2 = false;
 template <int kUp, class M>
 FUSEDOPS_INLINE Vec<float> MulByPow2(M, Vec<float> value, Vec<float> n) {
@@ -113,6 +114,7 @@ FUSEDOPS_INLINE VecU32 InterleaveRounded(Vec<float> even, Vec<float> odd, Round 
   return (round(even) >> 16) | (round(odd) & 0xffff0000u);
 }
 
+// Exponents of floats have a bias of 127, and those of halves one of 15: 112 is the difference.
 FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
   const VecU32 half = __builtin_convertvector(bits, VecU32);
   const VecU32 magnitude = half & 0x7fffu, sign = (half & 0x8000u) << 16;
@@ -123,6 +125,8 @@ FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
   const VecU32 finite = magnitude < 0x0400u ? denormal : normal;
   return (Vec<float>)((magnitude >= 0x7c00u ? special : finite) | sign);
 }
+// Halves are denormal below 2^-14, whose bits are 0x38800000, and infinite from 2^16 on,
+// 0x47800000.
 FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
   const VecU32 bits = (VecU32)value;
   const VecU32 magnitude = bits & 0x7fffffffu, sign = (bits >> 16) & 0x8000u;
@@ -207,7 +211,8 @@ FUSEDOPS_INLINE void StoreN(T* to, const T (&from)[kSize], int64_t count) {
   std::memcpy(to, from, count * sizeof(T));
 }
 
-// Read two words, which overlap if `bytes` is between one and two words.
+// Returns `bytes` bytes, from one word to two, of which it reads the first word and the last: these
+// overlap if `bytes` is between.
 template <class Word>
 FUSEDOPS_INLINE uint64_t LoadTwoWords(const char* from, int bytes) {
   const uint64_t last = Load<Word>(from + bytes - sizeof(Word));

@@ -90,6 +90,8 @@ FUSEDOPS_INLINE void fold_lanes(Vec<C> (&v)[kLanes<C>]) {
     fold_lanes<C, Width / 2, 2 * kStep>(v);
   }
 }
+// Sets result[i] to the sum of the lanes of v[i]. It folds as many vectors at once as a vector has
+// lanes, the last one again where fewer are left.
 template <class C, int kCount>
 FUSEDOPS_INLINE void sums_over_lanes(const Vec<C> (&v)[kCount], C (&result)[kCount]) {
   constexpr int L = kLanes<C>;

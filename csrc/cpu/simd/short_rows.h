@@ -79,6 +79,7 @@ FUSEDOPS_INLINE void unpack(Vec<float> word, int half, Tile<float>* columns, con
   columns[1].v[half] = PromoteHalf(__builtin_convertvector((VecU32)word >> 16, VecU16));
 }
 
+// Joins what unpack() splits.
 template <class C>
 FUSEDOPS_INLINE Vec<C> pack(const Tile<C>* columns, int half, const C*) {
   return columns[0].v[half];
@@ -103,7 +104,8 @@ struct GroupRows {
   FUSEDOPS_INLINE T* operator[](int64_t row) const { return first + row * stride; }
 };
 
-// Calls body(first column, number of bytes) for each block of a row of T.
+// Calls body(first column, Full{}) for each block of a row of T, and in a row that is shorter than
+// a block body(0, number of bytes).
 template <class T, class Body>
 FUSEDOPS_INLINE void for_blocks(int64_t cols, Body body) {
   if (cols < kBlockCols<T>) return body(0, static_cast<int>(cols * sizeof(T)));
@@ -125,7 +127,8 @@ constexpr int row_of(int half, int vector, int block) {
   return half * kLanes<C> + block * kBlockWords<C> + vector;
 }
 
-// `group` has room for a whole block, even if rows are shorter.
+// Loads a group of evenly spaced rows. `group` has room for a whole block, even if rows are
+// shorter.
 template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE void load_even_rows(GroupRows<const T> rows, int64_t cols, Tile<C>* group) {
   for_blocks<T>(cols, [&](int64_t col, auto bytes) FUSEDOPS_LAMBDA {
@@ -168,8 +171,8 @@ FUSEDOPS_NOINLINE void store_even_rows(GroupRows<T> rows, int64_t cols, const Ti
   });
 }
 
-// If the rows of a group lie in two runs, or do not fill it, they are copied first, so that they
-// are evenly spaced. Missing rows are zeros.
+// Loads `count` rows from `first` on as a group. If they lie in two runs, or do not fill the group,
+// they are copied first, so that they are evenly spaced. Missing rows are zeros.
 template <class T>
 FUSEDOPS_INLINE void load_group(
     const ConstRows& rows, int64_t first, int64_t cols, Tile<Compute<T>>* group,
@@ -185,6 +188,7 @@ FUSEDOPS_INLINE void load_group(
   load_even_rows<T>({copy, cols}, cols, group);
 }
 
+// Stores the first `count` rows of a group, by a copy where load_group() would make one.
 template <class T>
 FUSEDOPS_INLINE void store_group(
     const Rows& rows, int64_t first, int64_t cols, const Tile<Compute<T>>* group,

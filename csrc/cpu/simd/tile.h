@@ -70,7 +70,8 @@ template <class C>
 FUSEDOPS_INLINE Tile<C> MulAdd(Tile<C> a, Tile<C> b, Tile<C> c) {
   return {{MulAdd(a.v[0], b.v[0], c.v[0]), MulAdd(a.v[1], b.v[1], c.v[1])}};
 }
-// Returns a * b - c, which the compiler fuses or not where there is no MulAdd().
+// Returns a * b - c. `b` and `c` are numbers or tiles. Where there is no MulAdd(), the compiler
+// decides whether to fuse the product.
 template <class C, class S>
 FUSEDOPS_INLINE Tile<C> MulSub(Tile<C> a, S b, S c) {
   if constexpr (!kHasMulAdd) {
@@ -165,7 +166,7 @@ FUSEDOPS_INLINE Tile<C> demoted(WideTile<C> wide) {
   return {{demoted(wide.v[0]), demoted(wide.v[1])}};
 }
 
-// A wide tile has this many vectors, in the order of its lanes.
+// A wide tile has this many vectors. vector_of() numbers them in the order of the tile's lanes.
 template <class C>
 constexpr int64_t kWideVectors = sizeof(WideTile<C>) / kVectorBytes;
 template <class C>

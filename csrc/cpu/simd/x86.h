@@ -289,7 +289,8 @@ FUSEDOPS_INLINE void ExtractBlocks(Vec<C> value, Block (&blocks)[kBlocks]) {
 }
 
 #if !defined(FUSEDOPS_SANITIZED)
-// Columns of 4 and 8 bytes are masked. After memcpy, the vector load would wait for smaller stores.
+// Columns of 4 and 8 bytes are masked, because after memcpy a vector load would wait for several
+// smaller stores. FirstWords() is the mask of the first `count` words of 4 bytes.
 FUSEDOPS_INLINE __m256i FirstWords(int count) {
   return (__m256i)(VecI32{0, 1, 2, 3, 4, 5, 6, 7} < VecI32{} + count);
 }
