@@ -12,6 +12,7 @@ struct CpuLauncher {
 #include "launches.def"
 #undef LAUNCH
 
+  // Only the backward of norms has a workspace, for the sums over rows.
   template <class Args>
   int64_t workspace_bytes(const Args&) const {
     return 0;

@@ -42,7 +42,7 @@ void add_rows_to(const ColumnSums& args, int64_t begin, int64_t count, Compute<I
   }
 }
 
-// Adds up columns whose sums have the dtype of the results, in place of these.
+// Adds up columns whose sums have the dtype of the results, in the memory of the results.
 template <class In>
 FUSEDOPS_INLINE void add_columns(const ColumnSums& args, int64_t begin, int64_t count, In* sums) {
   if (args.is_first) std::memset(sums, 0, count * sizeof(In));

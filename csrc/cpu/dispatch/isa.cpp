@@ -106,6 +106,7 @@ const CpuKernels& cpu_kernels() {
 
 }  // namespace fusedops
 
+// Returns the name of the chosen instruction set, or null if cpu_kernels() throws.
 extern "C" __attribute__((visibility("default"))) const char* fusedops_cpu_isa() {
   try {
     return fusedops::cpu_kernels().isa;

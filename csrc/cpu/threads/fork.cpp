@@ -9,6 +9,7 @@ namespace {
 
 std::atomic<bool> used{false}, lost{false};
 
+// The handler runs in the child of a fork.
 const int registered = pthread_atfork(nullptr, nullptr, [] { lost = used.load(); });
 
 }  // namespace

@@ -8,8 +8,9 @@
 
 namespace fusedops {
 
-// Kernels call this when they start and end. It returns at once unless the interpreter is ending,
-// and never once it has ended.
+// parallel_for() calls this when it starts and ends. It returns at once unless the interpreter is
+// ending, and then too in the main thread and in one that holds the lock. Any other thread waits
+// until the process ends or, if the interpreter does not begin to finalize, for at most a second.
 void wait_while_interpreter_exits();
 
 }  // namespace fusedops

@@ -14,11 +14,12 @@ int64_t thread_count();
 // Returns the index of the calling thread, which differs between threads of a parallel_for().
 int64_t thread_index();
 
-// Calls body(begin, end, context) in parallel for ranges that cover [0, count). Each range but the
-// last has at least `grain` elements. An exception from a body is rethrown here once all are done.
+// Calls body(begin, end, context) in parallel for at most ceil(count / grain) ranges, which cover
+// [0, count). An exception from a body is rethrown here once all are done.
 using RangeBody = void (*)(int64_t begin, int64_t end, const void* context);
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void* context);
 
+// Does the same with f(begin, end).
 template <class F>
 void parallel_for(int64_t count, int64_t grain, const F& f) {
   const RangeBody body = [](int64_t begin, int64_t end, const void* context) {

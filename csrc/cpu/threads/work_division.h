@@ -48,6 +48,7 @@ struct InnerSegments {
   }
 
  private:
+  // Returns a multiple of kMinCols within the limits. All rows of `fit` columns fit into the cache.
   static constexpr int64_t width(int64_t fit) {
     return fit < kMinCols ? kMinCols : fit < kMaxCols ? fit / kMinCols * kMinCols : kMaxCols;
   }

@@ -20,7 +20,7 @@ inline constexpr int64_t kGrainElements = 32768;
 // bypassing gains 20-40 % at 24 MiB and nothing at 16 MiB.
 inline constexpr int64_t kStreamingBytes = int64_t(20) << 20;
 
-// Whether results bypass the cache. `bytes` are read and written for each element.
+// Whether the results of a launch bypass the cache. It reads and writes `bytes` for each element.
 inline bool is_streaming(int64_t elements, int64_t bytes) {
   return elements * bytes > kStreamingBytes;
 }
@@ -98,7 +98,8 @@ void for_rows(int64_t rows, int64_t cols, int64_t scratch_bytes, Body body) {
   for_range(rows, grain, Scratch(scratch_bytes), body);
 }
 
-// Calls body(columns, scratch) for whole segments of a long row, on as many threads as pay.
+// Calls body(columns, scratch) for whole segments of long rows, on as many threads as pay if body
+// computes the columns of `rows` rows.
 template <class Body>
 void for_columns(int64_t cols, int64_t rows, const Scratch& scratch, Body body) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / kRowSegment / rows);
@@ -121,7 +122,7 @@ void for_long_rows(
     return static_cast<char*>(partials) + partial_bytes;
   };
   const int64_t unshared_rows = rows - rows % memory.threads();
-  for_range(unshared_rows, 1, memory, [&](RowRange range, void* partials) {
+  for_range(unshared_rows, /*grain=*/1, memory, [&](RowRange range, void* partials) {
     for (int64_t row = range.begin; row < range.end; ++row) {
       reduce(row, RowRange{0, cols}, partials, scratch_after(partials));
       write(row, RowRange{0, cols}, partials, scratch_after(partials));
@@ -129,7 +130,7 @@ void for_long_rows(
   });
   void* const partials = memory.of_thread();
   const auto shared = [&](int64_t row, auto step) {
-    for_columns(cols, 1, memory, [&](RowRange segments, void* thread_scratch) {
+    for_columns(cols, /*rows=*/1, memory, [&](RowRange segments, void* thread_scratch) {
       step(row, segments, partials, scratch_after(thread_scratch));
     });
   };
