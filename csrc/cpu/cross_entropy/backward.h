@@ -43,6 +43,7 @@ struct alignas(kVectorBytes) GradientBatch {
 template <class C, bool kCapped>
 constexpr double kAboveLowest = 1e-4 + (kCapped ? (sizeof(C) == sizeof(double) ? 37 : 17) : 0);
 
+// Computes factor, lowest, smoothing and of_class of all rows of a batch from its other numbers.
 template <class C, bool kCapped>
 FUSEDOPS_NOINLINE void compute_factors(
     const CrossEntropyBackward& args, LogitsOf<C, kCapped> logits, GradientBatch& batch) {
@@ -53,6 +54,7 @@ FUSEDOPS_NOINLINE void compute_factors(
   const auto grad_lse = Load<Vec<double>>(batch.grad_lse);
   const auto lse = Load<Vec<double>>(batch.lse), error = Load<Vec<double>>(batch.lse_error);
   const auto base = Load<Vec<double>>(batch.base);
+  // The exponentials are those of logit - lse, without lse_error.
   const Vec<double> to_row = exp_above<double, 0>(ExpDouble::kLowestNormal, -error, unused);
   const Vec<double> factor = (grad + grad_lse) * scale * to_row;
   // The logarithm takes normal numbers alone; a row without a gradient has a factor of 0.
@@ -70,6 +72,8 @@ FUSEDOPS_NOINLINE void compute_factors(
   Store(batch.of_class, (grad * ((e - each) - missing) + grad_lse * p) * slope);
 }
 
+// Writes the gradient of row `index` of a batch in `cols` columns, as if none were that of the
+// class.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void write_gradient(
     In* result, const In* input, AnyLogits logits, const GradientBatch& batch, int index,
@@ -90,7 +94,7 @@ FUSEDOPS_INLINE void write_gradient(
   });
 }
 
-// Computes columns [begin, end) of some rows.
+// Computes the gradient in the columns `cols` of some rows.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void cross_entropy_backward_rows(
     const CrossEntropyBackward& args, RowRange rows, RowRange cols, AnyLogits logits) {

@@ -9,12 +9,12 @@ namespace {
 
 void launch_long(const CpuKernels& kernels, const CrossEntropyForward& args) {
   for_long_rows(
-      args.rows, args.cols, logit_sums_bytes(args.cols), 0,
+      args.rows, args.cols, logit_sums_bytes(args.cols), /*scratch_bytes=*/0,
       [&](int64_t row, RowRange cols, void* partials, void*) {
         kernels.long_cross_entropy(args, row, cols, static_cast<LogitSums*>(partials));
       },
       [&](int64_t row, RowRange cols, const void* partials, void*) {
-        if (cols.begin != 0) return;
+        if (cols.begin != 0) return;  // one thread writes the loss of a row
         kernels.write_long_cross_entropy(args, row, static_cast<const LogitSums*>(partials));
       });
 }
@@ -40,14 +40,15 @@ void launch_long(const CpuKernels& kernels, const CrossEntropyBackward& args) {
 void CpuLauncher::launch(const CrossEntropyForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   if (is_long_row(args.cols)) return launch_long(kernels, args);
-  for_rows(
-      args.rows, args.cols, 0, [&](RowRange rows, void*) { kernels.cross_entropy(args, rows); });
+  for_rows(args.rows, args.cols, /*scratch_bytes=*/0, [&](RowRange rows, void*) {
+    kernels.cross_entropy(args, rows);
+  });
 }
 
 void CpuLauncher::launch(const CrossEntropyBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   if (is_long_row(args.cols)) return launch_long(kernels, args);
-  for_rows(args.rows, args.cols, 0, [&](RowRange rows, void*) {
+  for_rows(args.rows, args.cols, /*scratch_bytes=*/0, [&](RowRange rows, void*) {
     kernels.cross_entropy_backward(args, rows, RowRange{0, args.cols});
   });
 }

@@ -92,6 +92,9 @@ FUSEDOPS_NOINLINE LaneSums sums_of_lanes(Segment<In> segment, AnyLogits logits, 
     sums.differences = sums.differences + filled<In>(d, part, C(0));
     return sums;
   };
+  // The pairs of tiles before `end` are added without a comparison, and the pair at `end` with one.
+  // `end` is the pair with the class and then the end of all pairs, which it is at once if no pair
+  // has the class. If all pairs are compared, it is each of them in turn.
   const int64_t pairs_end = segment.cols / kPair * kPair;
   const bool compares_all = segment.cols <= kMaxComparedCols;
   const bool has_class = 0 <= segment.class_col && segment.class_col < pairs_end;
@@ -122,6 +125,8 @@ FUSEDOPS_NOINLINE LaneSums sums_of_lanes(Segment<In> segment, AnyLogits logits, 
       lanes_of_sum<In>({even.differences, odd.differences}, segment.cols)};
 }
 
+// Returns the sums of a segment. The logits add up to their differences from the shift and a shift
+// each.
 FUSEDOPS_INLINE LogitSums sums_of(double shift, double sum, double differences, int64_t cols) {
   return {shift, sum, differences + shift * double(cols)};
 }
@@ -134,6 +139,7 @@ FUSEDOPS_NOINLINE LogitSums sums_of_segment(Segment<In> segment, AnyLogits logit
       ReduceLanes<double>(lanes.differences, Add{}), segment.cols);
 }
 
+// Whether a sum of exponentials is a number: none has overflowed, and none is that of +inf or NaN.
 FUSEDOPS_INLINE bool is_usable(double sum) { return sum >= 0 && sum < kInfinity<double>; }
 
 // Computes a segment that has an infinite logit or NaN, or overflows with the row's shift.
@@ -141,6 +147,7 @@ template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogits logits) {
   const C max = max_of_logits(segment.input, segment.cols, logits);
   if (max < kInfinity<C>) return sums_of_segment(segment, logits, shift_of(max));
+  // A logit is +inf, and so is the sum, unless another logit is NaN.
   const auto sums = fold_columns<In>(
       segment.cols, Broadcast(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         Tile<C> x = logits.minus(logits.base(load(segment.input + col, part)), C(0));
@@ -150,6 +157,7 @@ FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogi
   return {kInfinity<double>, sum_of(sums.even, sums.odd), 0};
 }
 
+// Returns the sums of two segments, whose exponentials are converted to the larger shift.
 template <class C>
 FUSEDOPS_NOINLINE LogitSums combined(LogitSums a, LogitSums b) {
   const double shift = a.shift < b.shift ? b.shift : a.shift;
@@ -181,7 +189,7 @@ struct alignas(kVectorBytes) LossBatch {
   RowValue logit;  // of the class; -inf if there is none, so that the others are all columns
   RowValue kind;   // 1 if there is a class; otherwise the loss, 0 or NaN
 
-  // Also sets sums whose lse is 0, for rows that are not read.
+  // Sets the class of a row, and sums whose lse is 0, which set() replaces if the row is read.
   FUSEDOPS_INLINE void set_class(int index, RowClass target) {
     kind[index] = target.col >= 0 ? 1.0 : target.is_ignored ? 0.0 : kNaN;
     logit[index] = -kInfinity<double>;
@@ -208,7 +216,7 @@ FUSEDOPS_INLINE Vec<C> narrowed(Vec<double> x) {
 template <class C>
 FUSEDOPS_INLINE void store_batch(void* array, int64_t first, int count, Vec<C> values) {
   C* const to = static_cast<C*>(array) + first;
-  if (count == kBatchRows) {
+  if (count == kBatchRows) {  // a copy of constant size is one store
     std::memcpy(to, &values, kBatchRows * sizeof(C));
   } else {
     std::memcpy(to, &values, count * sizeof(C));
@@ -245,7 +253,8 @@ FUSEDOPS_NOINLINE void write_losses(
   store_batch<C>(args.lse_error, first, count, narrowed<C>(is_kept ? error : Vec<double>{}));
 }
 
-// Describes some rows of a call.
+// Describes at most kBatchRows rows of a call, and which of them are read (reads_ignored in
+// args.h).
 template <class In>
 struct RowBatch {
   Segment<In> rows[kBatchRows];
@@ -304,6 +313,7 @@ FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits,
   }
 }
 
+// Adds up rows of several segments, one row after the other.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void sum_rows(const RowBatch<In>& batch, AnyLogits logits, LossBatch& batch_sums) {
   using C = Compute<In>;

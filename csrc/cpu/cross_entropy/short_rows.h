@@ -42,12 +42,14 @@ FUSEDOPS_INLINE double base_in_group(const Tile<C>* bases, int64_t row, int64_t 
 
 // --- forward ------------------------------------------------------------------------------------
 
+// Holds for each row of a group the sums of LaneSums over its columns, and their shift.
 template <class C>
 struct alignas(kVectorBytes) GroupSums {
   RowLanes<C> shift;
   double exponentials[kTile<C>], differences[kTile<C>];
 };
 
+// Adds up a sum's two accumulators in double, and writes it for each row of a group.
 template <class C>
 FUSEDOPS_INLINE void store_sum(double* to, Tile<C> even, Tile<C> odd) {
   const WideTile<C> sum = promoted(even) + promoted(odd);
@@ -113,7 +115,8 @@ FUSEDOPS_INLINE void cross_entropy_groups(
           batch.set(i, sums_of(sums.shift[row], sum, sums.differences[row], args.cols));
         } else {
           const In* input = start_of<In>(args.logits.input, first + row);
-          const Segment<In> segment{input, args.cols, target.col, false};
+          // Segments of so few columns have a total anyway (kMaxComparedCols).
+          const Segment<In> segment{input, args.cols, target.col, /*wants_total=*/false};
           batch.set(i, sums_of_special_segment(segment, logits));
         }
       }
