@@ -178,6 +178,8 @@ FUSEDOPS_INLINE auto with_values(
   return body(static_cast<const In*>(values) + at);
 }
 
+// Apply an operand to a tile of scores: none, a bool mask, which puts mask_value in place of the
+// scores that it hides, or a bias or mask that is added.
 template <class In, class Part, class C = Compute<In>>
 FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, NoOperand, int64_t, Part, C) {
   return score;
@@ -263,6 +265,7 @@ FUSEDOPS_INLINE C write_scores(
   return max_of(max, max);
 }
 
+// Writes the scores scale * input, with one operand applied.
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C scores_of(
     const In* input, C scale, OperandValues operand, C* scratch, C mask_value, RowRange visible,
@@ -283,6 +286,7 @@ capped_scores_of(const In* input, C scale, C cap, C* scratch, RowRange visible, 
   return write_scores<In>(at, NoOperand{}, scratch, C(0), visible, cols);
 }
 
+// Applies one more operand to the scores in scratch memory.
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C
 scores_with(OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
@@ -305,7 +309,8 @@ void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t
 // computed as a whole.
 constexpr int64_t kFoldedCols = 2 * kTile<float>;
 
-// Replaces the scores by exp(score - max), and returns the chunk's maximum and sum.
+// Replaces the scores in `cols` by exp(score - max), and returns the chunk's maximum and sum. Whole
+// tiles are computed, for which scratch memory is padded; the scores after `cols` are -inf.
 template <class Out, class C>
 FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, RowRange cols) {
   const C shift = shift_of(max);
@@ -530,14 +535,17 @@ struct MaskedSoftmax {
 
   FUSEDOPS_INLINE void finish(int64_t index, MaskedRow<In>& row) const {
     SoftmaxRow whole = row.whole();
+    // If no visible score exceeds the mask value, perhaps nothing is visible. The exponentials are
+    // computed for a mask value of -inf to find out, and again if something is.
     if (args.zero_masked_rows && whole.max <= mask_value()) {
       if (is_nothing_visible<Out>(row)) {
-        write_sink(index, 1);
+        write_sink(index, /*probability=*/1);
         return write(index, row, whole, RowRange{0, 0});
       }
       compute_exponentials<Out>(&row, 1, mask_value());
     }
     whole = row.with_sink(whole);
+    // If hidden columns have a probability, or become NaN, the whole row is computed.
     if (!row.is_rest_zero(whole, mask_value())) {
       row.computed = {0, args.cols};
       compute_exponentials<Out>(&row, 1, mask_value());
@@ -562,7 +570,7 @@ struct MaskedSoftmax {
       drop_columns<In>(
           DropoutRow(args.dropout, index), row.scratch + cols.begin, cols.begin,
           cols.end - cols.begin);
-      whole.sum /= args.dropout.scale;
+      whole.sum /= args.dropout.scale;  // multiplies the results, which are divided by the sum
     }
     write_to(args.output, index, row, whole, cols);
   }
@@ -595,6 +603,7 @@ FUSEDOPS_INLINE void masked_softmax_rows(
 
 // --- backward -----------------------------------------------------------------------------------
 
+// Returns the sum of grad * probabilities over the visible columns.
 template <class T, class Grad, class C = Compute<T>>
 C dot(Grad grad, const T* probabilities, RowRange visible, int64_t cols) {
   const Tile<C> sum = fold_visible<T>(

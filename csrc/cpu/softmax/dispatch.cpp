@@ -82,7 +82,8 @@ void softmax_statistics(const SoftmaxStatistics& args, int64_t row, RowRange col
   with_type(args.input.dtype, [&](auto tag) {
     using In = decltype(tag);
     using C = Compute<In>;
-    reduce_softmax_chunks<true, C>(
+    // The sums of a log_softmax are not scaled.
+    reduce_softmax_chunks</*Log=*/true, C>(
         start_of<In>(args.input, row), static_cast<SoftmaxChunk<C>*>(chunks), cols);
   });
 }

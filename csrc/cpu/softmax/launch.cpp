@@ -9,7 +9,7 @@ namespace {
 
 void launch_long(const CpuKernels& kernels, const SoftmaxForward& args, bool streaming) {
   for_long_rows(
-      args.rows, args.cols, softmax_chunks_bytes(args.cols), 0,
+      args.rows, args.cols, softmax_chunks_bytes(args.cols), /*scratch_bytes=*/0,
       [&](int64_t row, RowRange cols, void* chunks, void*) {
         kernels.long_softmax(args, row, cols, chunks, streaming);
       },
@@ -20,7 +20,7 @@ void launch_long(const CpuKernels& kernels, const SoftmaxForward& args, bool str
 
 void launch_long(const CpuKernels& kernels, const SoftmaxBackward& args, bool streaming) {
   for_long_rows(
-      args.rows, args.cols, softmax_chunks_bytes(args.cols), 0,
+      args.rows, args.cols, softmax_chunks_bytes(args.cols), /*scratch_bytes=*/0,
       [&](int64_t row, RowRange cols, void* chunks, void*) {
         kernels.long_softmax_backward(args, row, cols, chunks);
       },
@@ -47,7 +47,7 @@ void CpuLauncher::launch(const SoftmaxBackward& args) const {
   const int64_t bytes = 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype);
   const bool streaming = is_streaming(args.rows * args.cols, bytes);
   if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
-  for_rows(args.rows, args.cols, 0, [&](RowRange range, void*) {
+  for_rows(args.rows, args.cols, /*scratch_bytes=*/0, [&](RowRange range, void*) {
     kernels.softmax_backward(args, range, streaming);
   });
 }
@@ -58,11 +58,12 @@ void CpuLauncher::launch(const SoftmaxStatistics& args) const {
     kernels.softmax_statistics(args, row, cols, chunks);
   };
   const auto save = [&](int64_t row, RowRange cols, const void* chunks, void*) {
+    // One thread writes the statistics of a row.
     if (cols.begin == 0) kernels.write_softmax_statistics(args, row, chunks);
   };
   const int64_t chunk_bytes = softmax_chunks_bytes(args.cols);
   if (is_long_row(args.cols)) {
-    return for_long_rows(args.rows, args.cols, chunk_bytes, 0, reduce, save);
+    return for_long_rows(args.rows, args.cols, chunk_bytes, /*scratch_bytes=*/0, reduce, save);
   }
   for_rows(args.rows, args.cols, chunk_bytes, [&](RowRange rows, void* chunks) {
     for (int64_t row = rows.begin; row < rows.end; ++row) {
@@ -82,11 +83,11 @@ void CpuLauncher::launch(const SoftmaxApply& args) const {
   if (is_long_row(args.cols)) {
     const Scratch none(0);
     for (int64_t row = 0; row < args.rows; ++row) {
-      for_columns(args.cols, 1, none, [&](RowRange cols, void*) { apply(row, cols); });
+      for_columns(args.cols, /*rows=*/1, none, [&](RowRange cols, void*) { apply(row, cols); });
     }
     return;
   }
-  for_rows(args.rows, args.cols, 0, [&](RowRange rows, void*) {
+  for_rows(args.rows, args.cols, /*scratch_bytes=*/0, [&](RowRange rows, void*) {
     for (int64_t row = rows.begin; row < rows.end; ++row) apply(row, {0, args.cols});
   });
 }

@@ -72,6 +72,8 @@ void write_statistics(const SoftmaxStatistics& args, int64_t row, const void* ch
   static_cast<C*>(args.sum)[row] = C(whole.sum);
 }
 
+// Writes exp(input - max) / sum. Columns have no chunks here, so each tile is asked whether it has
+// to be divided in steps.
 template <class In, class Out>
 FUSEDOPS_INLINE void apply_softmax_statistics(
     const SoftmaxApply& args, int64_t row, RowRange cols, StoreMode mode) {
@@ -80,7 +82,7 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
   Out* output = start_of<Out>(args.output, row);
   const C shift = shift_of(static_cast<const C*>(args.max)[row]);
   const double sum = static_cast<const C*>(args.sum)[row];
-  const Divisor<Out> by(1.0, sum * kExpScale<C>);
+  const Divisor<Out> by(1.0, sum * kExpScale<C>);  // the exponentials are scaled, the sum is not
   for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
     const Tile<C> e = Recomputed<In, Out>{input}.at(col, part, shift);

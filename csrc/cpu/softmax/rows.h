@@ -23,9 +23,10 @@ static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 // at most a quarter of the L2 cache.
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
 
-// A backward computes rows of up to this many columns in groups, whose sums over lanes overlap. In
-// 16 bits, arithmetic bounds them. A group of wider ones takes up to a third more time than single
-// rows once it exceeds the L1 cache: of 256 floats, it reads and writes 24 KiB.
+// A backward computes rows of up to this many columns in groups, whose sums over lanes overlap. A
+// group of 16-bit rows is bound by arithmetic. One of wider rows takes up to a third more time than
+// single rows once it exceeds the L1 cache: eight rows of 256 floats in each of three tensors are
+// 24 KiB.
 template <class Out>
 constexpr int64_t kMaxGradGroupCols = sizeof(Out) == 2 ? 1024 : 1024 / sizeof(Out);
 
@@ -187,7 +188,8 @@ struct Recomputed {
   }
 };
 
-// Writes columns of a chunk in which a result, or an intermediate value, may be denormal.
+// Writes columns of a chunk, dividing each exponential in steps: where a result or an intermediate
+// value is denormal, a multiplication would lose bits.
 template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_NOINLINE void write_in_steps(
     Out* output, Exponentials exponentials, C shift, Divisor<Out> by, RowRange cols) {
@@ -198,6 +200,7 @@ FUSEDOPS_NOINLINE void write_in_steps(
   });
 }
 
+// Writes a range of columns: the exponentials of each chunk, divided by the sum of the row.
 template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_INLINE void write_softmax(
     Out* output, Exponentials exponentials, const SoftmaxChunk<C>* chunks, SoftmaxRow row,
@@ -383,8 +386,9 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols
   return rows;
 }
 
-// In every branch but the last the number of whole tiles is a constant, and the compiler omits the
-// loops over tiles, which cost such short rows as much as the arithmetic.
+// Computes groups unless rows have more than kMaxGradGroupCols columns, and returns the remaining
+// rows. In every branch but the last the number of whole tiles is a constant, and the compiler
+// omits the loops over tiles, which cost such short rows as much as the arithmetic.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE RowRange
 softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, StoreMode mode) {

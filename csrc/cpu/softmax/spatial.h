@@ -129,6 +129,7 @@ FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int in
   return (at(0) + at(kNext)) + (at(3 - kNext) + at(3));
 }
 
+// Adds up all accumulators that are read, in the tree of sum_of().
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int index) {
   Vec<double> sums[kLanes<double>];
@@ -179,7 +180,7 @@ struct ColumnGroup {
           const auto value = of_tile(col, part);
           const int64_t accumulator = accumulator_of<T>(row - rows.begin, all);
           Tile<C>* tile = accumulators + accumulator * stride + col / kTile<T>;
-          if (accumulator == row - rows.begin) {
+          if (accumulator == row - rows.begin) {  // the first row of each accumulator
             for (int64_t r = row; r < row + count; ++r, tile += stride)
               *tile = Broadcast(C(0)) + value(r);
           } else {
@@ -309,6 +310,7 @@ FUSEDOPS_NOINLINE void reduce_max(
       });
 }
 
+// Computes the sum of the exponentials of a chunk, for a group of columns.
 template <bool Log, class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void sum_chunk(
     Segment<const In> input, RowRange rows, ColumnGroup<In> group, SpatialScratch<In> scratch) {
@@ -342,7 +344,8 @@ WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
   return result;
 }
 
-// Returns the factors of Divisor<float>, or of Divisor for a 16-bit type.
+// Returns for each column of a tile what Divisor holds for a row of float or 16-bit results.
+// `scale` is factor / sum, and `inverse` is sum / factor.
 template <class Out>
 FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
     Tile<float> shift, WideTile<float> scale, WideTile<float> inverse) {
@@ -371,10 +374,10 @@ FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
   return {shift, high, demoted(each(last_term, rest, unless_denormal)), demoted(least), scale};
 }
 
-// Returns the factors of Divisor<double>.
+// Returns for each column of a tile what Divisor<double> holds for a row.
 FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
     Tile<double> shift, Tile<double> factor, Tile<double> sum) {
-  ColumnFactors<double> result{shift, factor, sum, {}, {}};
+  ColumnFactors<double> result{shift, /*high=*/factor, /*low=*/sum, /*least=*/{}, /*scale=*/{}};
   for (int half = 0; half < 2; ++half) {
     for (int lane = 0; lane < kLanes<double>; ++lane) {
       const Divisor<double> by(factor.v[half][lane], sum.v[half][lane]);
@@ -465,6 +468,7 @@ FUSEDOPS_INLINE Tile<C> divided(Tile<C> e, const ColumnFactors<C>& factors) {
   }
 }
 
+// Returns the softmax of a tile or, with Log, its logarithm.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const ColumnFactors<C>& factors) {
   const Tile<C> shifted = x - factors.shift;
@@ -530,6 +534,7 @@ union ColumnGradSums {
 };
 static_assert(sizeof(ColumnGradSums<float>) / kTile<float> <= kColumnPartialBytes);
 
+// Computes the sums of a group of columns.
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_NOINLINE void sum_grad_group(
     Segment<const Out> grad, Segment<const Out> output, int64_t rows, ColumnGroup<Out> group,
