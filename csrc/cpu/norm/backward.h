@@ -99,6 +99,7 @@ FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
 
 // --- rows ---------------------------------------------------------------------------------------
 
+// Returns a tile of grad_input (NormSlope).
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE Tile<C> norm_gradient(
     Tile<C> grad, Tile<C> weight, Tile<C> x, S mean, S rstd, NormSlope<S> sums) {
@@ -110,6 +111,7 @@ FUSEDOPS_INLINE Tile<C> norm_gradient(
   }
 }
 
+// Holds a row of the backward, and what its gradient is computed from.
 template <bool kCenters, class T>
 struct NormRow {
   using C = Compute<T>;
@@ -346,6 +348,8 @@ struct NormResults {
     });
   }
 
+  // Adds grad_sum to a chunk of gradients in scratch memory, and writes it to grad_input and, after
+  // dropout, to grad_branch.
   FUSEDOPS_NOINLINE void write_chunk(int64_t row, int64_t begin, int64_t cols) const {
     if (args.grad_sum.data != nullptr) {
       const T* more = start_of<T>(args.grad_sum, row) + begin;

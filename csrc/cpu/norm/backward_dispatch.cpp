@@ -8,7 +8,7 @@ namespace {
 // Calls body with the sums over rows that are wanted, as a constant.
 template <bool kCenters, class Body>
 void with_column_sums(const NormBackward& args, Body body) {
-  if constexpr (kCenters) {  // rms_norm has no bias
+  if constexpr (kCenters) {  // norms without a mean have no bias
     if (args.grad_bias.data != nullptr) return body(Constant<SumsOverRows::kBoth>{});
   }
   if (args.grad_weight.data != nullptr) return body(Constant<SumsOverRows::kWeight>{});

@@ -71,6 +71,7 @@ struct ColumnValues {
   const T* memory;
   const C* copy;  // null if there is none
 
+  // Returns values that read from `copy`.
   static ColumnValues copied_to(const C* copy) {
     if constexpr (sizeof(T) == sizeof(C)) {
       return {copy, nullptr};
@@ -110,6 +111,7 @@ ColumnValues<T> weight_values(const Args& args, C* copy) {
   return ColumnValues<T>::copied_to(copy);
 }
 
+// Returns the biases of the columns, or null pointers if there is no bias.
 template <class T, class Args, class C = Compute<T>>
 ColumnValues<T> bias_values(const Args& args, C* copy) {
   if (args.bias.data == nullptr) return {};

@@ -146,7 +146,8 @@ struct AddedRows {
     add<Branch>(r, begin, cols, FromScratch<C>{chunk}, C(args.dropout.scale));
   }
 
-  // Prefetches the columns after a chunk: the hardware prefetcher starts anew at each chunk.
+  // Writes branch * scale + residual for a chunk of row `r`. It prefetches the columns after the
+  // chunk, because the hardware prefetcher starts anew at each chunk.
   template <class Branch, class Source>
   FUSEDOPS_INLINE void add(int r, int64_t begin, int64_t cols, Source branch, C scale) const {
     const bool last = begin + kNormChunk<T> >= args.cols;
@@ -225,6 +226,7 @@ FUSEDOPS_INLINE Wider<T> started_at(C tiny, int64_t cols) {
   return Wider<T>(start_of_squares(tiny)) * (chunks * lanes);
 }
 
+// A row is multiplied by one of these powers of two if its squares overflow or underflow.
 template <class C>
 constexpr C kDown = sizeof(C) == sizeof(double) ? C(0x1p-520) : C(0x1p-80);
 template <class C>
@@ -378,6 +380,7 @@ FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
   return {scaled.squares / factor / factor, scaled.shift / factor, scaled.away / factor};
 }
 
+// Returns the moments of a row in memory. They are computed again if one pass is not exact.
 template <class T>
 Moments<Wider<T>> moments_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   const OneRow<T> row{{memory}};
@@ -419,6 +422,7 @@ FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(
   return scaled[0] / factor / factor;
 }
 
+// Returns the sum of squares of a row in memory. It is computed again if it is not in its range.
 template <class T>
 Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   Wider<T> squares[1];
@@ -524,6 +528,7 @@ struct NormStatistics<false, T> {
 
 // --- forward ------------------------------------------------------------------------------------
 
+// Computes norms of rows, several of them interleaved. `Rows` is PlainRows or AddedRows.
 template <bool kCenters, class T, template <class, int> class Rows>
 struct Norm {
   using C = Compute<T>;
@@ -567,7 +572,7 @@ struct Norm {
   template <int kCount>
   FUSEDOPS_INLINE void write(
       int64_t first, const Rows<T, kCount>& rows, const Statistics (&stats)[kCount]) const {
-    if constexpr (kCenters) {  // rms_norm has no bias
+    if constexpr (kCenters) {  // norms without a mean have no bias
       if (args.bias.data != nullptr) return write_biased<true>(first, rows, stats);
     }
     write_biased<false>(first, rows, stats);

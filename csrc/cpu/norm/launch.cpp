@@ -25,16 +25,18 @@ void backward_of_norms(int64_t count, At at, bool streaming) {
   });
   if (!column_sums_of(each).are_wanted()) return;
   const int64_t column_groups = padded_cols(each.cols) / kColumnPadding;
-  for_rows(count * column_groups, partition.count * kColumnPadding, 0, [&](RowRange range, void*) {
-    for (int64_t i = range.begin; i < range.end;) {
-      const int64_t tensor = i / column_groups, first = tensor * column_groups;
-      const int64_t end = std::min(range.end, first + column_groups);
-      kernels.norm_finish(
-          column_sums_of(at(tensor)), (i - first) * kColumnPadding,
-          std::min((end - first) * kColumnPadding, each.cols));
-      i = end;
-    }
-  });
+  for_rows(
+      count * column_groups, partition.count * kColumnPadding, /*scratch_bytes=*/0,
+      [&](RowRange range, void*) {
+        for (int64_t i = range.begin; i < range.end;) {
+          const int64_t tensor = i / column_groups, first = tensor * column_groups;
+          const int64_t end = std::min(range.end, first + column_groups);
+          kernels.norm_finish(
+              column_sums_of(at(tensor)), (i - first) * kColumnPadding,
+              std::min((end - first) * kColumnPadding, each.cols));
+          i = end;
+        }
+      });
 }
 
 // --- long rows ----------------------------------------------------------------------------------
@@ -103,7 +105,7 @@ void CpuLauncher::launch(const NormBackward& args) const {
   const int64_t bytes = tensors * size_of(args.input.dtype) + of_branch;
   const bool streaming = is_streaming(args.rows * args.cols, bytes);
   if (is_long(args)) return launch_long(cpu_kernels(), args, streaming);
-  backward_of_norms(1, [&](int64_t) { return args; }, streaming);
+  backward_of_norms(/*count=*/1, [&](int64_t) { return args; }, streaming);
 }
 
 void CpuLauncher::launch(const NormStack& stack) const {

@@ -18,6 +18,7 @@ FUSEDOPS_INLINE void for_segments(RowRange cols, Body body) {
   }
 }
 
+// Describe the columns `cols` of one row, or of a parameter, as if there were no others.
 template <class AnyRows>
 AnyRows columns_of(AnyRows rows, int64_t row, RowRange cols) {
   rows.data = moved(rows.data, rows.spacing.offset(row) + cols.begin, rows.dtype);
@@ -118,12 +119,14 @@ FUSEDOPS_INLINE void write_long_norm_segments(
     segment_args.cols = segment.end - segment.begin;
     const ColumnValues<T> weight = weight_values<T>(segment_args, scratch);
     const ColumnValues<T> bias = bias_values<T>(segment_args, scratch + kRowSegment);
-    Norm<kCenters, T, PlainRows>{segment_args, mode, weight, bias, nullptr}.write_one(stats);
+    Norm<kCenters, T, PlainRows>{segment_args, mode, weight, bias, /*scratch=*/nullptr}.write_one(
+        stats);
   });
 }
 
 // --- backward -----------------------------------------------------------------------------------
 
+// Returns the arguments of a backward of some columns of one row alone.
 inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange cols) {
   NormBackward segment_args = args;
   segment_args.grad_output = columns_of(args.grad_output, row, cols);
@@ -158,7 +161,7 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
     const auto rows = row_of_segment<kCenters, T>(segment_args, row, scratch + kRowSegment);
     C sums[2];
     norm_sums<SumsOverRows::kNone, kCenters, T, 1, C>(
-        rows, weight, nullptr, nullptr, segment_args.cols, sums);
+        rows, weight, /*grad_weight=*/nullptr, /*grad_bias=*/nullptr, segment_args.cols, sums);
     partials[segment.begin / kRowSegment] = {sums[0], sums[1]};
   });
 }
@@ -262,7 +265,9 @@ struct LongNormBackward {
   static void put_sums(Columns result, const C* sums, RowRange segment) {
     if (result.data == nullptr) return;
     with_result<T>(result, [&](auto* to) {
-      sum_partitions<T>(sums, to + segment.begin, 1, 0, 0, segment.end - segment.begin);
+      sum_partitions<T>(
+          sums, to + segment.begin, /*partitions=*/1, /*stride=*/0, /*begin=*/0,
+          segment.end - segment.begin);
     });
   }
 };

@@ -64,7 +64,7 @@ constexpr InnerSegments norm_segments(const Args& args) {
   const int64_t least = kElements / kMaxCols;
   return {
       args.dim_size < least ? least : args.dim_size, args.inner,
-      InnerSegments::kCacheBytes / kElements};
+      /*element_bytes=*/InnerSegments::kCacheBytes / kElements};
 }
 
 // Scratch memory holds weight and bias, a column that is computed again, and seven numbers for each
@@ -93,9 +93,9 @@ struct NormPartition {
   }
 };
 // With at least 64 rows, clearing and adding a partition's two accumulators costs under 2 %.
-constexpr NormPartition partition_of(const NormBackward& args) { return {args.rows, 64}; }
+constexpr NormPartition partition_of(const NormBackward& args) { return {args.rows, /*least=*/64}; }
 constexpr NormPartition partition_of(const SpatialNormBackward& args) {
-  return {args.outer * norm_segments(args).count, 1};
+  return {args.outer * norm_segments(args).count, /*least=*/1};
 }
 
 // Describes the sums over rows, grad_weight and grad_bias. The workspace holds both per partition.

@@ -381,6 +381,7 @@ struct NormBackwardGroups {
     return factor;
   }
 
+  // Adds the lanes of each column's tile, which are rows, to the column's sum.
   void add_over_rows(const Tile<float>* columns, float* sums) const {
     constexpr int64_t L = kLanes<float>;
     float totals[kShortRowCols];

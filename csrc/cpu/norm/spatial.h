@@ -118,6 +118,8 @@ class SpatialNorm {
     }
   }
 
+  // Sums the deviations of each column from its mean, and their squares; without a mean, the
+  // squares of values.
   FUSEDOPS_NOINLINE void sum_deviations(Segment<const T> input, int64_t cols) const {
     const auto body = [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
       NormColumn<C>& tile = column(col);
@@ -270,6 +272,7 @@ class SpatialNormGradient {
 
  private:
   using C = Compute<T>;
+  // Describes the inner columns of a segment, in both tensors.
   struct Strip {
     Segment<const T> grad, input;
     int64_t cols;
@@ -364,6 +367,7 @@ class SpatialNormGradient {
     return kCenters ? read - tile.mean : read;
   }
 
+  // Replaces the sums of each column by the coefficients of NormSlope.
   FUSEDOPS_NOINLINE void compute_slopes(int64_t cols) const {
     constexpr double kNoEps = 0;  // slopes of layer_norm and rms_norm do not depend on it
     const NormFormula formula(args_.kind, args_.dim_size, kNoEps);

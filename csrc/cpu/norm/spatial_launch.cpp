@@ -42,10 +42,12 @@ void CpuLauncher::launch(const SpatialNormBackward& args) const {
   const NormColumnSums sums = column_sums_of(args);
   if (!sums.are_wanted()) return;
   const int64_t groups = padded_cols(args.dim_size) / kColumnPadding;
-  for_rows(groups, partition.count * kColumnPadding, 0, [&](RowRange range, void*) {
-    kernels.norm_finish(
-        sums, range.begin * kColumnPadding, std::min(range.end * kColumnPadding, args.dim_size));
-  });
+  for_rows(
+      groups, partition.count * kColumnPadding, /*scratch_bytes=*/0, [&](RowRange range, void*) {
+        kernels.norm_finish(
+            sums, range.begin * kColumnPadding,
+            std::min(range.end * kColumnPadding, args.dim_size));
+      });
 }
 
 int64_t CpuLauncher::workspace_bytes(const SpatialNormBackward& args) const {

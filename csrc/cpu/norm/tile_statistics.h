@@ -41,6 +41,7 @@ FUSEDOPS_INLINE bool finish_moments(
   return all_exact;
 }
 
+// Returns for each lane what NormStatistics::from_moments() returns for a row.
 template <bool kCenters, class C>
 FUSEDOPS_INLINE TileStatistics<C> statistics_of(NormFormula norm, const TileMoments<C>& moments) {
   WideTile<C> rstds, remainders;

@@ -125,8 +125,8 @@ FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
   const VecU32 finite = magnitude < 0x0400u ? denormal : normal;
   return (Vec<float>)((magnitude >= 0x7c00u ? special : finite) | sign);
 }
-// Halves are denormal below 2^-14, whose bits are 0x38800000, and infinite from 2^16 on,
-// 0x47800000.
+// Halves are denormal below 2^-14, whose bits as a float are 0x38800000. From 2^16 on, 0x47800000,
+// none is finite; rounding makes floats from 65520 on infinite, too.
 FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
   const VecU32 bits = (VecU32)value;
   const VecU32 magnitude = bits & 0x7fffffffu, sign = (bits >> 16) & 0x8000u;
