@@ -28,13 +28,13 @@ inline SoftmaxDim resolve_dim(const char* op, SizesView sizes, int64_t dim) {
 }
 
 // Whether kernels take an input of dtype `from` beside an output of dtype `to` as it is (args.h).
-inline bool converts_inside(ScalarType from, ScalarType to) {
+inline bool kernels_convert(ScalarType from, ScalarType to) {
   return from == to || (is_16_bit(from) && to == ScalarType::Float);
 }
 
 // Converts an input to the dtype of the output, unless kernels do.
 inline Tensor converted(const char* op, const Tensor& input, ScalarType output) {
-  return converts_inside(dtype_of(input), output) ? input : convert(op, input, output);
+  return kernels_convert(dtype_of(input), output) ? input : convert(op, input, output);
 }
 
 // Returns the dtype of the result, `dtype` or by default the input's. With a `dtype` the input may
@@ -144,7 +144,7 @@ void softmax_backward_into(
 inline Tensor empty_gradient(const char* op, const Tensor& output, ScalarType input) {
   const ScalarType dtype = dtype_of(output);
   return empty_contiguous(
-      op, output, output.sizes(), converts_inside(input, dtype) ? input : dtype);
+      op, output, output.sizes(), kernels_convert(input, dtype) ? input : dtype);
 }
 
 template <class Launcher>
@@ -234,10 +234,10 @@ Tensor softmax_apply(
   check_statistic(op, "max", max, {"input", input}, sizes, "softmax_stats");
   check_statistic(op, "sum", sum, {"input", input}, sizes, "softmax_stats");
   // If kernels do not convert to `wanted`, the result is converted after them.
-  const bool inside = converts_inside(dtype_of(input), wanted);
+  const bool converts = kernels_convert(dtype_of(input), wanted);
   const Tensor rows = with_dim_last(input, at);
   const Tensor output =
-      empty_contiguous(op, input, rows.sizes(), inside ? wanted : dtype_of(input));
+      empty_contiguous(op, input, rows.sizes(), converts ? wanted : dtype_of(input));
   if (input.numel() > 0) {
     const RowView source = rows_of_last_dim<Launcher>(op, rows);
     const Tensor row_max = with_dim_back(op, max, at), row_sum = with_dim_back(op, sum, at);

@@ -283,7 +283,7 @@ void launch_norm_stack_backward(
   const Tensor mean = as_contiguous(op, tensors.mean), rstd = as_contiguous(op, tensors.rstd);
   const DType statistics = kernel_dtype(dtype_of(rstd));
   // Returns a stacked gradient from an element on, or no columns if it is not wanted.
-  const auto from = [](bool is_wanted, const Tensor& grad, int64_t elements) {
+  const auto columns_from = [](bool is_wanted, const Tensor& grad, int64_t elements) {
     const DType dtype = kernel_dtype(dtype_of(grad));
     return Columns{is_wanted ? moved(grad.mutable_data_ptr(), elements, dtype) : nullptr, dtype};
   };
@@ -303,10 +303,11 @@ void launch_norm_stack_backward(
     each.mean = moved(mean.const_data_ptr(), begin * shape.rows, statistics);
     each.rstd = moved(rstd.const_data_ptr(), begin * shape.rows, statistics);
     each.weight = NormParameters::columns(first_of(parameters.weights));
-    const Columns rows = from(wanted[0], results.grad_input, begin * shape.rows * shape.cols);
+    const Columns rows =
+        columns_from(wanted[0], results.grad_input, begin * shape.rows * shape.cols);
     each.grad_input = {rows.data, {shape.cols}, rows.dtype};
-    each.grad_weight = from(wanted[1], results.grad_weight, begin * shape.cols);
-    each.grad_bias = from(wanted[2], results.grad_bias, begin * shape.cols);
+    each.grad_weight = columns_from(wanted[1], results.grad_weight, begin * shape.cols);
+    each.grad_bias = columns_from(wanted[2], results.grad_bias, begin * shape.cols);
     each.rows = shape.rows;
     each.cols = shape.cols;
     stack.slot = slots->slot;

@@ -314,9 +314,9 @@ constexpr int64_t kFoldedCols = 2 * kTile<float>;
 template <class Out, class C>
 FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, RowRange cols) {
   const C shift = shift_of(max);
-  const int64_t computed = columns_computed<C>(cols, padded_cols(cols.end)).end;
+  const int64_t end_of_tiles = columns_computed<C>(cols, padded_cols(cols.end)).end;
   const auto sums = fold_columns<C>(
-      computed - cols.begin, no_exp_sum<C>(),
+      end_of_tiles - cols.begin, no_exp_sum<C>(),
       [&](ExpSum<C> so_far, int64_t offset, auto) FUSEDOPS_LAMBDA {
         C* const at = scratch + cols.begin + offset;
         const Tile<C> e = scaled_exp<Out>(load(at) - shift, so_far.least);
@@ -324,7 +324,8 @@ FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, RowRa
         so_far.sum = so_far.sum + e;
         return so_far;
       });
-  return chunk_of<C>(max, sums, computed);
+  // Lanes are added up as in a chunk whose first columns are computed too.
+  return chunk_of<C>(max, sums, end_of_tiles);
 }
 
 // --- forward ------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ FUSEDOPS_NOINLINE void softmax_group(Tile<C>* group, int64_t cols) {
     if constexpr (!Log) group[col] = e;
     return e;
   });
-  const auto factors = factors_of<Log, Out>(ColumnMaxSum<C>{max, sum});
+  const auto factors = column_factors<Log, Out>(ColumnMaxSum<C>{max, sum});
   for (int64_t col = 0; col < cols; ++col) {
     if constexpr (Log) {
       group[col] = normalized<Log, Out>(group[col], factors);

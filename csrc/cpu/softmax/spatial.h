@@ -387,27 +387,30 @@ FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
   return result;
 }
 
-// Returns the factors of a chunk. `factor` is exp(chunk_max - the maximum of all chunks).
+// Returns the factors of a chunk. `rescale` is exp(chunk_max - the maximum of all chunks), by which
+// the chunk's exponentials are multiplied for the sum of all chunks. A logarithm takes the maximum
+// and the logarithm of the sum, a double both factor and divisor, and other results their quotient.
 template <bool Log, class Out, class C>
-FUSEDOPS_INLINE ColumnFactors<C> factors_of(
-    Tile<C> chunk_max, WideTile<C> factor, const ColumnMaxSum<C>& whole) {
+FUSEDOPS_INLINE ColumnFactors<C> column_factors(
+    Tile<C> chunk_max, WideTile<C> rescale, const ColumnMaxSum<C>& whole) {
   const auto quotient = [](auto a, auto b) { return a / b; };
   if constexpr (Log) {
     const auto log = [](Vec<double> sum, Vec<double>) { return log_of_sum<Out>(sum); };
-    return {whole.max, demoted(each(whole.sum, whole.sum, log)), {}, {}, {}};
+    return {/*shift=*/whole.max, /*high=*/demoted(each(whole.sum, whole.sum, log)), /*low=*/{},
+            /*least=*/{}, /*scale=*/{}};
   } else if constexpr (sizeof(Out) == sizeof(double)) {
-    return scale_factors(shift_of(chunk_max), demoted(factor), demoted(whole.sum));
+    return scale_factors(shift_of(chunk_max), demoted(rescale), demoted(whole.sum));
   } else {
-    const auto scale = each(factor, whole.sum, quotient);
-    return scale_factors<Out>(shift_of(chunk_max), scale, each(whole.sum, factor, quotient));
+    const auto scale = each(rescale, whole.sum, quotient);
+    return scale_factors<Out>(shift_of(chunk_max), scale, each(whole.sum, rescale, quotient));
   }
 }
 
-// Returns the factors of a single chunk, whose `factor` is 1, without dividing by it.
+// Returns the factors of a single chunk, for which `rescale` is 1, without dividing by it.
 template <bool Log, class Out, class C>
-FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
+FUSEDOPS_INLINE ColumnFactors<C> column_factors(const ColumnMaxSum<C>& whole) {
   if constexpr (Log || sizeof(Out) == sizeof(double)) {
-    return factors_of<Log, Out>(whole.max, promoted(Broadcast(C(1))), whole);
+    return column_factors<Log, Out>(whole.max, promoted(Broadcast(C(1))), whole);
   } else {
     const auto scale = each(whole.sum, whole.sum, [](auto sum, auto) { return 1.0 / sum; });
     return scale_factors<Out>(shift_of(whole.max), scale, whole.sum);
@@ -435,7 +438,7 @@ FUSEDOPS_NOINLINE void compute_factors(SpatialScratch<In> scratch, int64_t rows,
   }
   for (int64_t row = 0; row < rows; row += kChunk) {
     const Tile<C> max = chunk(row).sums.max;
-    chunk(row).factors = factors_of<Log, Out>(max, to_whole(row, whole.max), whole);
+    chunk(row).factors = column_factors<Log, Out>(max, to_whole(row, whole.max), whole);
   }
 }
 
