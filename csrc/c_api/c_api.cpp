@@ -187,7 +187,7 @@ fusedops_status fusedops_layernorm(
     const float* bias, int batch_size, int hidden_dim, float eps, void* stream) {
   return guarded(__func__, [&] {
     check_size("batch_size", batch_size);
-    check_size("hidden_dim", hidden_dim, 1);
+    check_size("hidden_dim", hidden_dim, /*least=*/1);
     if (!(eps >= 0) || std::isinf(eps)) {
       throw Failure{
           FUSEDOPS_INVALID_EPS, "eps is " + std::to_string(eps) + ", wanted a finite number >= 0"};
@@ -223,7 +223,7 @@ fusedops_status fusedops_layernorm_bw(
     void* stream) {
   return guarded(__func__, [&] {
     check_size("batch_size", batch_size);
-    check_size("hidden_dim", hidden_dim, 1);
+    check_size("hidden_dim", hidden_dim, /*least=*/1);
     const int64_t count = count_of(batch_size, hidden_dim);
     check_aligned("gamma_grad", gamma_grad);
     check_aligned("betta_grad", betta_grad);

@@ -46,7 +46,7 @@ inline void copy_rows(const Tensor& to, const Tensor& index, const Tensor& from)
 inline Tensor transposed(const Tensor& matrix) { return torch::stable::transpose(matrix, 0, 1); }
 inline Tensor rows_from(const Tensor& tensor, int64_t first, int64_t count) {
   Tensor whole = tensor;
-  return torch::stable::narrow(whole, 0, first, count);
+  return torch::stable::narrow(whole, /*dim=*/0, first, count);
 }
 inline Tensor zeros(const Tensor& like, SizesView sizes, ScalarType dtype) {
   return torch::stable::new_zeros(like, sizes, dtype);
@@ -401,7 +401,7 @@ inline void check_loss_terms(const char* op, const LinearHead& head, const LossT
     check_tensor(op, name, *factor, dtype, sizes, like, " as a factor of the losses");
   };
   check_factor("row_weights", terms.row_weights, {head.rows()});
-  check_factor("scale", terms.scale, {});
+  check_factor("scale", terms.scale, /*sizes=*/{});
   const bool is_double = dtype_of(head.input) == ScalarType::Double;
   const double most = is_double ? std::numeric_limits<double>::max() / 2
                                 : std::numeric_limits<float>::max() / 2;  // so that 2 z_loss fits

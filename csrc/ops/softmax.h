@@ -20,7 +20,7 @@ inline SoftmaxDim resolve_dim(const char* op, SizesView sizes, int64_t dim) {
   FUSEDOPS_CHECK(
       dim >= -bound && dim < bound, op, ": dim is ", dim, ", wanted a value in [", -bound, ", ",
       bound - 1, "] for an input of shape ", list_text(sizes));
-  if (rank == 0) return {0, 1, 1};
+  if (rank == 0) return {/*dim=*/0, /*cols=*/1, /*inner=*/1};
   const int64_t wrapped = dim < 0 ? dim + rank : dim;
   const SoftmaxDim at{wrapped, sizes[wrapped], product(sizes, wrapped + 1, rank)};
   check_cols(op, at.cols);
@@ -64,7 +64,7 @@ void softmax_into(
                   to = as_rows<Launcher>(op, output, at.dim);
     launch_with_workspace(
         op, Launcher(input), input,
-        SoftmaxForward{source.read(), to.write(), nullptr, count, at.cols, log});
+        SoftmaxForward{source.read(), to.write(), /*workspace=*/nullptr, count, at.cols, log});
     return;
   }
   const SliceView source = as_slices(op, input, at.dim), to = as_slices(op, output, at.dim);
@@ -130,7 +130,8 @@ void softmax_backward_into(
     const RowView to = as_rows<Launcher>(op, grad_input, at.dim);
     launch_with_workspace(
         op, Launcher(output), output,
-        SoftmaxBackward{grad.read(), result.read(), to.write(), nullptr, count, at.cols, log});
+        SoftmaxBackward{
+            grad.read(), result.read(), to.write(), /*workspace=*/nullptr, count, at.cols, log});
     return;
   }
   const SliceView grad = as_slices(op, grad_output, at.dim), result = as_slices(op, output, at.dim);

@@ -200,7 +200,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
 
   const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
-  const Sizes statistic_sizes = stacked_sizes(shape.statistics, 0, inputs.size());
+  const Sizes statistic_sizes = stacked_sizes(shape.statistics, /*stack_dim=*/0, inputs.size());
   const Tensor mean = empty_contiguous(op, input, statistic_sizes, statistics);
   const Tensor rstd = empty_contiguous(op, input, statistic_sizes, statistics);
   Tensor output = empty_contiguous(
@@ -210,9 +210,9 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   // If the slots of the output are not rows, a stack in dimension 0 is written, and then moved.
   const bool in_place = slots.has_value();
   if (!in_place) {
-    const Sizes in_front = stacked_sizes(input.sizes().vec(), 0, inputs.size());
+    const Sizes in_front = stacked_sizes(input.sizes().vec(), /*stack_dim=*/0, inputs.size());
     output = empty_contiguous(op, input, in_front, dtype);
-    slots = slots_of<Launcher>(output, 0, shape.first);
+    slots = slots_of<Launcher>(output, /*stack_dim=*/0, shape.first);
   }
 
   const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.first);
@@ -241,7 +241,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
     stack.count = count;
     launch_stack(op, launcher, input, stack);
   });
-  return {in_place ? output : moved_dim(op, output, 0, stack_dim), mean, rstd};
+  return {in_place ? output : moved_dim(op, output, /*from=*/0, /*to=*/stack_dim), mean, rstd};
 }
 
 // Holds the tensors of a backward beside NormStackOptions. grad_output is stacked along
@@ -259,7 +259,7 @@ inline void check_stack_layer_norm_backward(
       op, "grad_output", tensors.grad_output, dtype_of(input.tensor),
       stacked_sizes(input.tensor.sizes().vec(), tensors.stack_dim, inputs.size()), input,
       " as the stack is");
-  const Sizes statistics = stacked_sizes(shape.statistics, 0, inputs.size());
+  const Sizes statistics = stacked_sizes(shape.statistics, /*stack_dim=*/0, inputs.size());
   check_statistic(op, "mean", tensors.mean, input, statistics);
   check_statistic(op, "rstd", tensors.rstd, input, statistics);
 }
@@ -276,8 +276,9 @@ void launch_norm_stack_backward(
     const NormStackResults& results) {
   auto slots = slots_of<Launcher>(tensors.grad_output, tensors.stack_dim, shape.first);
   if (!slots) {
-    const Tensor in_front = moved_dim(op, tensors.grad_output, tensors.stack_dim, 0);
-    slots = slots_of<Launcher>(in_front, 0, shape.first);
+    const Tensor in_front =
+        moved_dim(op, tensors.grad_output, /*from=*/tensors.stack_dim, /*to=*/0);
+    slots = slots_of<Launcher>(in_front, /*stack_dim=*/0, shape.first);
   }
   const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.first);
   const Tensor mean = as_contiguous(op, tensors.mean), rstd = as_contiguous(op, tensors.rstd);
@@ -336,7 +337,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
   const ScalarType dtype = dtype_of(input);
   const StackParameters parameters(op, options.weights, options.biases, dtype);
   const auto empty_grad = [&](bool is_wanted, const Sizes& sizes, ScalarType grad_dtype) {
-    const Sizes stacked = stacked_sizes(sizes, 0, inputs.size());
+    const Sizes stacked = stacked_sizes(sizes, /*stack_dim=*/0, inputs.size());
     Tensor grad = empty_contiguous(op, input, is_wanted ? stacked : Sizes{0}, grad_dtype);
     if (shape.rows == 0) torch::stable::zero_(grad);
     return grad;

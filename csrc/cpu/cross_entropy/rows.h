@@ -193,7 +193,7 @@ struct alignas(kVectorBytes) LossBatch {
   FUSEDOPS_INLINE void set_class(int index, RowClass target) {
     kind[index] = target.col >= 0 ? 1.0 : target.is_ignored ? 0.0 : kNaN;
     logit[index] = -kInfinity<double>;
-    set(index, LogitSums{0, 1, 0});
+    set(index, LogitSums{/*shift=*/0, /*sum=*/1, /*total=*/0});
   }
   FUSEDOPS_INLINE void set(int index, LogitSums sums) {
     shift[index] = sums.shift, sum[index] = sums.sum, total[index] = sums.total;
@@ -368,7 +368,7 @@ FUSEDOPS_INLINE void write_long_losses(
     for (int64_t i = 1; i < row_segments(args.cols); ++i) sums = combined<C>(sums, partials[i]);
     batch_sums.set(0, sums);
   }
-  write_losses<C>(args, row, 1, batch_sums);
+  write_losses<C>(args, row, /*count=*/1, batch_sums);
 }
 
 }  // namespace

@@ -468,7 +468,7 @@ FUSEDOPS_NOINLINE void compute_exponentials(MaskedRow<In>* rows, int64_t count, 
 // Whether every element is hidden or -inf. Called only if no score exceeds the mask value.
 template <class Out, class In>
 bool is_nothing_visible(MaskedRow<In> row) {
-  compute_exponentials<Out>(&row, 1, -kInfinity<Compute<In>>);
+  compute_exponentials<Out>(&row, /*count=*/1, -kInfinity<Compute<In>>);
   return row.whole().sum == 0;
 }
 
@@ -543,13 +543,13 @@ struct MaskedSoftmax {
         write_sink(index, /*probability=*/1);
         return write(index, row, whole, RowRange{0, 0});
       }
-      compute_exponentials<Out>(&row, 1, mask_value());
+      compute_exponentials<Out>(&row, /*count=*/1, mask_value());
     }
     whole = row.with_sink(whole);
     // If hidden columns have a probability, or become NaN, the whole row is computed.
     if (!row.is_rest_zero(whole, mask_value())) {
       row.computed = {0, args.cols};
-      compute_exponentials<Out>(&row, 1, mask_value());
+      compute_exponentials<Out>(&row, /*count=*/1, mask_value());
       whole = row.with_sink(row.whole());
     }
     write_sink(index, row.exponential_of_sink(C(whole.max)) / whole.sum);

@@ -36,7 +36,7 @@ void norm_backward(const NormBackward& args, int64_t partition, void* scratch, b
 void norm_finish(const NormColumnSums& sums, int64_t begin, int64_t end) {
   with_type(sums.dtype, [&](auto tag) {
     using T = decltype(tag);
-    const PartitionSums<Compute<T>> first(sums, 0);
+    const PartitionSums<Compute<T>> first(sums, /*partition=*/0);
     const auto finish = [&](Columns result, const Compute<T>* partials) {
       if (result.data == nullptr) return;
       with_result<T>(result, [&](auto* to) {

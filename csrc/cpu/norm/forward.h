@@ -82,7 +82,7 @@ struct AddedRows {
       : args(args_), first(first_), chunk(static_cast<C*>(scratch)), computed{to}, sum{nullptr} {
     static_assert(kCount == 1);
     row[0] = to;
-    prefetch_from(0, 0);
+    prefetch_from(/*input_ahead=*/0, /*residual_ahead=*/0);
   }
 
   FUSEDOPS_INLINE void compute(int64_t begin, int64_t cols) const {
@@ -540,7 +540,7 @@ struct Norm {
   // Writes the first row, whose statistics are known.
   void write_one(const NormStatistics<kCenters, T>& statistics) const {
     const NormStatistics<kCenters, T> stats[] = {statistics};
-    write(0, Rows<T, 1>(args, 0, scratch, mode.streams), stats);
+    write(/*first=*/0, Rows<T, 1>(args, /*first=*/0, scratch, mode.streams), stats);
   }
 
   void run(RowRange range) const {
@@ -582,9 +582,9 @@ struct Norm {
   FUSEDOPS_INLINE void write_biased(
       int64_t first, const Rows<T, kCount>& rows, const Statistics (&stats)[kCount]) const {
     if constexpr (!kCenters && sizeof(T) == 2) {
-      if (args.rounds_normalized) return write_rows<kBias, true>(first, rows, stats);
+      if (args.rounds_normalized) return write_rows<kBias, /*kRounds=*/true>(first, rows, stats);
     }
-    write_rows<kBias, false>(first, rows, stats);
+    write_rows<kBias, /*kRounds=*/false>(first, rows, stats);
   }
 
   // Pointers are copied to locals, because members would be read again after each store. A tile of

@@ -143,7 +143,7 @@ inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange c
 // arrays for all rows. `copy` has room for the segment, which is copied if it is tiny.
 template <bool kCenters, class T>
 NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row, void* copy) {
-  NormRows<kCenters, T, 1> rows(args, 0);
+  NormRows<kCenters, T, 1> rows(args, /*first=*/0);
   if constexpr (kCenters) rows.mean[0] = static_cast<const Compute<T>*>(args.mean)[row];
   rows.rstd[0] = static_cast<const Compute<T>*>(args.rstd)[row];
   rows.read_tiny(static_cast<T*>(copy), args.cols);
@@ -223,9 +223,9 @@ struct LongNormBackward {
   template <class Result>
   FUSEDOPS_INLINE void write_one_term(RowRange segment) const {
     constexpr int64_t kAhead = 1024;
-    const NormBackward segment_args = segment_of(args, 0, segment);
+    const NormBackward segment_args = segment_of(args, /*row=*/0, segment);
     const ColumnValues<T> weight = weight_values<T>(segment_args, scratch);
-    auto segment_row = row_of_segment<kCenters, T>(segment_args, 0, tiny_row());
+    auto segment_row = row_of_segment<kCenters, T>(segment_args, /*row=*/0, tiny_row());
     const C whole[] = {C(rows->of_grad), C(rows->of_product)};
     finish_row_sums(segment_row, whole, args);
     // Each of the three pointers is null if the gradient is not wanted.

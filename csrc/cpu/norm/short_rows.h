@@ -52,7 +52,7 @@ template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
   for (int64_t lane = reached; lane < count; ++lane) lanes[lane] = Broadcast(0.0f);
-  return sum_of_accumulators<float>(TileAccumulators<float>{lanes, 1, count});
+  return sum_of_accumulators<float>(TileAccumulators<float>{lanes, /*stride=*/1, count});
 }
 
 // Writes weight or bias to `to` in memory order.
@@ -207,10 +207,10 @@ FUSEDOPS_NOINLINE void norm_group(
   }
   if constexpr (!kCenters && sizeof(T) == 2) {
     if (args.rounds_normalized) {
-      return normalize_group<kCenters, true, T>(stats, weight, bias, args.cols, group);
+      return normalize_group<kCenters, /*kRounds=*/true, T>(stats, weight, bias, args.cols, group);
     }
   }
-  normalize_group<kCenters, false, T>(stats, weight, bias, args.cols, group);
+  normalize_group<kCenters, /*kRounds=*/false, T>(stats, weight, bias, args.cols, group);
 }
 
 // Whether groups are faster than interleaved rows. With a residual they have two more

@@ -85,7 +85,7 @@ template <Cache cache, class T>
 FUSEDOPS_INLINE void prefetch_tile(const T* from) {
   constexpr int kCacheLine = 64 / sizeof(T);
   for (int col = 0; col < kTile<T>; col += kCacheLine) {
-    __builtin_prefetch(from + col, 0, static_cast<int>(cache));
+    __builtin_prefetch(from + col, /*is_write=*/0, static_cast<int>(cache));
   }
 }
 

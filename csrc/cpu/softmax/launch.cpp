@@ -67,8 +67,8 @@ void CpuLauncher::launch(const SoftmaxStatistics& args) const {
   }
   for_rows(args.rows, args.cols, chunk_bytes, [&](RowRange rows, void* chunks) {
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-      reduce(row, {0, args.cols}, chunks, nullptr);
-      save(row, {0, args.cols}, chunks, nullptr);
+      reduce(row, {0, args.cols}, chunks, /*scratch=*/nullptr);
+      save(row, {0, args.cols}, chunks, /*scratch=*/nullptr);
     }
   });
 }

@@ -329,7 +329,7 @@ FUSEDOPS_NOINLINE void softmax_backward_row(
   const SoftmaxGradRow<Out> grad_row(args, row);
   const auto sum = Compute<Out>(softmax_backward_sum<Log>(grad_row, cols));
   In* result = start_of<In>(args.grad_input, row);
-  write_softmax_backward<Log>(result, grad_row, sum, cols, RowsAhead(args, 1), mode);
+  write_softmax_backward<Log>(result, grad_row, sum, cols, RowsAhead(args, /*rows=*/1), mode);
 }
 
 // A group has this many rows.

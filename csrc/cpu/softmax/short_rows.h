@@ -26,7 +26,7 @@ FUSEDOPS_INLINE WideTile<C> sum_of_group(int64_t cols, Source of_col) {
   }
   const int64_t count = accumulators_read<T>(cols);
   for (int64_t i = used; i < count; ++i) accumulators[i] = Broadcast(C(0));
-  return sum_of_accumulators<T>(TileAccumulators<C>{accumulators, 1, count});
+  return sum_of_accumulators<T>(TileAccumulators<C>{accumulators, /*stride=*/1, count});
 }
 
 template <class C>

@@ -26,7 +26,7 @@ constexpr int kRowsAtOnce = kTile<T> < 16 ? kTile<T> : 16;
 
 // --- accumulators -------------------------------------------------------------------------------
 
-// fold_columns() has two accumulator tiles.
+// A column has an accumulator for each lane of the two accumulator tiles of fold_columns().
 template <class T>
 constexpr int64_t kAccumulators = 2 * kTile<T>;
 
@@ -44,9 +44,10 @@ FUSEDOPS_INLINE int64_t accumulators_used(int64_t rows) {
   return rows < kTile<T> ? rows : kTile<T>;
 }
 
-// The accumulators of neighbouring lanes are kLaneAccumulators apart, and those of a vector of
-// doubles span kSummedAccumulators. sum_of() adds up the lanes of that vector last. Before, it adds
-// to them the lanes that are half a vector of floats, a vector and a tile away.
+// sum_of() adds up the lanes of a vector of doubles last. Before, it adds to each of these lanes
+// those that are half a vector of floats, a vector and a tile away. Here the accumulators of two
+// neighbouring lanes of that vector are kLaneAccumulators apart, and those of all its lanes span
+// kSummedAccumulators.
 template <class T>
 constexpr int64_t kLaneAccumulators = column_of<T>(0, 1);
 template <class T>
@@ -360,9 +361,11 @@ FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
   const auto rest = each(scale, promoted(high), [](auto all, auto high) {
     return kTwoParts<Out> ? all - high : Vec<double>{};
   });
+  // The smallest product of a result is that with the rest or, if there is none, with the scale.
   const auto last_term = each(scale, rest, [](auto all, auto rest) {
     return rest == 0 ? all : rest < 0 ? -rest : rest;
   });
+  // Exponentials below `exact` give a denormal product. If the term itself is denormal, all do.
   const auto exact = each(inverse, last_term, [](auto inverse, auto term) {
     return kLeastFloat * 1.0001 * (kFusesProducts ? inverse : 1.0 / term);
   });
