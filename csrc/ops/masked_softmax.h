@@ -419,6 +419,8 @@ MaskedSoftmaxResult masked_softmax_forward(
   return result;
 }
 
+// Writes the result to `output`, by way of a copy if kernels cannot write it there or it overlaps
+// an operand.
 template <class Launcher>
 void masked_softmax_out(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, Tensor output) {

@@ -91,6 +91,7 @@ bool is_writable_in_place(const Tensor& input, const Tensor& output, const Softm
   return fits_kernel && (is_same_memory(input, output) || !may_overlap(input, output));
 }
 
+// Writes the result to `output`, by way of a copy if kernels cannot write it there.
 template <class Launcher>
 void softmax_out(const char* op, const Tensor& input, int64_t dim, Tensor output, bool log) {
   check_given(op, "input", input);

@@ -512,6 +512,7 @@ struct MaskedSoftmax {
  private:
   FUSEDOPS_INLINE C mask_value() const { return C(args.scores.mask_value); }
 
+  // Describes row `index`, which has place `place` in its group, and thus in scratch memory.
   FUSEDOPS_INLINE MaskedRow<In> row_at(int64_t index, OperandRows& operands, int64_t place) const {
     const Scores& scores = args.scores;
     const int64_t chunk = args.cols < kSoftmaxChunk<C> ? args.cols : kSoftmaxChunk<C>;
@@ -534,6 +535,7 @@ struct MaskedSoftmax {
         reinterpret_cast<SoftmaxChunk<C>*>(values + padded_cols(args.cols))};
   }
 
+  // Writes the results of a row whose exponentials are in scratch memory.
   FUSEDOPS_INLINE void finish(int64_t index, MaskedRow<In>& row) const {
     SoftmaxRow whole = row.whole();
     // If no visible score exceeds the mask value, perhaps nothing is visible. The exponentials are
@@ -626,6 +628,8 @@ struct GradRow {
   RowRange visible;
   int64_t cols;
 
+  // Writes the gradient of the row, with 0 in the columns that are not visible or that the mask
+  // hides.
   template <class Grad, class BoolMask>
   FUSEDOPS_INLINE void write(Grad grad, BoolMask mask, StoreMode mode) const {
     fold_visible<Out>(

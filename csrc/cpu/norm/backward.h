@@ -81,6 +81,7 @@ FUSEDOPS_INLINE bool row_loses_products(float slope, float rstd) {
   return size < kLargeRstd<float> * 0x1p-50f && loses_products(slope, rstd);
 }
 
+// Returns the largest magnitude of a row's values.
 template <class T>
 FUSEDOPS_NOINLINE float largest_value(const T* row, int64_t cols) {
   Tile<float> largest = Broadcast(0.0f);
@@ -296,6 +297,7 @@ struct NormResults {
   ColumnValues<T> weight;
   C* scratch;  // one chunk
 
+  // Writes the rows together, except where grad_branch is wanted or products would be lost.
   template <bool kCenters, int kCount>
   FUSEDOPS_INLINE void write(const NormRows<kCenters, T, kCount>& rows) const {
     if (args.grad_branch.data != nullptr || rows.any_loses_products()) {

@@ -85,6 +85,7 @@ struct AddedRows {
     prefetch_from(/*input_ahead=*/0, /*residual_ahead=*/0);
   }
 
+  // Computes some columns of the rows, which are read from `row` after that.
   FUSEDOPS_INLINE void compute(int64_t begin, int64_t cols) const {
     with_branch<T>(args.input.dtype, [&](auto tag) FUSEDOPS_LAMBDA {
       using Branch = decltype(tag);
@@ -390,6 +391,7 @@ Moments<Wider<T>> moments_of_one(const T* memory, int64_t cols, SquaresRange<Wid
   return exact_moments(Compute<T>(moments.mean()), memory, cols, range);
 }
 
+// Computes the sum of squares of every row, and the rows themselves if they are sums.
 template <class T, class At, int kCount, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE void sums_of_squares(
     At source, const Rows& rows, int64_t cols, Wider<T> (&total)[kCount]) {

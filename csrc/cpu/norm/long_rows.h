@@ -193,6 +193,7 @@ struct LongNormBackward {
  private:
   void* tiny_row() const { return scratch + 6 * kRowSegment; }
 
+  // Writes the gradients of a partition's rows, and sets `sums` to its sums over them.
   void write_partition(RowRange segment, RowRange partition, C* sums) const {
     std::memset(sums, 0, 2 * kRowSegment * sizeof(C));
     const NormBackward first = segment_of(args, partition.begin, segment);

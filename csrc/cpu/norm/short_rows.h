@@ -287,6 +287,7 @@ struct NormBackwardGroups {
     Tile<float> mean, rstd;
   };
 
+  // Returns the statistics of the rows as they are read: tiny rows are scaled first, in place.
   FUSEDOPS_INLINE Read as_read(Tile<float> mean, Tile<float> rstd) {
     if constexpr (kMayBeTiny<T>) {
       constexpr float kLarge = kLargeRstd<float>;

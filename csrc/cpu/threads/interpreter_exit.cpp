@@ -36,6 +36,8 @@ struct User {
 
 void count_this_thread() { thread_local const User user; }
 
+// Waits until the process ends, or only until the deadline if the interpreter does not begin to
+// finalize.
 void wait(Exit& exit) {
   const std::chrono::milliseconds turn(1);
   ++exit.waiting;
