@@ -123,6 +123,6 @@ for _op, (_names, _inner) in SUPPORTED.items():
         for _key in _KEYS:
             LIBRARY.impl(_name, _rule(_name, _op, _inner), _key)
 for _op in OPS:
-    if _op not in _supported:  # at the third key torch itself refuses a jagged tensor
-        for _key in _KEYS[:2]:
+    if _op not in _supported:
+        for _key in _KEYS:
             LIBRARY.impl(_op, refuse(_op), _key)
