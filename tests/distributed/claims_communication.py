@@ -75,6 +75,11 @@ def claim_divided_rows_with_their_statistics_move_nothing():
     assert _counted(lambda: ops.softmax_apply(x, *statistics, 1)) == {}
 
 
+def claim_a_rank_without_columns_sends_numbers_of_the_same_dtype():
+    x = _distributed(_world(), Shard(1), ROWS, 1)
+    assert fusedops.softmax(x, -1).full_tensor().eq(1).all()
+
+
 def claim_divided_rows_move_numbers_of_a_row():
     mesh = _world()
     for dtype in (torch.float32, torch.float64):
