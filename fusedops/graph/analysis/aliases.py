@@ -212,8 +212,10 @@ METHODS |= {
     if getattr(function, "__module__", None) == "_operator"
 }
 
+#: The methods and ATen operators that may be casts; `to` may also move a tensor.
 CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "bool", "int", "long"}
 ATEN_CASTS = {aten.to, aten._to_copy, aten.type_as}
+#: Names of parameters in some of the functions -> their names in a `Call`.
 SYNONYMS = {"self": "input", "x": "input", "A": "input", "axis": "dim", "ord": "p"}
 SYNONYMS |= {"axis0": "dim0", "axis1": "dim1"}
 SYNONYMS |= {"training": "train", "size": "shape", "indices": "index"}
@@ -266,7 +268,8 @@ LEAVES: dict[Any, tuple[str, str]] = {
 
 
 def leaf(target: Any, kwargs: dict[str, Any]) -> tuple[str, str]:
-    """Returns the name of an opaque call, and why it is not replaced."""
+    """Returns the name of an opaque call, and why it is not replaced. Multi-head attention that
+    returns no weights runs as SDPA."""
     name, reason = LEAVES[target]
     if target is F.multi_head_attention_forward and kwargs.get("need_weights") is False:
         return name, SDPA
@@ -282,6 +285,7 @@ MODE_SWITCHES: dict[Any, str] = {
     _exit_autocast: "exit_autocast",
 }
 
+#: The functions of `operator` that write into their first operand.
 IN_PLACE = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
 IN_PLACE |= {"imatmul", "iand", "ior", "ixor", "ilshift", "irshift", "setitem"}
 

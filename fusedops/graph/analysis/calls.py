@@ -128,6 +128,7 @@ def _leaf(node: Node, name: str, reason: str) -> Call:
 
 
 def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
+    """Returns the call of a function, a method or an ATen operator in normal form."""
     arguments = dict(zip(parameters, node.args, strict=False)) | node.kwargs
     arguments = {aliases.SYNONYMS.get(name, name): argument for name, argument in arguments.items()}
     if kind == "reshape" and node.op == "call_method" and len(node.args) > 1:
@@ -139,6 +140,7 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
 
 
 def _refusal(node: Node, kind: str) -> str | None:
+    """Returns why a call cannot be replaced: because it does more than its kind says. Else None."""
     outs = (out for name, out in node.kwargs.items() if name.rstrip("0123456789") == "out")
     if any(out is not None for out in outs):
         return "writes into an out= tensor"
@@ -213,6 +215,7 @@ def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _module_call(node: Node) -> Call | None:
+    """Returns the call of a module in normal form: the module's settings are its arguments."""
     module = submodule(node)
     if type(module) in aliases.LEAVES:
         return _leaf(node, *aliases.LEAVES[type(module)])
@@ -264,7 +267,8 @@ def _module_refusal(module: nn.Module) -> str | None:
 
 
 def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
-    """Returns the function among `expansions` that decomposes a leaf, or None."""
+    """Returns the function among `expansions` that decomposes a leaf; None for other calls, and for
+    attention that runs as SDPA."""
     if node.op != "call_function" or node.target not in aliases.LEAVES:
         return None
     name, reason = aliases.leaf(node.target, node.kwargs)

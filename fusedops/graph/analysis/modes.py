@@ -71,6 +71,8 @@ def _has_mode_switches(graph: Graph) -> bool:
 
 
 def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
+    """Returns the modes after a switch. `before` has the modes before it, and before each call that
+    entered a mode, because an exit returns to those."""
     current = before[node]
     # The new mode, a bool; or for exits the node that entered it, for enter_autocast a device.
     argument: Any = node.args[0]
@@ -146,6 +148,7 @@ def is_barrier(node: Node) -> bool:
 
 
 def _insert_barriers(graph: Graph) -> list[Node]:
+    """Inserts barriers between calls and their users in other modes, and returns them."""
     modes_by_call = {
         node: _with_inferred_grad(node, graph_modes)
         for node, graph_modes in modes(graph)
@@ -170,6 +173,7 @@ def _with_inferred_grad(node: Node, graph_modes: Modes) -> Modes:
     recorded with requires_grad shows that it was on."""
     tensor = value(node)
     saw_gradient = isinstance(tensor, torch.Tensor) and tensor.requires_grad
+    # A call that writes returns its input, which may require grad although grad mode is off.
     was_on = graph_modes.grad is None and saw_gradient and not written(node)
     return replace(graph_modes, grad=True) if was_on else graph_modes
 

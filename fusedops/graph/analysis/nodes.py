@@ -43,8 +43,8 @@ def is_assertion(node: Node) -> bool:
 
 
 def outputs(node: Node) -> dict[Node, int] | None:
-    """Returns the `getitem` users of a multi-output call by index, or None if the tuple is used as
-    a whole, or is sliced, which symbolic_trace records."""
+    """Returns the `getitem` users of a multi-output call by index, or None if something else uses
+    the tuple, or if an index is negative or a slice, as symbolic_trace may record it."""
     if any(user.target is not operator.getitem for user in node.users):
         return None
     index_of = {user: user.args[1] for user in node.users}

@@ -18,11 +18,13 @@ _FIRST_IS_LARGER = {"gt": True, "ge": True, "lt": False, "le": False}
 _HOLDS_IF_FINITE = {"isfinite": True, "isinf": False, "isneginf": False}
 #: Comparison `x ? -inf` -> whether it holds for finite x. For x = -inf it has the opposite result.
 _HOLDS_IF_FINITE_VS_NEG_INF = {"gt": True, "ne": True, "eq": False, "le": False}
+#: Kind -> the number that fills its result.
 _FILLS = {"zeros": 0.0, "ones": 1.0}
 
 
 def filled_number(argument: Any) -> float | None:
-    """Returns the number that an operand is, or that fills it if it is a tensor; or None."""
+    """Returns the number that an operand is, or that fills it if it is a tensor; None if it is not
+    known, or if a call writes into the tensor."""
     call = call_of(argument)
     if call is None or call.kind not in ("full", *_FILLS):
         return known_number(argument)
@@ -54,7 +56,8 @@ def maximum_with_number(call: Call) -> tuple[Any, float] | None:
 
 
 def without_guard(node: Any) -> Any:
-    """Returns x, if `node` is x with a number in place of -inf; else `node`."""
+    """Returns x, if `node` is x with a finite number in place of -inf: by where, by clamp or by
+    nan_to_num, which also replaces NaN and inf. Returns `node` if it is something else."""
     call = call_of(node)
     if call is None:
         return node

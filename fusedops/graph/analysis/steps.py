@@ -38,6 +38,7 @@ def read_once(call: Call, name: str, read: Callable[[Call], Result]) -> Result:
 
 
 def only_user(node: Node, kind: str | None = None) -> Call | None:
+    """Returns `call_of` the node's user, or None if there is none, or more than one."""
     return call_of(users(node)[0], kind) if len(users(node)) == 1 else None
 
 
@@ -55,6 +56,8 @@ def known_number(argument: Any) -> float | None:
 
 
 def is_number(argument: Any) -> bool:
+    """Returns whether an operand is a number that can be known when the graph is compiled: a Python
+    number, a symbol that depends on no size, or a tensor made from a number."""
     recorded = value(argument)
     if isinstance(recorded, torch.Tensor):
         return number(argument) is not None
@@ -84,8 +87,8 @@ def difference(node: Any) -> tuple[Any, Any] | None:
 
 
 def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
-    """Returns the dimensions of a reduction, kept or not, in ascending order, or None if it also
-    changes the dtype."""
+    """Returns the dimensions of a reduction, kept or not, in ascending order. Returns None if they
+    are not known, if none is named except for a vector, or if the dtype changes too."""
     argument = reduction.arguments.get("dim")
     dims = [
         constant(dim) for dim in (argument if isinstance(argument, (list, tuple)) else (argument,))
@@ -134,6 +137,7 @@ def permutation(node: Any) -> tuple[int, ...] | None:
     if call.kind == "permute":
         return dims[0]
     first, second = dims
+    # Dimension of the result -> that of the input. A transposition moves both ways.
     places = dict(zip(second, first, strict=True))
     if call.kind == "transpose":
         places |= dict(zip(first, second, strict=True))
@@ -142,6 +146,8 @@ def permutation(node: Any) -> tuple[int, ...] | None:
 
 
 def _known_dims(argument: Any, rank: int) -> tuple[int, ...] | None:
+    """Returns the dimension or dimensions that an argument names, counted from 0, or None if one is
+    not known."""
     dims = [
         constant(dim) for dim in (argument if isinstance(argument, (list, tuple)) else (argument,))
     ]
@@ -192,7 +198,8 @@ def upstream(node: Node, until: set[Node]) -> set[Node]:
 
 
 def same_value(a: Any, b: Any, depth: int = 4) -> bool:
-    """Returns whether two nodes are the same, or the same computation of the same nodes."""
+    """Returns whether two nodes are the same, or the same computation of the same nodes, at most
+    `depth` calls deep. Two dropouts never are: they draw different numbers."""
     if a is b:
         return True
     x, y = call_of(a), call_of(b)
@@ -215,7 +222,8 @@ _LOSSLESS_CASTS = {
 
 
 def is_widening(cast: Call) -> bool:
-    """Returns whether an op may read a cast's input instead of its result."""
+    """Returns whether an op may read a cast's input instead of its result, because the cast loses
+    nothing and the op computes in that precision anyway."""
     lossless = _LOSSLESS_CASTS.get(value(cast.arguments["input"]).dtype, ())
     return cast.arguments["dtype"] in lossless
 

@@ -21,6 +21,7 @@ from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.values import value
 from fusedops.graph.analysis.writes import written
 
+#: The identity of a storage, or None for a value without one.
 Memory = int | None
 
 
@@ -69,7 +70,7 @@ def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
 
 def _returns_its_input(node: Node) -> bool:
     """Returns whether a call may return its input itself although the fake tensors have separate
-    memory: an inactive dropout."""
+    memory: a dropout that is not known to be active."""
     call = as_call(node) if kind_of(node) == "dropout" else None
     return call is not None and not (call.arguments["train"] is True and call.arguments["p"])
 
@@ -95,6 +96,8 @@ def storage(node: Node) -> Memory:
 
 
 def _recorded(node: Node) -> int | None:
+    """Returns the identity of the storage that capture recorded for a node, without regard to
+    `_returns_its_input`."""
     tensor = value(node)
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return None

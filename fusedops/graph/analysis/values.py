@@ -106,6 +106,8 @@ _UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, 
 
 
 def _tensor_number(node: Node) -> int | float | None:
+    """Reads torch.tensor(2.0), torch.full((), 2.0), a constant that export lifted, and copies of
+    them. Returns None if a call may write into the tensor."""
     tensor, target = value(node), packet(node)
     changed = any(written(user) and packet(user) not in _UNCHANGED for user in node.users)
     if tensor.dim() > 0 or changed:
@@ -113,6 +115,7 @@ def _tensor_number(node: Node) -> int | float | None:
     if target in _UNCHANGED:
         return _tensor_number(node.all_input_nodes[0])
     if target in _TENSOR_OF_NUMBER or target in _FULL:
+        # The number is the argument 1 of full, after the shape, and 0 of the others.
         fill = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
         return rounded(fill, tensor.dtype) if isinstance(fill, (int, float)) else None
     recorded = getattr(tensor, "constant", None)  # a constant that export lifted

@@ -60,6 +60,8 @@ def _written_by_schema(
 
 
 def _is_in_place(node: Node) -> bool:
+    """Returns whether a call that has no schema is in place: by its name, as add_ or iadd, or by
+    inplace=True."""
     if node.op == "call_module":
         return bool(getattr(submodule(node), "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -27,6 +27,7 @@ from fusedops.graph.analysis.values import number, value
 
 
 def _arange(reader: Interpreter, call: Call) -> Known | None:
+    """Interprets arange: integers that rise by a known number from column to column."""
     start, step = (as_affine(reader.read(call.arguments[name])) for name in ("start", "step"))
     if not isinstance(start, Affine) or not isinstance(step, Affine) or step.terms:
         return None
@@ -111,6 +112,7 @@ def _differences(reader: Interpreter, call: Call) -> Known | None:
     if dim is None or input is None or input.tensors or call.arguments.get("append") is not None:
         return None
     step = input.steps.get(dim, 0)
+    # What is prepended has to be the single number that the input would have at index -1.
     before = input + Affine(-step, {dim: -step})
     prepended = call.arguments.get("prepend")
     one_more = same_shape(call.arguments["input"], call.node)

@@ -21,6 +21,7 @@ class TwoValued:
 
     @property
     def swapped(self) -> TwoValued:
+        """The same tensor, described by the opposite of `truth`."""
         return TwoValued(self.truth.inverted, self.no, self.yes)
 
 
@@ -28,6 +29,7 @@ Selectable = Number | BoolTensor | TwoValued
 
 
 def two_valued(truth: Logical, yes: Number, no: Number) -> Number | TwoValued:
+    """Returns torch.where(truth, yes, no), which is a number if only one of the values occurs."""
     if isinstance(truth, bool):
         return yes if truth else no
     return TwoValued(truth, yes, no) if yes != no else yes
@@ -36,7 +38,8 @@ def two_valued(truth: Logical, yes: Number, no: Number) -> Number | TwoValued:
 def elementwise(
     compute: Callable[[Any, Any], Number], a: Selectable, b: Selectable
 ) -> Number | TwoValued | None:
-    """Returns compute(a, b), or None if it has more than two values, or two as an exclusive or."""
+    """Returns compute(a, b), or None if it has more than two values, or two that depend on an
+    exclusive or, which no BoolTensor describes."""
     x, y = _as_two_valued(a), _as_two_valued(b)
     if x is None and y is None:
         return compute(a, b)
@@ -51,7 +54,8 @@ def elementwise(
 def _elementwise_pair(
     compute: Callable[[Any, Any], Number], a: TwoValued, b: TwoValued
 ) -> Number | TwoValued | None:
-    """Returns compute(a, b), if three of the four pairs of values have the same result."""
+    """Returns compute(a, b), if three of the four pairs of values have the same result: the fourth
+    pair is then where two conditions both hold."""
     for x in (a, a.swapped):
         for y in (b, b.swapped):
             rest = {compute(x.yes, y.no), compute(x.no, y.yes), compute(x.no, y.no)}

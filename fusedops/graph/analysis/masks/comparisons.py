@@ -53,10 +53,13 @@ def _is_unwritten(*nodes: Node) -> bool:
 _RELATIONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 
 
+#: x > y is y < x, and x >= y is y <= x.
 _MIRRORED = {"gt": "lt", "ge": "le"}
 
 
 def _comparison(reader: Interpreter, call: Call) -> Known | None:
+    """Interprets a comparison. Numbers, and tensors with two values, are compared value by value;
+    positions become bounds on the columns that a row sees."""
     a, b = reader.operands(call)
     if is_selectable(a) and is_selectable(b):
         return choices.elementwise(_RELATIONS[call.kind], a, b)
@@ -76,6 +79,7 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
+    """Returns where x <= y (`kind` is "le") or x < y ("lt"), or None if that is not known."""
     return _at_most(x, y) if kind == "le" else _less(x, y)
 
 
@@ -94,6 +98,7 @@ def _ordered_in_document(
     if document is None or difference.terms[rows[0]] != -step:
         return None
     numbers = Affine(terms={columns[0]: step, rows[0]: -step})
+    # Within the document, indices take the place of the numbers.
     ordered = _ordered(kind, difference - numbers + document.difference * step, Affine())
     return _within(document, ordered, node) if isinstance(ordered, BoolTensor) else None
 
@@ -107,7 +112,8 @@ def _document(rows: Pick, columns: Pick) -> Document | None:
 
 
 def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
-    """Limits what `ordered` says of `node` to one document."""
+    """Returns `ordered`, which says where `node` is True, with bounds that hold within one
+    document. In masks that are not limited to it, `node` itself takes their place."""
 
     def limited(condition: Condition | None, fallback: Leaf) -> Condition | None:
         bounds = [part for part in condition or () if isinstance(part, Bound)]
@@ -127,6 +133,7 @@ def _with_known_column(equal: BoolTensor, x: Known | None, y: Known | None) -> B
 
 
 def _less(x: Any, y: Any) -> Logical | None:
+    """Returns where x < y, which for integers is x <= y - 1 or x + 1 <= y."""
     if isinstance(y, Affine):
         return _at_most(x, y - 1)
     return _at_most(x + 1, y) if isinstance(x, Affine) else None
@@ -136,19 +143,21 @@ def _at_most(x: Any, y: Any) -> Logical | None:
     """Returns where x <= y: in one interval of each row's columns, or outside of one; else None."""
     if isinstance(x, Affine) and isinstance(y, Affine):
         return at_most_zero(x - y)
-    if isinstance(x, Quotient) and isinstance(y, Affine):
+    if isinstance(x, Quotient) and isinstance(y, Affine):  # a // n <= y is a <= y * n + n - 1
         return at_most_zero(x.dividend - y * x.divisor + (1 - x.divisor))
-    if isinstance(x, Affine) and isinstance(y, Quotient):
+    if isinstance(x, Affine) and isinstance(y, Quotient):  # x <= b // n is x * n <= b
         return at_most_zero(x * y.divisor - y.dividend)
-    if isinstance(x, Magnitude) and isinstance(y, Affine):
+    if isinstance(x, Magnitude) and isinstance(y, Affine):  # |s| <= y is s <= y and -s <= y
         return _all_of(at_most_zero(x.signed - y), at_most_zero(-x.signed - y))
-    if isinstance(x, Affine) and isinstance(y, Magnitude):
+    if isinstance(x, Affine) and isinstance(y, Magnitude):  # x <= |s| is not |s| <= x - 1
         smaller = _at_most(y, x - 1)
         return None if smaller is None else inverse(smaller)
     return None
 
 
 def _equal(reader: Interpreter, x: Any, y: Any) -> Logical | None:
+    """Returns where x == y: by a search if one of them ascends along the columns, else where x <= y
+    and y <= x. A magnitude equals a number in two columns, which is no interval."""
     for keys, rows in ((x, y), (y, x)):
         if isinstance(keys, Ascending) and keys.dim == COLUMNS and isinstance(rows, Affine):
             return _searched_bounds(reader, keys, rows)

@@ -18,7 +18,7 @@ from fusedops.graph.analysis.modes import is_barrier
 from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import number, rounded, value
 
-#: A mask is read if at most this many calls build it.
+#: At most this many of the nodes that build a mask are interpreted; of others nothing is known.
 _MAX_CALLS = 96
 #: The dtypes of positions.
 INTEGERS = (torch.int64, torch.int32)
@@ -76,6 +76,8 @@ class Interpreter:
         return self.known[argument]
 
     def _interpreted(self, node: Node) -> Known | None:
+        """Returns the number or symbol that capture recorded for a node, or what its call computes
+        from what is known of its operands."""
         recorded = value(node)
         if isinstance(recorded, (int, float)):
             return recorded
@@ -83,7 +85,7 @@ class Interpreter:
             return Affine(terms={node: 1})
         if not isinstance(recorded, torch.Tensor):
             return None
-        if is_barrier(node):  # constants have no gradient in any mode
+        if is_barrier(node):  # the elements of a mask are the same in all modes
             return self.read(node.args[0])
         if recorded.dim() == 0 and (single := number(node)) is not None:
             return single
@@ -111,6 +113,7 @@ class Interpreter:
         return term
 
     def affine(self, argument: Any) -> Affine | None:
+        """Reads an argument as an affine number; returns None if it is not known to be one."""
         operand = as_affine(self.read(argument))
         return operand if isinstance(operand, Affine) else None
 
@@ -119,14 +122,18 @@ class Interpreter:
 
 
 def as_affine(operand: Known | None) -> Known | None:
+    """Returns an integer as an `Affine`, and anything else as it is."""
     return Affine(operand) if type(operand) is int else operand
 
 
 def is_selectable(operand: Known | None) -> TypeGuard[Selectable]:
+    """Returns whether an operand is known to have at most two values."""
     return isinstance(operand, (int, float, BoolTensor, TwoValued))
 
 
 def _unknown(node: Node) -> Known | None:
+    """Returns a tensor of which nothing is known as itself: a bool tensor as a leaf, an integer
+    tensor as a term."""
     tensor = value(node)
     if not isinstance(tensor, torch.Tensor):
         return None

@@ -34,6 +34,8 @@ from fusedops.graph.analysis.values import value
 
 
 def _logic(connect: Callable[[Logical, Logical], Logical]) -> Step:
+    """Interprets `and` or `or` of two bool tensors, which `connect` joins."""
+
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
         if not isinstance(a, (BoolTensor, bool)) or not isinstance(b, (BoolTensor, bool)):
@@ -44,6 +46,7 @@ def _logic(connect: Callable[[Logical, Logical], Logical]) -> Step:
 
 
 def _negation(reader: Interpreter, call: Call) -> Known | None:
+    """Interprets ~mask, or logical_not(x), which is x == 0."""
     operand = reader.read(call.arguments["input"])
     if isinstance(operand, (BoolTensor, bool)):
         return inverse(operand)
@@ -63,6 +66,7 @@ def _masked_fill(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _selected(condition: Any, yes: Any, no: Any) -> Known | None:
+    """Returns torch.where(condition, yes, no), or None if not enough is known of an operand."""
     if not isinstance(condition, (BoolTensor, bool)) or not (
         is_selectable(yes) and is_selectable(no)
     ):
@@ -78,6 +82,7 @@ def _triangle(sign: int) -> Step:
         diagonal = as_affine(reader.read(call.arguments.get("diagonal", 0)))
         if not isinstance(diagonal, Affine) or value(call.node).dim() < 2:
             return None
+        # tril keeps the columns with column - row <= diagonal, triu those with >=.
         distance = Affine(steps={COLUMNS: 1, ROWS: -1}) - diagonal
         return _selected(at_most_zero(distance * sign), input, 0)
 
@@ -85,6 +90,8 @@ def _triangle(sign: int) -> Step:
 
 
 def _cast(reader: Interpreter, call: Call) -> Known | None:
+    """Interprets a cast: of numbers and tensors with two values to any dtype, of positions from one
+    integer dtype to another."""
     operand = reader.read(call.arguments["input"])
     if is_selectable(operand):
         if value(call.node).dtype == torch.bool and not isinstance(operand, BoolTensor):

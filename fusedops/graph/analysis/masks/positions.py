@@ -207,7 +207,7 @@ def inverse(truth: Logical) -> Logical:
 
 
 def both(a: Logical, b: Logical) -> Logical:
-    """Returns a and b."""
+    """Returns a and b. Where it is False is not known: that is no conjunction of parts."""
     if isinstance(a, bool):
         return b if a else False
     if isinstance(b, bool):
@@ -224,7 +224,8 @@ def either(a: Logical, b: Logical) -> Logical:
 
 
 def column_of_zero(number: Affine) -> Affine | None:
-    """Returns the column in which a number is 0, if it is the row's index plus a number."""
+    """Returns the column in which `number` is 0, if that column is the row's index plus a constant,
+    or a constant alone; else None."""
     step = number.steps.get(COLUMNS, 0)
     column = (number + Affine(steps={COLUMNS: -step})) * -step
     return column if abs(step) == 1 and column.is_index else None
@@ -250,6 +251,7 @@ def at_most_zero(affine: Affine) -> Logical | None:
     rest = affine + Affine(steps={COLUMNS: -step})
     if step == 0:
         return None if rest.is_positive is None else not rest.is_positive
+    # -j + rest <= 0 holds from column rest on, j + rest <= 0 in the columns before 1 - rest.
     limit = rest if step < 0 else -rest + 1
     one_per_row = limit.is_index or not (limit.steps or limit.varies_over_columns)
     if abs(step) != 1 or not one_per_row:

@@ -87,6 +87,8 @@ def why_unknown(mask: Node) -> str:
 
 
 def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> Mask | None:
+    """Returns a mask by where it is True. Returns None if nothing is known of that, or if a tensor
+    that the mask refers to is written before `reader` would read it."""
     if isinstance(visible, bool):
         condition: Condition | None = () if visible else None
     else:

@@ -26,6 +26,7 @@ from fusedops.graph.analysis.views import DimMap, dim_map_of
 
 
 def _view(reader: Interpreter, call: Call) -> Known | None:
+    """Interprets a view, and a tensor that is indexed by positions."""
     operand, dim_map = reader.read(call.arguments.get("input")), dim_map_of(call)
     if operand is None or dim_map is None:
         return _gathered(reader, call) if call.kind in ("item", "index") else None
@@ -42,6 +43,8 @@ def _view(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _bool_tensor_view(truth: BoolTensor, dim_map: DimMap) -> BoolTensor:
+    """Returns a view of a bool tensor. A condition is no longer known if the view moves a dimension
+    that it refers to."""
     parts = (truth.when_true, truth.when_false)
     return BoolTensor(*(part if part is None or _stays(part, dim_map) else None for part in parts))
 
