@@ -11,7 +11,8 @@ from fusedops.graph.rule import OpCall
 
 
 def draws_own_numbers(dropout: Call) -> bool:
-    """Returns whether a dropout is active, and may use other random numbers than eager mode."""
+    """Returns whether a dropout is active, makes a new tensor, and may use other random numbers
+    than eager mode: Inductor's setting fallback_random asks for the same numbers."""
     arguments = dropout.arguments
     if arguments["train"] is not True or not arguments["p"] or inductor_config.fallback_random:
         return False

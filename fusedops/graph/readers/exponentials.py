@@ -121,9 +121,8 @@ class _Total:
 
 
 def _read_denominator(node: Any, steps: int = 4) -> _Total | None:
-    """Reads `node` as a sum of exponentials with at most `steps` numbers or limits added to it. A
-    lower limit of at most 1 has no effect: the sum has the exponential of the maximum, which is 1.
-    """
+    """Reads `node` as a sum of exponentials, behind fewer than `steps` additions or lower limits. A
+    lower limit of at most 1 has no effect: the sum contains exp(max - max) = 1."""
     call = call_of(before_view_chain(node))
     if call is None or steps == 0:
         return None
@@ -150,6 +149,8 @@ def _summed(call: Call) -> _Total | None:
 
 
 def _with_addend(call: Call, steps: int) -> _Total | None:
+    """Reads sum + eps, refused unless eps is lost in the rounding of any sum from 1 on; or sum +
+    exp(t - m), where t is a sink."""
     first, other = tensor_and_number(call)
     if is_number(other):
         total = _read_denominator(first, steps)
@@ -167,6 +168,8 @@ def _with_addend(call: Call, steps: int) -> _Total | None:
 
 
 def _with_limit(total: _Total, floor: float, has_no_effect: bool) -> _Total:
+    """Returns the sum with `floor` as what is added to it, or as its lower limit; refused if that
+    has an effect."""
     refusal = total.refusal or (None if has_no_effect else ADDED_TO_SUM)
     return replace(total, floor=max(total.floor, floor), refusal=refusal)
 
@@ -270,6 +273,8 @@ def read_shift(
         return Shift(x, OTHER_MAXIMUM)
     kept = has_keepdim_shape(subtracted, x, (dim,))
     is_of_rows = reduced_dims(maximum, value(x)) == (dim,) and kept
+    # Without a visible column, exp(x - max) is inf or NaN. where(mask, e, 0) replaces that by 0,
+    # which the product e * mask does not.
     is_selected = is_masked and call_of(hidden.node, "mul") is None  # type: ignore[union-attr]
     refusal = None if is_of_rows else OTHER_MAXIMUM
     return Shift(x, refusal, sink, is_masked, is_guarded or is_selected)
@@ -301,6 +306,7 @@ def _sink(sink_exponent: Node, subtracted: Node, x: Node) -> Node | float | None
 
 
 def _is_same(a: Any, b: Any) -> bool:
+    """Returns whether two nodes have the same elements in the same order, in any shape."""
     return same_value(before_view_chain(a), before_view_chain(b))
 
 

@@ -55,12 +55,14 @@ def _includes(bound: Bound, column: Affine, rows: Any) -> bool:
     """Returns whether a bound is known to leave each row that column."""
     if bound.known_column == column or not bound.limit.is_index:
         return bound.known_column == column
+    # A column is visible from the start on, and where column + 1 is at most the end.
     first, last = (bound.limit, column) if bound.is_start else (column + 1, bound.limit)
     return _is_below(first, last + 1, rows)
 
 
 def _is_below(start: Affine, end: Affine, rows: Any) -> bool:
-    """Returns whether start < end holds in all rows."""
+    """Returns whether start < end holds in all rows: the difference is linear in the row, so that
+    the first and the last row decide."""
     width = end - start
     at_last = width.offset + width.steps.get(ROWS, 0) * (rows - 1)
     return statically_known_true(width.offset > 0) and statically_known_true(at_last > 0)
@@ -150,10 +152,12 @@ def _tensor(limit: Affine, scores: Node) -> Node | OpCall:
 
 
 def _without_columns(rows: Node) -> Node | OpCall:
+    """Returns a tensor with one number for each row, without its last dimension of size 1."""
     return OpCall(aten.squeeze.dim, (rows, -1)) if value(rows).dim() else rows
 
 
 def _searched(search: Search) -> OpCall:
+    """Returns the call of searchsorted that finds the column of each row's limit."""
     rows = OpCall(aten.transpose.int, (search.rows, -1, -2))
     # searchsorted would copy operands that are not contiguous too, but with a warning.
     operands = (OpCall(aten.contiguous.default, (one,)) for one in (search.keys, rows))

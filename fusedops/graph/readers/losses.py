@@ -78,6 +78,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def _read_call(call: Call) -> Loss | None:
+    """Reads F.cross_entropy(x, target), or F.nll_loss(F.log_softmax(x, 1), target)."""
     arguments = call.arguments
     logits, target = value(arguments["input"]), value(arguments["target"])
     if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
@@ -115,7 +116,8 @@ def _unsupported(arguments: dict[str, Any]) -> str | None:
 
 
 def _before_nll_loss(loss: Loss) -> Loss | None:
-    """Returns the loss with the log_softmax that an nll_loss reads."""
+    """Returns the loss with the log_softmax that an nll_loss reads, or None if it reads something
+    else."""
     chain = _log_softmax(loss.logits, loss.last)
     if chain is None or not _is_dim(chain, loss.dim):
         return None
@@ -137,6 +139,7 @@ def _log_softmax(node: Any, reader: Node) -> SoftmaxChain | None:
 
 
 def _is_dim(chain: SoftmaxChain, dim: int) -> bool:
+    """Returns whether a softmax is over the dimension `dim` of its input."""
     rank = value(chain.input).dim()
     return isinstance(chain.dim, int) and chain.dim % max(rank, 1) == dim % max(rank, 1)
 
@@ -181,8 +184,8 @@ def _class_index(gather: Call) -> OpCall | None:
 
 
 def _before_slice(index: Node) -> Node:
-    """Returns x, if an index is the first column of x after x was broadcast to all classes; else
-    the index."""
+    """Undoes a broadcast and a slice: returns x for torch.broadcast_tensors(x, ...)[k][..., :1], if
+    x has that shape, and otherwise `index`. torch.distributions.Categorical writes this."""
     call = call_of(index, "item")
     if call is None or call.arguments["index"] != (..., slice(None, 1, None)):
         return index
@@ -218,6 +221,8 @@ def _read_one_hot(call: Call) -> Loss | None:
 
 
 def _one_hot_target(node: Any, logits: Node) -> Node | None:
+    """Returns the target, if `node` is F.one_hot(target, classes), cast or not, with as many
+    classes as the logits."""
     cast = call_of(node, "cast")
     call = call_of(cast.arguments["input"] if cast else node, "one_hot")
     classes = constant(call.arguments.get("num_classes")) if call else None
@@ -243,6 +248,8 @@ def _read_difference(call: Call) -> Loss | None:
 
 
 def _of_parts(call: Call, total: Any, element: Any, is_log_probability: bool) -> Loss | None:
+    """Returns the loss, if `total` is logsumexp(x, -1) and `element` is x.gather(-1,
+    target.unsqueeze(-1)).squeeze(-1)."""
     gather = call_of(_before_squeeze(element), "gather")
     index = _class_index(gather) if gather else None
     logits = _summed_logits(total)

@@ -173,6 +173,8 @@ def _normalize(call: Call) -> Norm | None:
 
 
 def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_Factor]:
+    """Yields the factors of a product of products such as a * (b * scale / c), at most `steps`
+    deep. `inverted` says that the operand is itself a divisor."""
     scale = read_row_scale(operand)
     if scale is not None:
         yield _Factor(operand, inverted, scale)
@@ -189,7 +191,8 @@ def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_
 def _product(
     node: Node, factors: list[_Factor], scale: _Factor, rest: list[_Factor]
 ) -> Norm | None:
-    """Returns the norm of the tensor among `factors`; `rest` and the other factors multiply it."""
+    """Returns the norm of the tensor among `factors` whose rows have the scale; the other factors
+    and `rest` multiply it."""
     by = as_one_per_row(scale.scale, scale.operand) if scale.scale else None
     if by is None:
         return None
@@ -255,8 +258,8 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
 
 def _as_mean_square_of(scale: RowScale, residue: Node) -> RowScale:
     """Returns the scale in terms of the mean square of `residue`, which is its input minus the
-    mean. The two are equal if the variance divides by N; if it divides by another number and N is
-    unknown, the scale that is returned has a refusal."""
+    mean. The two are equal if the variance divides by N; if it divides by another number, and N is
+    unknown or too small, the scale that is returned has a refusal."""
     biased = scale.corrected(0)
     refusal = scale.refusal or (None if biased else _why_not_corrected(scale))
     return replace(
@@ -290,9 +293,11 @@ def _why_not_corrected(scale: RowScale) -> str:
 
 
 def _uncentred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
-    """Returns the same as `_centred_kind`, for a norm without a mean."""
+    """Returns the same as `_centred_kind`, for a norm without a mean. The kind is l2_norm if eps is
+    a lower limit, or if there is no eps and the model writes a sum; otherwise it is rms_norm."""
     columns = scale.columns
-    # Without eps an l2_norm is an rms_norm with another factor.
+    # Without eps an l2_norm is an rms_norm with another factor. Over a dimension that is not the
+    # last, rms_norm is the kind that needs no permuted input.
     if scale.eps_mode == "max" or (
         not scale.eps_mode and scale.written_as_sum and not over.order("l2_norm")
     ):
@@ -323,6 +328,8 @@ def continued(norm: Norm | None) -> Iterator[Norm]:
 
 
 def _extended(extended: Norm, norm: Norm, step: Call) -> Norm | None:
+    """Returns `extended`, which is `norm` with `step` as its last call, with what the step adds: a
+    weight, a bias, a factor or a rounding. Returns None if no op computes that."""
     if step.kind == "cast":
         return _after_cast(extended, value(norm.last).dtype, step.arguments["dtype"])
     if step.kind == "addcmul":
@@ -351,6 +358,9 @@ def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
 
 
 def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> Norm | None:
+    """Returns a norm with the cast at its end. If the cast rounds an rms_norm to 16 bits before the
+    weight, it is recorded as `rounded_to`. Returns None for a cast from 16 bits of a norm without a
+    mean."""
     if input_dtype == result or norm.kind in _CENTRED:
         return norm
     if input_dtype in HALF_DTYPES:  # the op would round only once
@@ -382,13 +392,15 @@ def _multiplied(
 
 
 def _times(norm: Norm, factor: float | None, inverted: bool) -> Norm | None:
+    """Returns the norm times `factor`, or divided by it; None unless it is finite and not 0."""
     if not factor or not math.isfinite(factor):
         return None
     return replace(norm, factor=norm.factor / factor if inverted else norm.factor * factor)
 
 
 def _is_single(operand: Node, norm: Norm) -> bool:
-    """Returns whether a tensor has one element and broadcasts to the norm's input."""
+    """Returns whether a tensor has one element, broadcasts to the norm's input, and has a dtype
+    that the kernels take."""
     tensor = value(operand)
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in KERNEL_DTYPES:
         return False

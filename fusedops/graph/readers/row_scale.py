@@ -134,11 +134,13 @@ def as_one_per_row(scale: RowScale, node: Node) -> RowScale | None:
 
 
 def _of_mean(call: Call) -> RowScale | None:
+    """Reads x.pow(2).mean(-1, keepdim=True), or the mean of such means over another dimension."""
     scale = (_of_squares(*mean) for mean in means(call.node))
     return next(filter(None, scale), None)
 
 
 def _of_squares(squares: Node, dims: tuple[int, ...]) -> RowScale | None:
+    """Returns the scale for the mean over `dims` of `squares`, if they are squares."""
     squared = call_of(squares)
     base = base_of_square(squared) if squared else None
     return _scale_of_mean_square(base, dims) if base else None
@@ -155,6 +157,7 @@ def _scale_of_mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
 
 
 def _of_sum(call: Call) -> RowScale | None:
+    """Reads x.pow(2).sum(-1, keepdim=True)."""
     summed: Node = call.arguments["input"]
     dims = reduced_dims(call, value(summed))
     scale = _of_squares(summed, dims) if dims else None
@@ -162,6 +165,7 @@ def _of_sum(call: Call) -> RowScale | None:
 
 
 def _times_columns(mean: RowScale) -> RowScale | None:
+    """Returns the scale of a sum: the mean times the number of columns, if that is known."""
     columns = mean.columns
     return replace(mean, written_as_sum=True, inner=float(columns)) if columns else None
 
@@ -193,14 +197,18 @@ def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
 
 
 def _operands(einsum: Node) -> tuple[Any, ...]:
+    """Returns the operands of an einsum, which are arguments of their own or one list."""
     operands = einsum.args[1:]
     return tuple(operands[0]) if operands and isinstance(operands[0], (list, tuple)) else operands
 
 
 def _of_norm(call: Call) -> RowScale | None:
+    """Reads x.norm(dim=-1, keepdim=True) and torch.linalg.norm(x, dim=-1); refused if the norm is
+    not the Euclidean one."""
     base, order = call.arguments["input"], call.arguments["p"]
     dims = reduced_dims(call, value(base))
     is_euclidean = order in (None, "fro") or constant(order) == 2
+    # Over two dimensions, linalg.norm is a norm of matrices; of these "fro" alone is read.
     is_spectral = call.kind == "linalg_norm" and order != "fro"
     if dims is None or (is_spectral and len(dims) > 1):
         return None
@@ -213,6 +221,7 @@ def _of_norm(call: Call) -> RowScale | None:
 
 
 def _of_variance(call: Call) -> RowScale | None:
+    """Reads x.var(-1) or x.std(-1), also of x - x.mean(-1, keepdim=True)."""
     input, correction = call.arguments["input"], call.arguments["correction"]
     dims = reduced_dims(call, value(input))
     if dims is None or correction is None:
@@ -224,6 +233,7 @@ def _of_variance(call: Call) -> RowScale | None:
 
 
 def _of_item(call: Call) -> RowScale | None:
+    """Reads torch.var_mean(x, -1)[0] or torch.std_mean(x, -1)[0]."""
     pair = call_of(call.arguments["input"])
     if pair is None or pair.kind not in ("var_mean", "std_mean"):
         return None
@@ -256,6 +266,7 @@ _STATISTICS: dict[str, Callable[[Call], RowScale | None]] = {
 
 
 def _through_power(call: Call, steps: int) -> RowScale | None:
+    """Reads sqrt(scale), rsqrt(scale), 1 / scale or scale ** number."""
     exponent = _EXPONENTS.get(call.kind) or constant(call.arguments.get("exponent"))
     scale = read_row_scale(call.arguments["input"], steps)
     return scale.raised_to(exponent) if scale is not None and exponent else None
@@ -265,6 +276,7 @@ _EXPONENTS = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0, "square": 2.0}
 
 
 def _through_mul(call: Call, steps: int) -> RowScale | None:
+    """Reads scale * number, or scale * scale."""
     first, other = tensor_and_number(call)
     scale = read_row_scale(first, steps)
     if scale is None:
@@ -276,6 +288,7 @@ def _through_mul(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_div(call: Call, steps: int) -> RowScale | None:
+    """Reads scale / number, or number / scale."""
     first, other = call.arguments["input"], call.arguments["other"]
     inverts = is_number(first)
     scale = read_row_scale(other if inverts else first, steps)
@@ -286,6 +299,7 @@ def _through_div(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_add(call: Call, steps: int) -> RowScale | None:
+    """Reads scale + eps."""
     first, eps = tensor_and_number(call)
     if not is_number(eps):  # it is a residual connection, which need not be followed
         return None
@@ -295,6 +309,7 @@ def _through_add(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_clamp(call: Call, steps: int) -> RowScale | None:
+    """Reads scale.clamp(min=eps) or torch.maximum(scale, eps)."""
     least = call.arguments.get("min", call.arguments.get("other"))
     scale = read_row_scale(call.arguments["input"], steps)
     limit = known_number(least) if scale and call.arguments.get("max") is None else None
@@ -309,6 +324,7 @@ def _through_larger(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_cast(call: Call, steps: int) -> RowScale | None:
+    """Reads scale.to(dtype); refused if that rounds the scale."""
     scale = read_row_scale(call.arguments["input"], steps)
     if scale is None or is_widening(call):
         return scale

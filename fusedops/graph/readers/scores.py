@@ -120,6 +120,8 @@ def _through_div(scores: Scores, call: Call) -> Scores | None:
 
 
 def _scaled(scores: Scores, input: Any, factor: Any, inverse: bool) -> Scores | None:
+    """Returns the scores of `input` times a number, or divided by it; None if it is infinite, NaN
+    or 0."""
     if not isinstance(input, Node) or not is_number(factor):
         return None
     factor = number(factor)
@@ -142,6 +144,7 @@ def _through_tanh(scores: Scores, call: Call) -> Scores | None:
 
 
 def _through_add(scores: Scores, call: Call) -> Scores | None:
+    """Reads scores + bias or scores + mask, in either order, and scores + 0."""
     input, other = tensor_and_number(call)
     if is_number(other) and isinstance(input, Node):
         return replace(scores, input=input) if number(other) == 0 else None
@@ -169,6 +172,7 @@ def _noted(scores: Scores, note: str) -> Scores:
 
 
 def _through_sub(scores: Scores, call: Call) -> Scores | None:
+    """Reads scores - bias."""
     input, other = call.arguments["input"], call.arguments["other"]
     if not _is_addend(other, input) or same_shape(other, input):
         return None
@@ -202,6 +206,9 @@ def _has_product(node: Any) -> bool:
 
 
 def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
+    """Returns the scores of `input` + `addend`. Returns None if the op's two operands, mask and
+    bias, are taken, or if the scale, which multiplies the sum, would have to multiply an addend as
+    large as the scores."""
     if len(scores.addends) == (1 if scores.visible is not None else 2):
         return None
     if scores.scale != 1:  # scale * (input + addend)
@@ -219,6 +226,7 @@ def _through_masked_fill(scores: Scores, call: Call) -> Scores | None:
 
 
 def _through_where(scores: Scores, call: Call) -> Scores | None:
+    """Reads torch.where(visible, scores, number) or torch.where(hidden, number, scores)."""
     condition, first, other = (call.arguments.get(n) for n in ("condition", "input", "other"))
     if is_number(other):
         return _filled(scores, call, first, condition, other, hides=False)
@@ -318,6 +326,8 @@ def _keeps_values(scores: Scores) -> bool:
 
 
 def _inverted(scores: Scores, mask: Node) -> tuple[Scores, Operand]:
+    """Returns the scores and the inverse of a mask. If the mask is ~visible, this is visible, and
+    the call of ~ belongs to the scores."""
     call = call_of(mask, "not")
     if call is not None and value(call.arguments["input"]).dtype == torch.bool:
         return replace(scores, nodes=(*scores.nodes, mask)), call.arguments["input"]
@@ -335,6 +345,7 @@ _STEPS = {
     "where": _through_where,
     "tanh": _through_tanh,
 }
+#: What is read inside of the tanh of a soft cap: it takes the scores times a number.
 _STEPS_UNDER_A_CAP = {kind: _STEPS[kind] for kind in ("cast", "mul", "div")}
 
 

@@ -79,6 +79,7 @@ def read_sink(chain: SoftmaxChain) -> tuple[SoftmaxChain, Sink] | None:
 
 
 def _drops_last_column(call: Call) -> bool:
+    """Returns whether a call is y[..., :-1]."""
     source, result = value(call.arguments["input"]), value(call.node)
     if call.kind == "slice":
         dim, start, end, step = (call.arguments.get(n) for n in ("dim", "start", "end", "step"))
@@ -103,7 +104,7 @@ def _without_maximum(joined: Node) -> Node:
 
 
 def _joined(joined: Node) -> tuple[Node, Sink] | None:
-    """Returns the scores and the sink that a call puts beside them."""
+    """Reads torch.cat([scores, sinks], -1), or F.pad(scores, (0, 1), value=sink)."""
     if (padded := call_of(joined, "pad")) is not None:
         pad, fill = padded.arguments.get("pad"), number(padded.arguments.get("value") or 0.0)
         is_constant = padded.arguments.get("mode", "constant") == "constant"
@@ -120,12 +121,15 @@ def _joined(joined: Node) -> tuple[Node, Sink] | None:
 
 
 def _is_row_of(scores: Node, logit: Node) -> bool:
-    """Returns whether a tensor has one element for each row of the scores."""
+    """Returns whether `logit` has one element for each row of `scores`, in a last dimension of size
+    1."""
     one = statically_known_true(value(logit).shape[-1] == 1)
     return one and value(logit).dim() == value(scores).dim() and broadcasts(logit, scores)
 
 
 def _sink(logit: Node) -> Sink:
+    """Returns the sink that a tensor is: the number that fills it, the tensor that it expands, or
+    the tensor itself."""
     call = call_of(logit, "zeros") or call_of(logit, "full")
     if call is not None:
         fill = number(call.arguments.get("fill_value", 0.0)) if call.kind == "full" else 0.0

@@ -97,7 +97,8 @@ def decomposed(
     hidden: Hidden | None = None,
     zeroes_hidden_rows: bool = False,
 ) -> SoftmaxChain:
-    """Returns a softmax of `input` that several calls compute, the last of which is `last`."""
+    """Returns a softmax of `input` that several calls compute, the last of which is `last`. It is
+    refused if something else uses the result of another one."""
     nodes: tuple[Node, ...] = (last,)
     if not refusal:
         operands = (input, sink, hidden.mask if hidden else None)

@@ -83,6 +83,8 @@ def before_views(input: Node, dims: tuple[int, ...]) -> tuple[Node, tuple[int, .
 
 
 def _mean(node: Any) -> Call | None:
+    """Returns the call that has the input and the dimensions of the mean that `node` is: the mean,
+    the var_mean of var_mean(x)[1], or the sum of sum(x) / N."""
     return call_of(node, "mean") or _mean_beside_variance(node) or _sum_over_size(node)
 
 
