@@ -80,6 +80,7 @@ def _fits(model: Callable[..., Any], args: Any, kwargs: Any) -> bool:
 
 
 def _as_to_the_model(args: tuple[Any, ...]) -> str:
+    """Says how to pass arguments that do not fit: a dict or a tuple of them has to be unpacked."""
     if len(args) == 1 and isinstance(args[0], Mapping):
         return "a batch in a dict as explain(model, **batch)"
     if len(args) == 1 and isinstance(args[0], (tuple, list)):
@@ -92,7 +93,8 @@ def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mode(model: Callable[..., Any]) -> tuple[bool, str]:
-    """Returns whether autograd records the call, and the mode in words if all sites share it."""
+    """Returns whether autograd records the call, and the mode of the report: "inference" without
+    gradients, else the mode of the module, or "" for a function, whose modules may differ."""
     if not torch.is_grad_enabled():
         return False, "inference"
     root = _root(model)

@@ -43,7 +43,7 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
 
 def _check_example_inputs(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> None:
     placeholders = graph_module.graph.find_nodes(op="placeholder")
-    required = sum(not node.args for node in placeholders)
+    required = sum(not node.args for node in placeholders)  # args hold the default, if any
     if not required <= len(example_inputs) <= len(placeholders):
         names = ", ".join(node.name for node in placeholders)
         raise TypeError(
@@ -53,6 +53,7 @@ def _check_example_inputs(graph_module: GraphModule, example_inputs: tuple[Any, 
 
 
 def _propagate(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> None:
+    """Runs the graph on fake tensors, which records a value for each node."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         _Propagate(graph_module, mode).propagate(*example_inputs)

@@ -57,6 +57,7 @@ def repair_dtypes() -> None:
 
 @functools.cache
 def _replace_store(is_ours: Callable[[], bool]) -> None:
+    """Lets CppTile2DKernel.store add the offset inside the tile once instead of twice."""
     from torch._inductor.codegen.cpp import CppTile2DKernel, CppVecKernel
 
     original: Callable[..., None] = CppTile2DKernel.store
@@ -65,6 +66,7 @@ def _replace_store(is_ours: Callable[[], bool]) -> None:
     def store(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> None:
         is_parallel = inductor_config.cpp.dynamic_threads or self.num_threads != 1
         is_transposed = self.need_vec_transpose(self.rename_indexing(index))
+        # Transposed stores, and those of a single thread, have the right index.
         is_wrong = mode == "atomic_add" and is_parallel and not is_transposed
         if is_wrong and is_ours() and config.active().repair_inductor == "always":
             _say_once()
@@ -88,6 +90,7 @@ def _say_once() -> None:
 
 @functools.cache
 def _replace_serializer() -> None:
+    """Lets packages hold the dtypes of our ops' calls as numbers of `c10::ScalarType`."""
     from torch._export.serde.serialize import _TORCH_TO_SERIALIZE_DTYPE
     from torch._inductor import extern_node_serializer
 

@@ -26,13 +26,15 @@ GraphPass = Callable[[Graph], Any]
 
 
 class _Pass(CustomGraphPass):
+    """A pass of ours. The first one that is made repairs Inductor's bugs."""
+
     def __init__(self) -> None:
         repair_scatters(_runs_ours)
         repair_dtypes()
 
     def uuid(self) -> str:
-        """Returns the pass's part of Inductor's cache key, on which its result depends: sources,
-        available kernels, settings and policy tables."""
+        """Returns the pass's part of Inductor's cache key: all that its result depends on, which is
+        sources, available kernels, settings and policy tables."""
         devices = [device for device in ("cpu", "cuda") if has_kernels(device)]
         settings = dataclasses.astuple(config.active())
         return f"fusedops-{_sources_digest()}-{devices}-{settings}-{costs.identity()}"
@@ -126,7 +128,8 @@ def _runs_ours() -> bool:
 
 
 def with_ours(existing: Any, option: str) -> Any:
-    """Adds our pass after `existing`, the value of one of Inductor's options in PASSES."""
+    """Returns `existing`, the value of one of Inductor's options in PASSES, followed by our pass.
+    If it has a pass of ours already, it stays as it is."""
     if any(map(_is_ours, _as_tuple(existing))):
         return existing
     ours = PASSES[option]()

@@ -50,7 +50,7 @@ class Match:
         last site that uses them.
     any_strides: whether nothing depends on the strides of the results.
     note: what the op cannot take over, and why, for the report.
-    order: the order in which the op needs the input's dimensions, if it is another one.
+    order: the permutation of the input's dimensions that the op needs; None if it needs none.
     """
 
     call: Call

@@ -66,6 +66,7 @@ def reuse_memory(graph: Graph) -> int:
 
 
 def _has_layout_of(source: Node, result: Node) -> bool:
+    """Returns whether a result can take the place of `source`: same dtype and shape, contiguous."""
     x, y = source.meta.get("val"), result.meta.get("val")
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
@@ -95,6 +96,8 @@ def _is_only_for(node: Node, holders: set[Node], donated: set[Node]) -> bool:
 
 
 def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
+    """Replaces `node` by a functionalised in-place call. Inductor lowers this to the op in place,
+    or copies the input first if something reads it later."""
     with graph.inserting_before(node):
         functional = torch.ops.higher_order.auto_functionalized
         both = graph.call_function(functional, (in_place,), _arguments_of(node, in_place))
@@ -118,6 +121,7 @@ def _write_over(graph: Graph, node: Node, in_place: Any) -> None:
 
 
 def _arguments_of(node: Node, in_place: Any) -> dict[str, Any]:
+    """Returns the arguments of `node`, by name, that the in-place op has too."""
     named = named_arguments(node.target, node.args, node.kwargs)
     names = [argument.name for argument in in_place._schema.arguments]
     return {name: value for name, value in named.items() if name in names}

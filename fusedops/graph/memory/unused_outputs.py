@@ -55,12 +55,15 @@ def drop_unused_outputs(graph: Graph) -> None:
 
 
 def _replace(node: Node, variant: Any, used: set[int]) -> None:
+    """Replaces `node` by the variant, whose outputs take the place of those with the indices
+    `used`."""
     single = len(variant._schema.returns) == 1
     output, sum = node.meta["val"][:2]
     with node.graph.inserting_before(node):
         arguments = _arguments(node, node.args, node.kwargs, variant, used)
         new = node.graph.call_function(variant, arguments)
     new.meta.update(node.meta)
+    # Without wants_sum, the variant returns an empty tensor as the sum.
     new.meta["val"] = output if single else (output, sum if 1 in used else output.new_empty([0]))
     if "eager_input_vals" in node.meta:  # the input strides that Inductor must preserve
         args, kwargs = node.meta["eager_input_vals"]

@@ -50,8 +50,9 @@ class Size:
 class Cost:
     """Milliseconds of one op in one mode.
 
+    inductor, ours: the time of Inductor's code, and that of our op.
     ms_per_byte: the time of a copy, for each byte read or written.
-    rows, cols: the measured size that is nearest to the requested one.
+    rows, cols: the size that was measured. `Table.cost` scales the times, but not these.
     """
 
     inductor: float
@@ -66,10 +67,10 @@ _Key = tuple[str, str, str]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The lines of one machine in one file.
+    """The costs measured on one machine: its lines in one table file.
 
-    name: the file's name, without its folder.
-    tuned: whether the user has measured it; otherwise it was shipped.
+    name: the file's name, without its folder and suffix.
+    tuned: whether the user measured them; otherwise they were shipped.
     fusedops: the version whose kernels were measured.
     digest: a hash of the file's content.
     costs: for each (op, mode, dtype) the cost of each size.
@@ -126,6 +127,7 @@ def _version() -> str:
 
 
 def _distance(size: Size, cost: Cost) -> float:
+    """Returns how far the measured size is from `size`, by the ratios of their rows and columns."""
     rows, cols = max(size.rows, 1) / cost.rows, max(size.cols, 1) / cost.cols
     return abs(math.log(rows)) + abs(math.log(cols))
 
@@ -201,6 +203,8 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 @functools.cache
 def _users(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
+    """Returns the tables in one of the user's files. If it is damaged, this warns and returns none.
+    `stamp` makes the cache read a file again that has changed."""
     try:
         return read(file, tuned=True)
     except ValueError as error:
@@ -210,6 +214,7 @@ def _users(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
 
 @functools.cache
 def _cached(file: Path, tuned: bool, stamp: tuple[int, int]) -> tuple[Table, ...]:
+    """Returns the tables in a shipped file. `stamp` makes the cache read a changed file again."""
     return read(file, tuned)
 
 
@@ -227,12 +232,13 @@ def read(file: Path, tuned: bool) -> tuple[Table, ...]:
 
 
 def _damaged(file: Path, tuned: bool) -> str:
+    """Returns the message for a file that cannot be read, with the fix."""
     fix = "measure it again with `python -m fusedops tune`, or remove it"
     return f"fusedops: {file} is damaged; {fix if tuned else 'reinstall fusedops'}"
 
 
 def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> Iterator[Table]:
-    """Yields one table for each machine in the rows."""
+    """Yields one table for each machine, and version of fusedops, in the rows."""
     name = file.stem
     by_machine: dict[tuple[Machine, str], Table] = {}
     for row in rows:

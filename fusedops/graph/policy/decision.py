@@ -116,6 +116,8 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
 
 
 def _profitable(match: Match, copied_bytes: int) -> Decision:
+    """Decides by the best table that has the op, or without one by a heuristic. A site whose size
+    is unknown is replaced."""
     if _is_never_materialised(match):
         return Decision(NEVER_MATERIALISED)
     if _becomes_sdpa(match):
@@ -181,7 +183,8 @@ def _size(match: Match) -> Size | None:
 
 
 def _size_of_logits(match: Match) -> Size | None:
-    """Returns the rows and classes of a cross entropy, whose result is smaller."""
+    """Returns the rows and classes of a cross entropy, whose result is smaller. The classes are the
+    last dimension of the logits or, if these are permuted, of the permutation."""
     input, logits = match.call.arguments["input"], value(viewed(match.call.arguments["input"]))
     shape = hints(logits)
     if shape is None:
@@ -294,11 +297,13 @@ def _keeps_logits(match: Match) -> str | None:
 
 
 def _is_differentiated(node: Node) -> bool:
+    """Returns whether a node's result requires grad."""
     result = value(node)
     return isinstance(result, torch.Tensor) and result.requires_grad
 
 
 def _is_trained(match: Match) -> bool:
+    """Returns whether an input of the site requires grad, and autograd is on."""
     inputs = (value(node) for node in match.call.node.all_input_nodes)
     differentiated = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
     return bool(differentiated) and torch.is_grad_enabled()
@@ -313,6 +318,7 @@ def _barrier_bytes(match: Match) -> int:
     fused = [user for user in after if is_pointwise(user)]
     # An input is read by the op; it is written only for the op if it has no other user.
     input_bytes = sum((1 + ours.issuperset(users(node))) * _bytes(node) for node in before)
+    # Readers that Inductor fuses would not read the result; if it fuses all, none is written.
     result_passes = bool(fused) * (1 + (len(fused) == len(after)))
     result_bytes = result_passes * _bytes(next(iter(match.results)))
     return input_bytes + result_bytes + _expanded_bytes(match)

@@ -63,6 +63,7 @@ def unused_masks(match: Match) -> list[Node]:
 
 
 def _moved(node: Node) -> int:
+    """Returns the bytes that a call reads and writes; 0 if it moves none, as views and getitem."""
     if is_unchanged(node) or call_of(node, "item") is not None:
         return 0
     return _bytes([*node.all_input_nodes, node])

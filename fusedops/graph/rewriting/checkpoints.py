@@ -30,7 +30,9 @@ _REPLACED: dict[str, tuple[torch._ops.OpOverload, ...]] = {
     ),
     "rms_norm": (aten._fused_rms_norm.default, aten.rms_norm.default),
 }
+#: The decisions by which a policy keeps results; older ones return True.
 _SAVES = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE, True)
+#: Where Dynamo keeps the function that makes the contexts of a region.
 _META = "_checkpoint_context_fn"
 
 ContextFn = Callable[[], tuple[Any, Any]]
@@ -45,7 +47,8 @@ def keep_selection(graph: Graph) -> None:
 
 
 class _Contexts:
-    """The two contexts of a checkpointed region, whose policy knows our ops."""
+    """Makes the two contexts of a checkpointed region, of the forward pass and the recomputation,
+    with a policy that knows our ops."""
 
     def __init__(self, context_fn: ContextFn) -> None:
         self._context_fn = context_fn
@@ -72,6 +75,7 @@ def _policy(
 
 
 def _replaced_by(op: Any) -> tuple[torch._ops.OpOverload, ...]:
+    """Returns the ATen operators that an op of ours may have replaced; none for a backward op."""
     namespace, _, name = str(getattr(op, "name", str)()).partition("::")
     if namespace != "fusedops" or "backward" in name:
         return ()

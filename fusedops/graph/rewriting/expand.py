@@ -38,6 +38,7 @@ def expand(graph: Graph) -> None:
 
 
 def _expand(node: Node, function: Callable[..., Any]) -> None:
+    """Replaces `node` by the calls that `function` makes, if a trace on fake tensors finds them."""
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
     inputs = [argument for argument in flat if isinstance(argument, Node)]
     values = [value(argument) for argument in inputs]
@@ -83,6 +84,7 @@ def _agree(eager: Any, ours: Any) -> bool:
 
 
 def _replace(node: Node, results: Any) -> None:
+    """Replaces `node`, or each output of it, by the results of the same structure."""
     if isinstance(results, Node):
         _replace_uses(node, results)
     for item, index in (outputs(node) or {}).items():
@@ -161,6 +163,8 @@ def _attention(
     mask: torch.Tensor | None,
     mask_type: int | None,
 ) -> torch.Tensor:
+    """Computes attention of heads. The mask is [batch, keys] if `mask_type` is 1, and broadcasts to
+    the scores otherwise."""
     if mask is None:
         return F.scaled_dot_product_attention(query, key, values)
     # The mask hides columns where it is not zero. A row without a visible column is NaN here; it

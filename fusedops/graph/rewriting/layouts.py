@@ -152,11 +152,13 @@ def _fixed_dims(op: str, arguments: Mapping[str, Any], evaluation: Evaluation) -
 
 
 def _arguments(call: OpCall) -> dict[str, Any]:
+    """Returns the arguments of an op's call by name."""
     names = [argument.name for argument in schema_of(call).arguments]
     return dict(zip(names, call.args, strict=False))
 
 
 def _stack_dim(arguments: Mapping[str, Any], order: Order) -> int | None:
+    """Returns the dimension of the result along which inputs are stacked, or None."""
     return arguments["stack_dim"] % len(order) if "stack_dim" in arguments else None
 
 
@@ -164,6 +166,7 @@ def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
     """Returns `call` with the dimensions of its inputs in that order."""
     arguments = _arguments(call)
     stack = _stack_dim(arguments, order)
+    # The inputs of a stack lack its dimension, so that those after it are counted one lower.
     of_input = tuple(d - (stack is not None and d > stack) for d in order if d != stack)
 
     def moved(name: str, argument: Any) -> Any:
@@ -223,6 +226,7 @@ def _permuted_by_rule(
 def _with_results(
     new: OpCall, order: Order | None, used: Mapping[Node, Output], evaluation: Evaluation
 ) -> Replacement:
+    """Returns the replacement by `new`, with its results in the order and strides of eager."""
     results, copied_bytes = {}, 0
     for old, index in used.items():
         output = _output(new, index)
@@ -233,6 +237,8 @@ def _with_results(
 
 
 def _output(new: OpCall, output: Output) -> OpCall:
+    """Returns the result of the call `new` that a `Match` names: the call itself for None, an item
+    of its tuple for an index, else what the given function makes of the call."""
     if output is None:
         return new
     return OpCall(operator.getitem, (new, output)) if isinstance(output, int) else output(new)

@@ -169,6 +169,7 @@ def _input_shapes(node: Node) -> tuple[Shape, ...]:
 
 
 def _module_path(node: Node, names: Mapping[str, str]) -> str:
+    """Returns the dotted path of the innermost module that a node is from, or ""."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return str(node.target) if node.op == "call_module" else ""
@@ -188,6 +189,7 @@ _TORCH_FILES = os.path.dirname(torch.__file__)
 
 
 def _user_line(node: Node) -> str:
+    """Returns the innermost line outside PyTorch, such as "model.py:12"."""
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
     outside = [frame for frame in frames if not frame[0].startswith(_TORCH_FILES)]
     if not outside:
@@ -220,7 +222,8 @@ def _counted_as(site: Site) -> str:
 
 
 def _in_this_process(sites: int) -> str:
-    """Counts the sites of all graphs of the process, unless there are no others."""
+    """Says how many of the process's sites were replaced, if it has others than the `sites` of this
+    report."""
     totals = Counter(counters["fusedops"])
     if totals.total() == sites:
         return ""

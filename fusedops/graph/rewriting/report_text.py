@@ -57,6 +57,7 @@ def _expected(figures: Sequence[Estimate]) -> str:
 
 
 def _left_on_purpose(report: Report) -> str:
+    """Counts the sites that are left on purpose, and says what to expect; "" if there are none."""
     counted = Counter(site.op for site in report.sites if site.left_on_purpose)
     if not counted:
         return ""
@@ -65,7 +66,8 @@ def _left_on_purpose(report: Report) -> str:
 
 
 def _if_only_norms_gain(report: Report) -> str:
-    """Advises the user whose model's attention already runs as `scaled_dot_product_attention`."""
+    """Advises the user whose model's attention already runs as `scaled_dot_product_attention`,
+    unless a softmax was replaced."""
     attention = any(site.reason in (SDPA, BECOMES_SDPA) for site in report.sites)
     if not attention or any("softmax" in site.op for site in report.replaced):
         return ""
@@ -83,6 +85,7 @@ def _groups(sites: Iterable[Site]) -> list[list[Site]]:
 
 
 def _entry(sites: list[Site], width: int) -> str:
+    """Returns one entry for equal sites: a title, and a line for each fact."""
     site = sites[0]
     what = "replaced" if site.replaced else "left"
     rule = "" if site.rule in (site.op, "leaf") else f" by {site.rule}"

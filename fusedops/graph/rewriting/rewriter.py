@@ -142,6 +142,8 @@ def _attempts(call: Call, rules: Sequence[Rule], transformed: bool) -> Iterator[
 
 
 def _attempt(rule: Rule, match: Match, transformed: bool) -> _Attempt:
+    """Finds the replacement of a match, unless a refusal or the decision is against it. The
+    decision is made again if the replacement copies results."""
     refusal = _refusal(rule, match, transformed)
     decision = Decision(refusal) if refusal else decide(rule.name, match)
     if decision.refusal:
@@ -155,6 +157,7 @@ def _attempt(rule: Rule, match: Match, transformed: bool) -> _Attempt:
 
 
 def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
+    """Returns why the site cannot be replaced with equal results, or None."""
     return (
         match.call.refusal
         or _unsupported_inputs(match.call.arguments)
@@ -180,6 +183,7 @@ def _unsupported_operand(name: str, argument: Any) -> str | None:
 
 
 def _unsupported_input(input: Node | OpCall) -> str | None:
+    """Returns why the ops do not take a tensor as their input, or None."""
     if isinstance(input, OpCall):  # a view of the input
         return _unsupported_input(input.args[0])
     tensor = value(input)
@@ -219,7 +223,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _with_eagers_metadata(call: OpCall, match: Match, evaluation: Evaluation) -> Replacement | str:
-    """Returns the replacement by `call` that copies the fewest bytes, or how its results differ."""
+    """Returns the replacement by `call` that copies the fewest bytes, or how its results differ
+    from eager's."""
     candidates: list[Replacement] = []
     for replacement in layouts.replacements(call, match, evaluation):
         difference = _difference(match, replacement)
@@ -232,6 +237,7 @@ def _with_eagers_metadata(call: OpCall, match: Match, evaluation: Evaluation) ->
 
 
 def _difference(match: Match, replacement: Replacement) -> str | None:
+    """Returns the first property in which a result differs from eager's, in words, or None."""
     properties = ("dtype", "device", "shape", *([] if match.any_strides else ["stride"]))
     for old, result in replacement.results.items():
         new, eager = replacement.evaluation.value(result), value(old)
@@ -254,6 +260,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _replace(match: Match, replacement: Replacement) -> None:
+    """Inserts the calls of a replacement, and erases what it replaces."""
     site = match.call.node
     insertion = _Insertion(site, replacement.evaluation)
     with site.graph.inserting_before(match.insert_before or site):

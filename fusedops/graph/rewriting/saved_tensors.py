@@ -34,7 +34,9 @@ aten = torch.ops.aten
 
 #: Calls that save the same tensors as the op of the same name.
 _SAVE_THE_SAME = {"softmax", "log_softmax", "layer_norm"}
+#: Calls that save their result, so that it must not be written even without a rewrite.
 _SAVE_THEIR_RESULT = {"softmax", "log_softmax", "exp"}
+#: The arguments that every op saves.
 _PARAMETERS = {"mask", "weight", "bias", "weights", "biases", "start", "end", "sinks"}
 
 
@@ -59,6 +61,8 @@ def unsavable(match: Match) -> IsUnsavable:
 
 
 def _is_written_later(node: Node, match: Match) -> bool:
+    """Returns whether a call after the op's place writes into the memory of a node, except the
+    calls that the op replaces."""
     site = match.call.node
     return storages.is_written_after(node, match.insert_before or site, {site, *match.fused_nodes})
 
@@ -111,7 +115,7 @@ def with_cloned_results(
 
 def _saves(old: Node, output: Output, is_unsavable: IsUnsavable) -> bool:
     """Returns whether the op saves the output that replaces `old`, and must not. The first of
-    several outputs is never saved."""
+    several outputs is never saved, and a call that saves its own result forbids writes already."""
     call = as_call(old)
     if output == 0 or (call is not None and call.kind in _SAVE_THEIR_RESULT):
         return False

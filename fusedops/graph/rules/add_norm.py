@@ -80,6 +80,8 @@ _OPS: dict[str, dict[str, Any]] = {
 
 
 def _with_residual(norm: Match, residual: _Residual) -> Match | None:
+    """Returns the match of the norm and the sum before it, or None if the op would have to come
+    before one of its operands."""
     op = f"add_{norm.op}"
     norm_arguments = norm.call.arguments
     seed = drawn_seed(value(residual.sum).device) if residual.p else None
@@ -92,6 +94,7 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     }
     norm_nodes = norm.fused_nodes or (norm.call.node,)
     indices = {old: index for old, index in norm.results.items() if isinstance(index, int)}
+    # The sum comes before the statistics, whose indices are therefore one higher than the norm's.
     results: dict[Node, Output] = {old: index + (index >= _SUM) for old, index in indices.items()}
     remaining = _remaining(norm_nodes, norm)
     others = [user for user in users(residual.sum) if user not in norm_nodes or user in remaining]
@@ -118,6 +121,7 @@ def _remaining(norm_nodes: tuple[Node, ...], norm: Match) -> set[Node]:
 
 
 def _nodes(arguments: Any) -> Iterator[Node]:
+    """Yields the nodes among arguments, also those inside of calls and lists."""
     for argument in arguments:
         if isinstance(argument, Node):
             yield argument
@@ -146,6 +150,7 @@ def _residual(norm: Match) -> _Residual | None:
 
 
 def _shape(view: Call) -> tuple[Any, ...]:
+    """Returns the shape of a reshape, which the model passes as one argument or as several."""
     shape = view.arguments["shape"]
     return tuple(shape[0]) if isinstance(shape[0], (list, tuple, torch.Size)) else tuple(shape)
 
@@ -169,6 +174,7 @@ def _sum(node: Any) -> _Residual | None:
         return None
     if first is other:
         return _Residual(first, other, (node,))
+    # The branch is the operand with a dropout or, without one, with more casts to fuse.
     candidates = (_from_branch(first, other, node), _from_branch(other, first, node))
     return max(candidates, key=lambda residual: (residual.p, len(residual.nodes)))
 

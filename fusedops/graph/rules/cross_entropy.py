@@ -57,6 +57,8 @@ class CrossEntropy(Rule):
 
 
 def _match(loss: Loss) -> Match:
+    """Returns the site of a loss, with the calls that make its logits, and the logsumexps beside
+    it."""
     beside = [] if loss.refusal else _before_target(loss, log_sums(loss))
     is_last = loss.are_classes_last
     logits = read_logits(loss.logits, {*loss.nodes, *beside}) if is_last else Scores(loss.logits)
@@ -91,12 +93,14 @@ def _same_rows(logits: Node, loss: Loss) -> bool:
 
 
 def _before_target(loss: Loss, beside: Sequence[Node]) -> list[Node]:
-    """Returns the calls `beside` the loss that come after its target: one op can compute both."""
+    """Returns the calls `beside` the loss that come after its target and class weights, so that one
+    op before all of them can compute both."""
     operands = [node for node in (viewed(loss.target), loss.weight) if isinstance(node, Node)]
     return [node for node in beside if all(operand < node for operand in operands)]
 
 
 def _not_adjacent(loss: Loss) -> str | None:
+    """Returns why the op cannot read the classes of a row where they are, or None."""
     stride = value(loss.logits).stride(loss.dim)
     is_adjacent = statically_known_true(stride == 1)
     return None if is_adjacent else "the classes of a row are not adjacent in memory"
@@ -145,6 +149,7 @@ def row_weights(loss: Loss, target: Any, counted: OpCall) -> OpCall | None:
 
 
 def _log_sum(loss: Loss, node: Node, op: OpCall) -> OpCall:
+    """Returns the op's second output in place of `node`, the logsumexp of the same logits."""
     return _as_result(OpCall(operator.getitem, (op, 1)), loss, node, op)
 
 

@@ -62,6 +62,7 @@ class LinearCrossEntropy(Rule):
 
 
 def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) -> Match:
+    """Returns the site of a loss. The op takes a matrix of rows, and a vector of targets."""
     weight = linear.arguments["weight"]
     rows = [-1, value(weight).shape[-1]]
     target = OpCall(aten.reshape.default, (loss.target, [-1]))
@@ -88,7 +89,7 @@ def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) ->
 
 
 def _scale(loss: Loss, counts: Any) -> OpCall | None:
-    """Returns the factor of the sum of the losses."""
+    """Returns the factor of the sum of the losses: 1 / count for their mean, None for their sum."""
     if loss.reduction == "sum":
         return None
     count = OpCall(aten.sum.default, (counts,))

@@ -70,6 +70,8 @@ class MaskedSoftmax(Rule):
 
 
 def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
+    """Returns the softmax that ends in `call`, if it is over the last dimension and the op takes
+    its dtypes."""
     if call.refusal is not None:
         return None
     chain = read_softmax(call) or read_softmax_decomposed(call)

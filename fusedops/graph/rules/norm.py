@@ -52,7 +52,7 @@ class Norm(Rule):
         """Yields the op with the site's arguments; then with tensors in eager's result dtype."""
         op, arguments = op_of(match).op, match.call.arguments
         yield op_of(match)
-        if match.fused_nodes:  # the site's own casts leave the parameters as they are
+        if match.fused_nodes:  # parameters wider than the result must not be rounded to it
             return
         # On some devices autocast casts input and parameters to float32; these casts are explicit.
         result = value(next(iter(match.results))).dtype

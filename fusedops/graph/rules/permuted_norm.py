@@ -46,7 +46,7 @@ class PermutedNorm(Rule):
             return None
         copy = only_user(restored.node, "same")
         last = copy.node if copy else restored.node
-        if statically_known_true(value(last).stride(before[-1]) == 1):
+        if statically_known_true(value(last).stride(before[-1]) == 1):  # channels side by side
             return None
         arguments = {"input": permuted.arguments["input"], "dim": before[-1]}
         arguments |= {name: norm.call.arguments.get(name) for name in _SHARED[norm.op]}

@@ -67,6 +67,7 @@ class Stack(Rule):
         return None
 
     def _first_match(self, call: Call) -> Match | None:
+        """Returns the match of the first rule that does not refuse the call, or None."""
         for rule in self.rules:
             match = rule.match(call)
             if match is not None and not (match.call.refusal or rule.refusal(match)):
@@ -84,6 +85,8 @@ def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict
 
 
 def _softmax_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns the arguments after the inputs, or None if the softmaxes differ in their dimension,
+    or convert to a dtype."""
     dims = {
         each["dim"] % max(value(node).dim(), 1)
         for node, each in zip(inputs, arguments, strict=True)
@@ -94,6 +97,8 @@ def _softmax_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> di
 
 
 def _norm_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns the arguments after the inputs, or None if the norms differ in shape or eps, or if
+    some have a weight or a bias and others have none."""
     first = arguments[0]
     shapes = [list(each["normalized_shape"]) for each in arguments]
     if any(shape != shapes[0] for shape in shapes):
