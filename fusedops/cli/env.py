@@ -94,6 +94,7 @@ def describe_machine() -> str:
 
 
 def _guarded(probe: Callable[[], Any]) -> Any:
+    """Returns what a probe finds or, if it raises, its error under the key "error"."""
     try:
         return probe()
     except Exception as error:  # the report must exist on a broken installation too
@@ -104,6 +105,8 @@ def _guarded(probe: Callable[[], Any]) -> Any:
 
 
 def _library() -> Any:
+    """Returns the module that loads the libraries. The import is here because it fails without
+    them, and the report has to exist."""
     return importlib.import_module("fusedops.ops.registration.libraries")
 
 
@@ -303,7 +306,7 @@ def has_code(capability: tuple[int, int], architectures: list[str]) -> bool:
 
     "90-real" is machine code, which runs on the same major version with the same or a higher minor
     version. "90-virtual" is PTX, which the driver compiles for any newer GPU. "90" is both. "90a"
-    runs only on 9.0.
+    runs only on 9.0, and "100f" on the same major version as machine code does.
     """
     return any(_runs_on(capability, architecture) for architecture in architectures)
 
@@ -334,6 +337,8 @@ def as_text(report: Report, verbose: bool = False) -> str:
 
 
 def _summary(report: Report) -> str:
+    """Returns the first paragraph: the versions, the CPU, the status of CUDA, and the backend."""
+
     def fact(section: str, name: str) -> str:
         found = report[section].get(name, "unknown")
         return "unknown" if isinstance(found, dict) else _plain(found)
@@ -356,6 +361,7 @@ def _lines(facts: Report) -> str:
 
 
 def _flatten(facts: Report, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yields a label and a text for each fact. A nested fact's label begins with its section's."""
     for name, value in facts.items():
         label = f"{prefix}{name}".replace("_", " ") if prefix else name
         if isinstance(value, dict):

@@ -77,6 +77,7 @@ def one_line(text: str) -> str:
 
 
 def _say(program: str, message: str, code: int) -> int:
+    """Prints a message in one line on standard error, and returns `code`."""
     print(one_line(f"{program}: {message}"), file=sys.stderr)
     return code
 

@@ -79,6 +79,7 @@ def _model(target: str, attention: str | None) -> nn.Module:
 
 
 def _inputs(model: Any, batch: int, length: int | None) -> dict[str, torch.Tensor]:
+    """Returns token ids of `length`, or images of the size that the config names."""
     config, name = model.config, model.main_input_name
     if name == "pixel_values":
         size = config.image_size

@@ -77,12 +77,14 @@ def output_folder(text: str) -> Path:
 
 
 def _writable(text: str, kind: str, check: Callable[[Path], None]) -> Path:
+    """Returns `text` as a path. Raises an error with the reason unless `check` accepts the path."""
     wanted = f"got {text!r}, wanted {kind} that can be written"
     if not text:
         raise argparse.ArgumentTypeError(wanted)
     try:
         check(Path(text))
-    except (OSError, ValueError, RuntimeError) as error:  # the last two for invalid names
+    except (OSError, ValueError, RuntimeError) as error:
+        # An invalid name raises ValueError or RuntimeError.
         reason = getattr(error, "strerror", None) or error
         raise argparse.ArgumentTypeError(f"{wanted}: {reason}") from error
     return Path(text)

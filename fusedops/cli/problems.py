@@ -33,6 +33,8 @@ def find_problems(report: Report, checks: Sequence[Check] | None = None) -> list
 
 
 def _run(check: Check, report: Report) -> list[Problem]:
+    """Returns the problems that a check finds. If the check raises, that is a problem itself,
+    unless a failed probe explains it."""
     try:
         return list(check(report))
     except Exception as error:

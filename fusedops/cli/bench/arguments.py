@@ -87,6 +87,7 @@ def parse_shape(text: str) -> Shape:
 
 
 def _is_size(text: str) -> bool:
+    # Numbers of less than 19 digits are less than 2^63, as torch's sizes have to be.
     return text.isdecimal() and len(text) < 19 and int(text) > 0
 
 

@@ -26,6 +26,8 @@ MASKED = -math.inf
 
 SOFTCAP = 50.0  # as in Gemma 2
 
+#: What a causal softmax moves, in tensors of scores: forward it reads half of one and writes one;
+#: backward it reads half of the gradient and half of the result, and writes one.
 HALF_READ = {FORWARD: 1 / 2 + 1, BACKWARD: 1 / 2 + 1 / 2 + 1}
 
 

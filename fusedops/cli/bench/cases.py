@@ -170,7 +170,8 @@ class Operator:
         return Gradient(function, self.differentiated, self.split)
 
     def of_whole(self, function: Function) -> Function:
-        """Returns `function` of the tensor and the operands, which it passes to `split` first."""
+        """Returns a function of the tensor and the operands, which passes what `split` makes of
+        them to `function`."""
         return lambda *inputs: function(*self.split(*inputs))
 
 

@@ -80,6 +80,7 @@ def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial[Any
         if dropout is None:
             check_agreement(case, name, result, eager)
         else:
+            # A backward call has the result of the forward pass as its first argument.
             output = result if case.direction == FORWARD else call.args[0]
             check_keep_rate(case, dropout, name, output, inputs)
             check_agreement(case, name, result, with_dropout_of(output, case, dropout, inputs))

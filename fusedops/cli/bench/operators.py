@@ -33,7 +33,8 @@ def selected(names: list[str]) -> list[str]:
 
 
 def _softmax(name: str) -> Operator:
-    """Returns softmax or log_softmax: they save their output, and have equal backward arguments."""
+    """Returns the operator softmax or log_softmax. Both save their output, and their backward ops
+    have the same arguments."""
     eager, fused = getattr(F, name), getattr(fusedops, name)
     eager_backward = getattr(torch.ops.aten, f"_{name}_backward_data").default
     fused_backward = getattr(torch.ops.fusedops, f"{name}_backward").default
@@ -57,7 +58,8 @@ def _weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def _layer_norm_backward(forward: Callable[..., Any], backward: Callable[..., Any]) -> Provider:
-    """Returns a provider of all three gradients, from the statistics that `forward` saves."""
+    """Returns a provider of the gradients of input, weight and bias, from the statistics that
+    `forward` saves."""
 
     def prepare(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         _, mean, rstd = forward(x, x.shape[-1:], weight, bias, LAYER_NORM_EPS)
@@ -150,7 +152,8 @@ SPATIAL_RMS_NORM = replace(
 
 
 def _after_residual(norm: Operator, fused: Callable[..., Any]) -> Operator:
-    """Returns the normalised sum of branch and residual, as in a pre-norm layer, and the sum."""
+    """Returns the operator that computes x + residual, normalised by `norm`, and the sum itself, as
+    a pre-norm layer does."""
 
     def eager(x: Tensor, residual: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         sum = x + residual
@@ -164,7 +167,7 @@ def _after_residual(norm: Operator, fused: Callable[..., Any]) -> Operator:
         fused=fused,
         operands=operands,
         moved={FORWARD: 4, BACKWARD: 4},
-        differentiated=3 if norm.operands is _weight else 4,
+        differentiated=3 if norm.operands is _weight else 4,  # x, residual and the parameters
     )
 
 
@@ -188,7 +191,8 @@ def _stack_of_softmaxes(name: str) -> Operator:
 
 
 def _stack_of_norms() -> Operator:
-    """Returns norms of several tensors. The arguments are inputs, then weights, then biases."""
+    """Returns the operator of layer norms of several tensors. Its functions take all inputs, then
+    all weights, then all biases."""
 
     def thirds(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         count = len(tensors) // 3
@@ -224,12 +228,13 @@ def classes(case: Case) -> tuple[Tensor]:
 
 
 def _rows_of(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns the loss of each row of logits of any shape."""
+    """Returns a function that computes `loss` for each row of logits of any shape."""
     return lambda x, target: loss(x.flatten(0, -2), target, reduction="none")
 
 
 def _cross_entropy() -> Operator:
-    """Returns the loss of each row. Its incoming gradient is the first column of the one drawn."""
+    """Returns the operator of the losses of rows. A row has one incoming gradient: the first column
+    of the gradient that the case draws."""
     aten, ours, reduction = torch.ops.aten, torch.ops.fusedops, 0  # 0 is "none"
 
     def with_log_softmax(grad: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:

@@ -136,6 +136,7 @@ _ADD_LAYER_NORM = partial(_exact_residual_norm, reference.layer_norm)
 _ADD_RMS_NORM = partial(_exact_residual_norm, reference.rms_norm)
 _TERMS = ("x", "residual")
 
+#: The numbers are `ulps` and, for each leaf, `gradient_ulps`.
 OPERATORS = {
     "softmax": Operator(
         lambda inputs: fusedops.softmax(inputs.x, -1), ("x",), _exact_softmax, 4.0, (1.2,)
@@ -239,7 +240,8 @@ def has_same_bits(operator: Operator, inputs: Inputs, threads: int | None) -> bo
     with _threads(1 if threads else None):
         results.append(results_of(operator, inputs))
         alone = results_of(operator, inputs.first_row())
-    of_rows = 1 + sum(leaf in _TERMS for leaf in operator.leaves)  # the others are sums over rows
+    # The result and these gradients have rows; gradients of parameters are sums over all rows.
+    of_rows = 1 + sum(leaf in _TERMS for leaf in operator.leaves)
     first = [result[:1] for result in results[0][:of_rows]]
     return all(_are_same(results[0], other) for other in results[1:]) and _are_same(
         first, alone[:of_rows]

@@ -3,7 +3,7 @@
 The weights of all-MiniLM-L6-v2 are in an installed package, so that nothing is downloaded. fusedops
 runs with its defaults, which replace what pays, and with `fuse="always"`, which replaces every site
 that the kernels support. The demo fails if fusedops does not find one of the encoder's sites,
-leaves a site without a reason, or changes the result.
+replaces sites but runs no operator, or changes the result.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[s
 def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
     """Returns milliseconds of each call, one number a round."""
     times: dict[str, list[float]] = {name: [] for name in embeds}
-    orders = len(balanced_orders(list(embeds))) // 2  # half of an even number's are balanced too
+    # There is an even number of calls, for which half of the orders are balanced too.
+    orders = len(balanced_orders(list(embeds))) // 2
     start = time.perf_counter()
     while not times["eager"] or time.perf_counter() - start < SECONDS:
         for name, more in interleave(embeds, WallClock(), orders, SLOT_MS).items():

@@ -97,7 +97,8 @@ def _machines(args: argparse.Namespace) -> list[Machine]:
 
 
 def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[Machine]]:
-    """Returns the file for each machine's table. Raises UserError if it cannot be written."""
+    """Returns the files to write, each with the machines of its tables. Raises UserError if the
+    user's cache cannot be written."""
     if output:
         return {output: [*machines]}
     folder = costs.user_folder()
@@ -135,6 +136,7 @@ def measure_all(graphs: Sequence[Graph], start: float, budget: float) -> Measure
 
 
 def _shown(progress: Progress, what: str, graphs: Iterator[Graph], total: int) -> Iterator[Graph]:
+    """Yields the graphs, and shows each of them and their number as progress."""
     task = progress.add_task(what, total=total)
     for graph in graphs:
         progress.update(task, advance=1, description=escape(f"{what} {graph}"), refresh=True)

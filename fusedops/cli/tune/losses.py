@@ -21,11 +21,13 @@ FEATURES = 8
 
 
 def _weight_and_classes(case: Case) -> tuple[Tensor, ...]:
+    """Returns the product's weight, [FEATURES, classes], and a random class for each row."""
     weight = case.random(seed=1)[:1].expand(FEATURES, -1).contiguous()
     return weight, *classes(case)
 
 
 def _few_features(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Returns FEATURES columns of x, which the weight multiplies, and the other inputs."""
     return x[:, :FEATURES].contiguous(), *others
 
 

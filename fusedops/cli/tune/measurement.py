@@ -142,7 +142,9 @@ def least_times(calls: dict[str, Call], clock: Clock) -> dict[str, float] | None
 
 
 def _bursts(calls: dict[str, Call], clock: Clock) -> dict[str, list[float]]:
+    """Times the calls for about LONGEST_MS, but at least LEAST_ROUNDS and at most MOST_ROUNDS."""
     slowest = max(clock(call, 1) + clock.overhead_ms for call in calls.values())
+    # A slot takes a third longer than it is timed, because WallClock warms the caches first.
     a_round = len(calls) * 4 / 3 * max(SLOT_MS, slowest)
     rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, math.ceil(LONGEST_MS / a_round)))
     return interleave(calls, clock, rounds, SLOT_MS)
