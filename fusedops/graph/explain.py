@@ -58,8 +58,7 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
         if _fits(model, args, kwargs):
             raise
         raise TypeError(
-            f"fusedops.explain: {error}; pass the arguments as to the model, "
-            f"{_as_to_the_model(args)}"
+            f"fusedops.explain: {error}; pass the arguments as to the model, {_how_to_pass(args)}"
         ) from None
     finally:
         torch._dynamo.reset()
@@ -79,7 +78,7 @@ def _fits(model: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     return True
 
 
-def _as_to_the_model(args: tuple[Any, ...]) -> str:
+def _how_to_pass(args: tuple[Any, ...]) -> str:
     """Says how to pass arguments that do not fit: a dict or a tuple of them has to be unpacked."""
     if len(args) == 1 and isinstance(args[0], Mapping):
         return "a batch in a dict as explain(model, **batch)"

@@ -73,19 +73,19 @@ def without_guard(node: Any) -> Any:
     for (x, fill), holds in ((options, True), (options[::-1], False)) if options else ():
         fill_value = filled_number(fill)
         is_finite = fill_value is not None and math.isfinite(fill_value)
-        if is_finite and _is_finiteness(condition, x) is holds:
+        if is_finite and _holds_if_finite(condition, x) is holds:
             return x
     return node
 
 
-def _is_finiteness(condition: Any, x: Any) -> bool | None:
+def _holds_if_finite(condition: Any, x: Any) -> bool | None:
     """Returns True if a condition holds for finite x and not for -inf, False if it holds for -inf
     and not for finite x, else None."""
     call = call_of(condition)
     if call is None:
         return None
     if call.kind == "not":
-        inner = _is_finiteness(call.arguments["input"], x)
+        inner = _holds_if_finite(call.arguments["input"], x)
         return None if inner is None else not inner
     if call.arguments.get("input") is not x:
         return None

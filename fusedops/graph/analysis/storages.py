@@ -64,7 +64,9 @@ def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
     """Maps the storage of a call that returns its input, but was captured as a copy, to the input's
     storage."""
     returning = [node for node in graph.nodes if _returns_its_input(node)]
-    pairs = ((_recorded(node), _recorded(node.all_input_nodes[0])) for node in returning)
+    pairs = (
+        (_recorded_storage(node), _recorded_storage(node.all_input_nodes[0])) for node in returning
+    )
     return {ours: theirs for ours, theirs in pairs if ours not in (None, theirs)}
 
 
@@ -89,13 +91,13 @@ def _facts(graph: Graph) -> _Facts:
 def storage(node: Node) -> Memory:
     """Returns the identity of a tensor's memory, the same for all its views and inside `torch.func`
     transforms, or None if the value is not a strided tensor."""
-    facts, memory = _FACTS.get(node.graph), _recorded(node)
+    facts, memory = _FACTS.get(node.graph), _recorded_storage(node)
     while facts is not None and memory in facts.eager_storage:
         memory = facts.eager_storage[memory]
     return memory
 
 
-def _recorded(node: Node) -> int | None:
+def _recorded_storage(node: Node) -> int | None:
     """Returns the identity of the storage that capture recorded for a node, without regard to
     `_returns_its_input`."""
     tensor = value(node)

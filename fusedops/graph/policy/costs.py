@@ -187,9 +187,9 @@ def _tables() -> Iterator[Table]:
     """Yields all readable tables. A damaged shipped table raises ValueError; for a damaged table of
     the user there is one warning, and it is skipped."""
     for file in sorted(SHIPPED.glob("*.csv")):
-        yield from _cached(file, False, _stamp(file))
+        yield from _shipped_tables(file, _stamp(file))
     for file in user_files():
-        yield from _users(file, _stamp(file))
+        yield from _user_tables(file, _stamp(file))
 
 
 def _stamp(file: Path) -> tuple[int, int]:
@@ -202,7 +202,7 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 
 @functools.cache
-def _users(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
+def _user_tables(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
     """Returns the tables in one of the user's files. If it is damaged, this warns and returns none.
     `stamp` makes the cache read a file again that has changed."""
     try:
@@ -213,9 +213,9 @@ def _users(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
 
 
 @functools.cache
-def _cached(file: Path, tuned: bool, stamp: tuple[int, int]) -> tuple[Table, ...]:
+def _shipped_tables(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
     """Returns the tables in a shipped file. `stamp` makes the cache read a changed file again."""
-    return read(file, tuned)
+    return read(file, tuned=False)
 
 
 def read(file: Path, tuned: bool) -> tuple[Table, ...]:
@@ -225,13 +225,13 @@ def read(file: Path, tuned: bool) -> tuple[Table, ...]:
         rows = list(csv.DictReader(content.decode().splitlines()))
         tables = tuple(_parse(rows, file, tuned, hashlib.sha256(content).hexdigest()))
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise ValueError(f"{_damaged(file, tuned)}: {error!r}") from error
+        raise ValueError(f"{_damage_message(file, tuned)}: {error!r}") from error
     if not tables:
-        raise ValueError(f"{_damaged(file, tuned)}: it is empty")
+        raise ValueError(f"{_damage_message(file, tuned)}: it is empty")
     return tables
 
 
-def _damaged(file: Path, tuned: bool) -> str:
+def _damage_message(file: Path, tuned: bool) -> str:
     """Returns the message for a file that cannot be read, with the fix."""
     fix = "measure it again with `python -m fusedops tune`, or remove it"
     return f"fusedops: {file} is damaged; {fix if tuned else 'reinstall fusedops'}"

@@ -119,7 +119,7 @@ def _before_nll_loss(loss: Loss) -> Loss | None:
     """Returns the loss with the log_softmax that an nll_loss reads, or None if it reads something
     else."""
     chain = _log_softmax(loss.logits, loss.last)
-    if chain is None or not _is_dim(chain, loss.dim):
+    if chain is None or not _is_over(chain, loss.dim):
         return None
     return replace(loss, logits=chain.input, nodes=(*chain.nodes, *loss.nodes))
 
@@ -138,7 +138,7 @@ def _log_softmax(node: Any, reader: Node) -> SoftmaxChain | None:
     return None
 
 
-def _is_dim(chain: SoftmaxChain, dim: int) -> bool:
+def _is_over(chain: SoftmaxChain, dim: int) -> bool:
     """Returns whether a softmax is over the dimension `dim` of its input."""
     rank = value(chain.input).dim()
     return isinstance(chain.dim, int) and chain.dim % max(rank, 1) == dim % max(rank, 1)
@@ -153,7 +153,7 @@ def _read_gather(call: Call) -> Loss | None:
     index = _class_index(call)
     input, reader = _before_broadcast(call.arguments["input"], call.node)
     chain = None if index is None else _log_softmax(input, reader)
-    if index is None or chain is None or not _is_dim(chain, -1):
+    if index is None or chain is None or not _is_over(chain, -1):
         return None
     return _loss_if_private(call, chain.input, index, is_log_probability=True)
 
@@ -215,7 +215,7 @@ def _read_one_hot(call: Call) -> Loss | None:
     for logarithm, hot in ((first, second), (second, first)):
         chain = _log_softmax(logarithm, product.node)
         target = _one_hot_target(hot, chain.input) if chain else None
-        if chain is not None and target is not None and _is_dim(chain, -1):
+        if chain is not None and target is not None and _is_over(chain, -1):
             return _loss_if_private(call, chain.input, target, is_log_probability=True)
     return None
 

@@ -67,13 +67,13 @@ class Scores:
     product: OpCall | None = None
 
     @property
-    def masks(self) -> bool:
+    def is_masked(self) -> bool:
         return self.visible is not None or bool(self.bounds)
 
     @property
     def hides_by_masks(self) -> bool:
         """Whether masks alone make rows of -inf, so that the op knows which rows they are."""
-        return self.masks and self.mask_value == -math.inf and not self.addends
+        return self.is_masked and self.mask_value == -math.inf and not self.addends
 
 
 def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
@@ -244,7 +244,7 @@ def _filled(
     fill = rounded(fill_number, value(call.node).dtype) * scores.scale
     if scores.addends or not fill < math.inf or not broadcasts(mask, input):
         return None
-    if value(mask).dtype != torch.bool or (scores.masks and fill != scores.mask_value):
+    if value(mask).dtype != torch.bool or (scores.is_masked and fill != scores.mask_value):
         return None
     scores = replace(scores, mask_absorbs_scores=False)
     known_mask = masks.read_bool(mask, hides, call.node)
@@ -302,10 +302,10 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
     """
     assert mask.added is not None  # it is no bool mask
     fill = rounded(mask.added, value(call.node).dtype) * scores.scale
-    if not fill <= _HIDING or (scores.masks and fill != scores.mask_value):
+    if not fill <= _HIDING or (scores.is_masked and fill != scores.mask_value):
         return None
     finite = scores.mask_adds_finite or fill > -math.inf
-    absorbs = not scores.masks and _absorbs_scores(call.node, fill)
+    absorbs = not scores.is_masked and _absorbs_scores(call.node, fill)
     return _bounded(
         replace(scores, mask_adds_finite=finite, mask_absorbs_scores=absorbs), input, mask, fill
     )

@@ -115,12 +115,12 @@ def _joined(joined: Node) -> tuple[Node, Sink] | None:
     if call is None or call.arguments.get("dim", 0) not in (-1, value(joined).dim() - 1):
         return None
     tensors = call.arguments["tensors"]
-    if not isinstance(tensors, (tuple, list)) or len(tensors) != 2 or not _is_row_of(*tensors):
+    if not isinstance(tensors, (tuple, list)) or len(tensors) != 2 or not _is_per_row(*tensors):
         return None
     return tensors[0], _sink(tensors[1])
 
 
-def _is_row_of(scores: Node, logit: Node) -> bool:
+def _is_per_row(scores: Node, logit: Node) -> bool:
     """Returns whether `logit` has one element for each row of `scores`, in a last dimension of size
     1."""
     one = statically_known_true(value(logit).shape[-1] == 1)

@@ -33,7 +33,7 @@ def _read(call: Call) -> SoftmaxChain | None:
     if call.refusal or not isinstance(value(call.node), torch.Tensor):
         return None
     operands = difference(call.node)
-    chain = _read_logarithm(call, *operands) if operands else read_quotient(call)
+    chain = _read_log_softmax(call, *operands) if operands else read_quotient(call)
     exp = only_user(call.node, "exp") if operands and chain else None
     if chain and exp:
         chain = replace(chain, op="softmax", nodes=(*chain.nodes, exp.node))
@@ -43,7 +43,7 @@ def _read(call: Call) -> SoftmaxChain | None:
 # --- x - logsumexp(x) -----------------------------------------------------------------------------
 
 
-def _read_logarithm(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | None:
+def _read_log_softmax(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | None:
     """Reads x - logsumexp(x), s - log(sum(exp(s))) with s = x - max(x), or x - (m + log(sum(exp(x -
     m)))) with m = max(x): the difference `call` of x, or s, and `subtracted`."""
     if not isinstance(x, Node) or not isinstance(subtracted, Node):

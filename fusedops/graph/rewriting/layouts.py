@@ -228,20 +228,20 @@ def _with_results(
 ) -> Replacement:
     """Returns the replacement by `new`, with its results in the order and strides of eager."""
     results, copied_bytes = {}, 0
-    for old, index in used.items():
-        output = _output(new, index)
+    for old, which in used.items():
+        output = _selected(new, which)
         restored = _restored(output, order, value(old), evaluation)
         results[old] = _with_size_one_strides(restored, value(old), new, evaluation)
         copied_bytes += is_copied(results[old]) * 2 * bytes_of(value(old))
     return Replacement(new, results, evaluation, copied_bytes)
 
 
-def _output(new: OpCall, output: Output) -> OpCall:
+def _selected(new: OpCall, which: Output) -> OpCall:
     """Returns the result of the call `new` that a `Match` names: the call itself for None, an item
     of its tuple for an index, else what the given function makes of the call."""
-    if output is None:
+    if which is None:
         return new
-    return OpCall(operator.getitem, (new, output)) if isinstance(output, int) else output(new)
+    return OpCall(operator.getitem, (new, which)) if isinstance(which, int) else which(new)
 
 
 def is_copied(result: OpCall) -> bool:

@@ -103,7 +103,7 @@ def with_cloned_results(
     op's output."""
 
     def cloned(old: Node, result: OpCall) -> OpCall:
-        saved = _saves(old, match.results[old], is_unsavable)
+        saved = _saves_unsavable(old, match.results[old], is_unsavable)
         # Autograd refuses writes into views that were created without gradients.
         must_be_own = saved or (result.op in layouts.VIEWS and _is_written_later(old, match))
         return _clone(result) if must_be_own and not layouts.is_copied(result) else result
@@ -113,7 +113,7 @@ def with_cloned_results(
     )
 
 
-def _saves(old: Node, output: Output, is_unsavable: IsUnsavable) -> bool:
+def _saves_unsavable(old: Node, output: Output, is_unsavable: IsUnsavable) -> bool:
     """Returns whether the op saves the output that replaces `old`, and must not. The first of
     several outputs is never saved, and a call that saves its own result forbids writes already."""
     call = as_call(old)

@@ -48,7 +48,7 @@ class MaskedSoftmax(Rule):
         chain = _with_last_cast(chain, scores)
         dropout = only_user(chain.last, "dropout")
         dropout = dropout if dropout and draws_own_numbers(dropout) else None
-        if chain.hidden is not None and not scores.masks:  # the scores did not take its mask
+        if chain.hidden is not None and not scores.is_masked:  # the scores did not take its mask
             return None
         is_plain = not scores.nodes and chain.hidden is None
         if is_plain and dropout is None and sink is None:
