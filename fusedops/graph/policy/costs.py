@@ -244,7 +244,7 @@ def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> 
     for row in rows:
         device, processor, family, isa, threads, version = (row[field] for field in _MACHINE)
         machine = Machine(device, processor, family, isa, int(threads), version)
-        new = Table(name, tuned, machine, row["fusedops"], digest, {})
+        new = Table(name, tuned, machine, row["fusedops"], digest, costs={})
         table = by_machine.setdefault((machine, row["fusedops"]), new)
         cost = _cost(row)
         sizes = table.costs.setdefault((row["op"], row["mode"], row["dtype"]), {})

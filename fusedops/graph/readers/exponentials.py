@@ -199,7 +199,7 @@ def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
         shift.refusal or total.refusal or refusal,
         shift.sink,
         hidden,
-        total.floor > 0 and shift.sink is None and shift.gives_zeros,
+        zeroes_hidden_rows=total.floor > 0 and shift.sink is None and shift.gives_zeros,
     )
 
 
@@ -231,7 +231,7 @@ def _masked(exp: Call, factor: Any, node: Node) -> tuple[Node, Hidden | None, st
     mask = cast.arguments["input"] if cast else factor
     if value(mask).dtype != torch.bool:
         return scores, None, NOT_A_MASK
-    return scores, Hidden(mask, False, node), None
+    return scores, Hidden(mask, hides=False, node=node), None
 
 
 # --- the maximum ----------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def read_shift(
     # which the product e * mask does not.
     is_selected = is_masked and call_of(hidden.node, "mul") is None  # type: ignore[union-attr]
     refusal = None if is_of_rows else OTHER_MAXIMUM
-    return Shift(x, refusal, sink, is_masked, is_guarded or is_selected)
+    return Shift(x, refusal, sink, is_masked, gives_zeros=is_guarded or is_selected)
 
 
 def _is_masked(node: Any, x: Node, hidden: Hidden) -> bool:

@@ -219,10 +219,8 @@ def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
 
 
 def _through_masked_fill(scores: Scores, call: Call) -> Scores | None:
-    arguments = call.arguments
-    return _filled(
-        scores, call, arguments.get("input"), arguments.get("mask"), arguments.get("value"), True
-    )
+    input, mask, fill = (call.arguments.get(name) for name in ("input", "mask", "value"))
+    return _filled(scores, call, input, mask, fill, hides=True)
 
 
 def _through_where(scores: Scores, call: Call) -> Scores | None:

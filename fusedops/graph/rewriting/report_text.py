@@ -102,7 +102,7 @@ def _entry(sites: list[Site], width: int) -> str:
         ("why not", site.reason),
         ("note", site.note),
     )
-    lines = [_wrapped(f"{name:<9}{fact}", "  ", width, 9) for name, fact in facts if fact]
+    lines = [_wrapped(f"{name:<9}{fact}", "  ", width, hang=9) for name, fact in facts if fact]
     return "\n".join([title, *lines])
 
 

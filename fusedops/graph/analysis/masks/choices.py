@@ -78,5 +78,5 @@ def selected(condition: Logical, yes: Selectable, no: Selectable) -> Selectable 
 
 def _as_two_valued(operand: Selectable) -> TwoValued | None:
     if isinstance(operand, BoolTensor):
-        return TwoValued(operand, True, False)
+        return TwoValued(operand, yes=True, no=False)
     return operand if isinstance(operand, TwoValued) else None

@@ -177,10 +177,13 @@ def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> Bool
     document = _document(reader.pick(row), reader.pick(keys.node))
     column = column_of_zero(document.difference) if document else None
     start, end = (Affine(terms={Search(keys.node, row, right): 1}) for right in (False, True))
-    bounds = (Bound(start, True, column), Bound(end, False, column))
+    bounds = (
+        Bound(start, is_start=True, known_column=column),
+        Bound(end, is_start=False, known_column=column),
+    )
     if document is None or keys.numbers is None:
-        return BoolTensor(bounds, None)
-    return BoolTensor((*bounds, replace(document, numbers=keys.numbers)), None)
+        return BoolTensor(bounds, when_false=None)
+    return BoolTensor((*bounds, replace(document, numbers=keys.numbers)), when_false=None)
 
 
 def _can_search(keys: Node, rows: Node) -> bool:

@@ -152,7 +152,7 @@ def _fitted(result: Known, node: Node) -> Known:
         return rounded(result, tensor.dtype)
     if isinstance(result, BoolTensor):
         is_bool = tensor.dtype == torch.bool
-        return result.with_leaf(node) if is_bool else TwoValued(result, 1, 0)
+        return result.with_leaf(node) if is_bool else TwoValued(result, yes=1, no=0)
     if not isinstance(result, TwoValued):
         return result
     yes, no = (rounded(one, tensor.dtype) for one in (result.yes, result.no))

@@ -215,7 +215,7 @@ def both(a: Logical, b: Logical) -> Logical:
     if a.when_true is None or b.when_true is None:
         return BoolTensor(None, None)
     new = (part for part in b.when_true if part not in (a.when_true or ()))
-    return BoolTensor((*a.when_true, *new), None)
+    return BoolTensor((*a.when_true, *new), when_false=None)
 
 
 def either(a: Logical, b: Logical) -> Logical:

@@ -63,7 +63,7 @@ def read_bool(mask: Node, hides: bool, reader: Node) -> Mask | None:
     result = Interpreter(_STEPS).read(mask)
     if not isinstance(result, (BoolTensor, bool)):
         return None
-    return _mask(mask, inverse(result) if hides else result, None, reader)
+    return _mask(mask, inverse(result) if hides else result, added=None, reader=reader)
 
 
 def read_added(addend: Node, reader: Node) -> Mask | None:
