@@ -34,7 +34,7 @@ def _few_features(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 def _cross_entropy(keeps_logits: bool) -> Operator:
     """Returns the mean loss of a product; with ``keeps_logits`` its caller gets the logits too."""
 
-    def of(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+    def of_logits(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
         def of_product(x: Tensor, weight: Tensor, target: Tensor) -> Any:
             logits = x @ weight
             mean = loss(logits, target)
@@ -43,8 +43,8 @@ def _cross_entropy(keeps_logits: bool) -> Operator:
         return of_product
 
     return Operator(
-        eager=of(F.cross_entropy),
-        fused=of(fusedops.cross_entropy),
+        eager=of_logits(F.cross_entropy),
+        fused=of_logits(fusedops.cross_entropy),
         operands=_weight_and_classes,
         layout=Layout.LOGITS,
         split=_few_features,

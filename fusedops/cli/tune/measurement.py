@@ -156,4 +156,4 @@ def _copy_ms_per_byte(bytes: int, device: str, threads: int) -> float:
     torch's number of threads; `threads` is that number, as a part of the cache's key."""
     source = torch.zeros(bytes, dtype=torch.uint8, device=device)
     copy = {"copy": functools.partial(torch.empty_like(source).copy_, source)}
-    return min(interleave(copy, clock_for(device), 5, SLOT_MS)["copy"]) / (2 * bytes)
+    return min(interleave(copy, clock_for(device), rounds=5, slot_ms=SLOT_MS)["copy"]) / (2 * bytes)
