@@ -61,6 +61,7 @@ class RowInBlock {
 };
 using OneBlock = RowInBlock<0>;
 
+// These call device::store_cluster() for each type that a cluster reduces.
 FUSEDOPS_DEVICE void store_cluster(float* local, float value, uint64_t* barrier, uint32_t rank) {
   device::store_cluster(local, value, barrier, rank);
 }
@@ -95,7 +96,7 @@ class RowInCluster {
       device::mbarrier_init(barriers);
       device::mbarrier_init(barriers + 1);
     }
-    device::cluster_arrive();
+    device::cluster_arrive();  // join() waits for the other blocks
   }
 
   // Returns the columns of this block, or of this warp (kByWarp), of which a thread has kElements.
@@ -118,7 +119,8 @@ class RowInCluster {
     constexpr int32_t kLanes = device::kWarpLanes;
     const int32_t lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
     const int32_t count = blockDim.x / kLanes * blocks_;
-    const uint32_t turn = uses_ % 2, parity = uses_ / 2 % 2;
+    const uint32_t turn = uses_ % 2,
+                   parity = uses_ / 2 % 2;  // which mailbox, and which phase of it
     uint64_t* const barrier = barriers_ + turn;
     T* const mailbox = reinterpret_cast<T*>(mailboxes_ + turn * kPlaces);
     ++uses_;
@@ -132,6 +134,7 @@ class RowInCluster {
     return warp_reduce<Op>(combined_share<Op>(mailbox, count), kLanes);
   }
 
+  // Returns whether this block has the row's first columns, and so writes what a row has once.
   FUSEDOPS_DEVICE bool is_first() const { return rank_ == 0; }
 
  private:

@@ -13,7 +13,8 @@
 //
 // Emulator: the include path has fusedops_simt.h, which defines the CUDA names of the contract,
 // FUSEDOPS_SHARED, __shfl_xor_sync, and the vector and 16-bit types. Of fusedops::device it defines
-// max_grid and the functions for launches, captures, dynamic shared memory, clusters and mbarriers.
+// max_grid, multiprocessors and the functions for launches, captures, dynamic shared memory,
+// clusters and mbarriers.
 //
 // Numerics: fast_exp2 is within 2 ulp and flushes denormal results; reciprocal is within 1 ulp, and
 // NaN for 0, denormals and infinities; the other functions are as in <cmath>.
@@ -229,12 +230,14 @@ FUSEDOPS_DEVICE void store_cluster(
       : "memory");
 }
 
-#else
+#else  // Architectures before sm_90, and the compiler's pass over host code.
 
+// launch_behind() lets kernels of these architectures start after the launch ahead has ended.
 FUSEDOPS_DEVICE void wait_for_launch_ahead() {}
 
 // tools/tune may be compiled for older devices, and needs these functions to be defined. They never
-// run, because launch_clusters() refuses the kernels.
+// run, because launch_clusters() refuses the kernels. A kernel that ran nevertheless would trap
+// before it loads anything: the constructor of RowInCluster calls cluster_arrive().
 FUSEDOPS_DEVICE uint32_t cluster_blocks() { return 1; }
 FUSEDOPS_DEVICE uint32_t cluster_rank() { return 0; }
 FUSEDOPS_DEVICE void cluster_arrive() { __trap(); }
@@ -245,7 +248,7 @@ FUSEDOPS_DEVICE void mbarrier_wait(uint64_t*, uint32_t) {}
 FUSEDOPS_DEVICE void store_cluster(float*, float, uint64_t*, uint32_t) {}
 FUSEDOPS_DEVICE void store_cluster(float*, float, float, uint64_t*, uint32_t) {}
 
-#endif
+#endif  // __CUDA_ARCH__ >= 900
 
 // Returns the status of a call of the runtime, and clears its error, so that the thread's next
 // launch, by whichever library, does not report it.
@@ -332,8 +335,9 @@ KernelLimits limits_of(void (*kernel)(Params...)) {
   return limits;
 }
 
-// Launches through a function that returns the launch's error. <<<>>> would report it only through
-// cudaGetLastError(), which may hold an error that the program has left there.
+// Launches with one attribute, or none if `attribute` is null, through a function that returns the
+// launch's error. <<<>>> would report it only through cudaGetLastError(), which may hold an error
+// that the program has left there.
 template <class... Params, class... Args>
 Status launch_with(
     cudaLaunchAttribute* attribute, int64_t shared_bytes, void (*kernel)(Params...), int64_t blocks,
@@ -351,7 +355,8 @@ Status launch_with(
 template <class... Params, class... Args>
 Status launch(
     void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {
-  return launch_with(nullptr, 0, kernel, blocks, threads, stream, args...);
+  return launch_with(
+      /*attribute=*/nullptr, /*shared_bytes=*/0, kernel, blocks, threads, stream, args...);
 }
 
 // Launches clusters of `cluster` neighbouring blocks. Fails if the kernel's code has no clusters,
@@ -365,7 +370,7 @@ Status launch_clusters(
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = cluster;
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  return launch_with(&attribute, 0, kernel, blocks, threads, stream, args...);
+  return launch_with(&attribute, /*shared_bytes=*/0, kernel, blocks, threads, stream, args...);
 }
 
 // Launches a kernel whose blocks may start before the launch ahead of it in the stream has ended
@@ -379,7 +384,9 @@ Status launch_behind(
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   const bool overlaps = has_clusters() && limits_of(kernel).has_clusters;
-  return launch_with(overlaps ? &attribute : nullptr, 0, kernel, blocks, threads, stream, args...);
+  return launch_with(
+      overlaps ? &attribute : nullptr, /*shared_bytes=*/0, kernel, blocks, threads, stream,
+      args...);
 }
 
 // Launches blocks that have `shared_bytes` of dynamic shared memory. Together with the kernel's
@@ -391,10 +398,11 @@ Status launch_with_shared(
   if (shared_bytes > 0 && shared_bytes > limits_of(kernel).dynamic_shared_bytes) {
     return kInvalidValue;
   }
-  return launch_with(nullptr, shared_bytes, kernel, blocks, threads, stream, args...);
+  return launch_with(
+      /*attribute=*/nullptr, shared_bytes, kernel, blocks, threads, stream, args...);
 }
 
-#else
+#else  // the emulator
 
 template <class... Params, class... Args>
 Status launch_behind(
@@ -403,7 +411,8 @@ Status launch_behind(
 }
 inline void wait_for_launch_ahead() {}
 
-// Flushing makes reciprocal() NaN for 0, denormals and infinities, as it is on a device.
+// Returns x, or a zero of its sign in place of a denormal number. Flushing makes reciprocal() NaN
+// for 0, denormals and infinities, as it is on a device.
 inline float flushed(float x) { return fabsf(x) < FLT_MIN ? copysignf(0.0f, x) : x; }
 inline float reciprocal(float x) {
   const float y = flushed(1.0f / flushed(x));

@@ -31,6 +31,7 @@ FUSEDOPS_DEVICE uint32_t word_of(uint4 words, int32_t index) {
   return index < 2 ? low : high;
 }
 
+// Applies dropout to the elements of one row; Dropout in args.h says which of them are kept.
 template <class Acc>
 class DropoutRow {
  public:

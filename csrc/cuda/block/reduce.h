@@ -3,7 +3,7 @@
 // Order: a butterfly over lanes, then over warps. The number of threads that share a row fixes it,
 // so that a row has the same bits in any batch. All threads get the same bits, since a + b = b + a.
 // Values: a scalar, or a Pair, whose two values share one barrier.
-// Contract: a block has at most 32 warps, and all its threads call.
+// Contract: a block has at most 32 warps, and all of its threads must call row_reduce().
 #pragma once
 
 #include "cuda/block/device.h"
@@ -32,7 +32,8 @@ FUSEDOPS_DEVICE Pair<T> shuffle_xor(Pair<T> value, int32_t lane_mask) {
       device::shuffle_xor(value.first, lane_mask), device::shuffle_xor(value.second, lane_mask)};
 }
 
-// maximum() ignores NaN. A softmax has it all the same: exp(NaN - max) brings it into the sum.
+// maximum() ignores NaN. A row with a NaN becomes NaN all the same, because exp(NaN - max) brings
+// it into the sum.
 struct Max {
   template <class T>
   static FUSEDOPS_DEVICE T identity() {
@@ -66,8 +67,8 @@ FUSEDOPS_DEVICE T warp_reduce(T value, int32_t lanes) {
 }
 
 // Reduces over the blockDim.x threads of a row, a power of two up to 32 or a multiple of 32; the
-// block has blockDim.y rows. `shared` has room for kMaxWarps values, and a barrier must separate
-// this use of it from the one before.
+// block has blockDim.y rows. `shared` has room for kMaxWarps values. If it was used before, a
+// barrier must separate that use from this one.
 template <class Op, class T>
 FUSEDOPS_DEVICE T row_reduce(T value, T* shared) {
   constexpr int32_t kLanes = device::kWarpLanes;

@@ -25,20 +25,24 @@ struct Segment {
     this->cols = columns_of(segments, cols, index);
   }
 
+  // Returns the number of columns in a segment; the last one of a row may have fewer.
   static FUSEDOPS_DEVICE int32_t columns_of(Segments segments, int64_t cols, int32_t index) {
     const int64_t left = cols - int64_t{index} * segments.cols;
     return left < segments.cols ? static_cast<int32_t>(left) : segments.cols;
   }
 };
 
+// Returns the number of a block, counted from the end of the grid.
 FUSEDOPS_DEVICE uint32_t backwards(uint32_t block) { return gridDim.x - 1 - block; }
 
+// Returns the address of a row's partials, one for each of its segments.
 template <class Partial>
 FUSEDOPS_DEVICE Partial* partials_of(void* workspace, Segments segments, int64_t row) {
   return static_cast<Partial*>(workspace) + row * segments.count;
 }
 
-// Adds this thread's share of the partials; the sums of all threads add up to the total.
+// Returns the sum of this thread's share of the partials; the shares of all threads of the block
+// add up to the total.
 template <class Acc>
 FUSEDOPS_DEVICE Acc sum_of(const Acc* partials, int32_t count) {
   Acc sum{};

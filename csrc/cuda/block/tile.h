@@ -22,13 +22,16 @@ FUSEDOPS_DEVICE int32_t columns_before(int i) {
   return i * (kApart > 0 ? kApart : static_cast<int32_t>(blockDim.x)) * kWidth;
 }
 
+// Returns the first column of a thread's vector, counted from the row's first column or, with
+// kByWarp, from the first column of the warp.
 template <int kWidth, int kThreads = 0>
 FUSEDOPS_DEVICE int32_t column_of(int vector) {
   const uint32_t lane = kThreads == kByWarp ? threadIdx.x % device::kWarpLanes : threadIdx.x;
   return columns_before<kWidth, kThreads>(vector) + static_cast<int32_t>(lane) * kWidth;
 }
 
-// Returns how many of a thread's vectors for_vectors() compares with the row's end at once.
+// Returns how many of a thread's vectors for_vectors() compares with the row's end at once. The
+// number has to divide that of the vectors: it is 4, or else 5 (of 10 vectors), or else all.
 constexpr int vectors_of_group(int vectors) {
   return vectors % 4 == 0 ? 4 : vectors % 5 == 0 ? 5 : vectors;
 }
@@ -57,8 +60,9 @@ FUSEDOPS_DEVICE void for_vectors(int32_t cols, F f) {
   }
 }
 
-// The kernels that hold rows in tiles read evenly spaced rows only. Runs of rows, which CPU kernels
-// read, would cost each of them 8 registers, and with them a sixth of the bytes in flight.
+// Return the address of a row. The kernels that hold rows in tiles read evenly spaced rows only:
+// runs of rows, which CPU kernels read, would cost each kernel 8 registers a thread, and with them
+// a sixth of the bytes in flight.
 template <class T>
 FUSEDOPS_DEVICE const T* row_of(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + row * rows.spacing.stride;
@@ -84,7 +88,7 @@ FUSEDOPS_DEVICE void assume_row_threads() {
 // tensors.
 struct StackBlock {
   int32_t tensor;
-  uint32_t block, blocks;  // of the tensor
+  uint32_t block, blocks;  // the number of the block in its tensor, and how many the tensor has
 
   FUSEDOPS_DEVICE explicit StackBlock(int32_t count)
       : blocks(gridDim.x / static_cast<uint32_t>(count)) {
@@ -163,7 +167,8 @@ struct Tile {
     return row + column_of<kWidth, kThreads>(0);
   }
 
-  // Each address is the thread's first one plus an offset that all threads share. The compiler
+  // Loads the vectors inside the row by load(address), and sets the others to outside(). Each
+  // address is the thread's first one plus an offset that all threads share. The compiler
   // would keep addresses that were computed from columns for the stores: 16 registers for 8
   // vectors, too many for kernels that have 64.
   template <int kThreads, class Load, class Outside>

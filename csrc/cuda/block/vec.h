@@ -1,8 +1,8 @@
-// Vectors of 1 to 16 bytes, and conversion between storage and accumulation types.
+// Vectors of 1 to 32 bytes, and conversion between storage and accumulation types.
 //
 // Half and BFloat16 are storage types: every value is computed in float (double for double) and
-// rounded to nearest once, when it is stored. A vector wider than 16 bytes (floats beside 16-bit
-// input) moves as 16-byte words and needs only their alignment.
+// rounded to nearest once, when it is stored. A vector of 32 bytes (eight floats beside 16-bit
+// input) moves as two 16-byte words and needs only their alignment.
 // Layout: a vector stays in the 32-bit registers it was loaded into. Unpacked, each 16-bit element
 // would take a register, twice as many.
 #pragma once
@@ -69,7 +69,8 @@ FUSEDOPS_DEVICE To bit_cast(From from) {
   return to;
 }
 
-// Each of these conversions is one instruction on sm_80 and later.
+// Round two floats to 16 bits each, and return them in one register, `low` in its lower half. Each
+// conversion is one instruction on sm_80 and later.
 FUSEDOPS_DEVICE uint32_t packed(float low, float high, Half) {
   return bit_cast<uint32_t>(__floats2half2_rn(low, high));
 }
@@ -143,6 +144,7 @@ struct Vec {
     return bits;
   }
 
+  // Returns a vector of the values, each rounded to T.
   template <class Acc>
   FUSEDOPS_DEVICE static Vec rounded(const Acc (&values)[kWidth]) {
     Vec vec;

@@ -1,3 +1,4 @@
+// Adds up the rows of a tensor, column by column, in the order of the rows (ColumnSums in args.h).
 #pragma once
 
 #include "cuda/block/vec.h"
@@ -7,7 +8,8 @@ namespace fusedops::cuda {
 // A thread has kColumnsEach columns, kColumnThreads apart, and their loads of a row all in flight.
 inline constexpr int kColumnThreads = 256, kColumnsEach = 8;
 
-// Reads and stores the sum of a column between calls. args.h describes the two halves of its bits.
+// Load and store the sum of a column between launches. Beside a 16-bit input the sum is a float in
+// two halves (args.h), until the last launch rounds it.
 template <class T>
 FUSEDOPS_DEVICE AccumulatorOf<T> load_sum(const ColumnSums& args, int64_t col) {
   if (args.is_first) return 0;

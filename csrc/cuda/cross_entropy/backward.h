@@ -64,6 +64,7 @@ struct RowGradients {
     }
   }
 
+  // Returns the gradient of a logit; `above` is the logit minus lse.
   FUSEDOPS_DEVICE Acc at(Acc above) const {
     return device::fma(of_probability, exponential<T>(above - lse_error), -smoothed);
   }
@@ -87,6 +88,8 @@ FUSEDOPS_DEVICE double class_gradient(const CrossEntropyBackward& args, int64_t 
   return gradient * logits.scale * (1 - ratio) * (1 + ratio);
 }
 
+// The gradient in the column of a row's class, and its address, which is null in threads that do
+// not store it.
 template <class T>
 struct ClassGradient {
   T* to;
@@ -112,11 +115,12 @@ FUSEDOPS_DEVICE void store_ends(
   }
 }
 
+// Stores the gradients of a block's rows, or of its segment of a row.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kClassThreads, kClassBlocks<T>)
 cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
-  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/1>;
   const ClassBlock block(segments, first_row);
   const int64_t row = block.row();
   if (row >= args.rows) return;

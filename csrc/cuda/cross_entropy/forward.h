@@ -32,6 +32,7 @@ struct ClassSums {
   double sum, total;
   Acc largest;
 
+  // Adds the sums of other logits. Both sums of exponentials move to the larger maximum.
   FUSEDOPS_DEVICE void add(const ClassSums& other) {
     const Acc to = device::maximum(largest, other.largest), shift = finite_shift(to);
     sum = sum * device::exp(largest - shift) + other.sum * device::exp(other.largest - shift);
@@ -47,7 +48,7 @@ struct ThreadSums {
   using Acc = AccumulatorOf<T>;
   Acc largest = -INFINITY, sum = 0, total = 0;
 
-  // Values that are -inf add nothing to the sum.
+  // Adds the logits factor * values. Values that are -inf add nothing to the sum.
   template <int kVectors, int kWidth>
   FUSEDOPS_DEVICE void add(const Acc (&values)[kVectors][kWidth], Acc factor) {
     Acc to = largest, sums[kVectors];
@@ -74,7 +75,7 @@ struct ThreadSums {
   FUSEDOPS_DEVICE ClassSums<Acc> of_lanes(int32_t lanes, Acc factor, bool wants_total) const {
     const Acc own = largest * factor, most = warp_reduce<Max>(own, lanes);
     const double moved = sum * device::exp(own - finite_shift(most));
-    ClassSums<Acc> sums = {warp_reduce<Sum>(moved, lanes), 0, most};
+    ClassSums<Acc> sums = {warp_reduce<Sum>(moved, lanes), /*total=*/0, most};
     if (wants_total) sums.total = warp_reduce<Sum>(static_cast<double>(total), lanes);
     return sums;
   }
@@ -171,11 +172,13 @@ FUSEDOPS_DEVICE void store_row(
   static_cast<Acc*>(args.lse_error)[row] = is_finite ? static_cast<Acc>(lse - rounded) : Acc(0);
 }
 
+// Computes the sums of a block's rows, and from them the rows' results. Sums of a segment are left
+// in the workspace instead, for cross_entropy_merge.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kClassThreads, kClassBlocks<T>)
 cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
-  constexpr int kVectors = kLoopVectors<kWidth, 1>, kLanes = device::kWarpLanes;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/1>, kLanes = device::kWarpLanes;
   FUSEDOPS_SHARED(ClassSums<Acc>, shared_sums, kClassThreads);
   const ClassBlock block(segments, first_row);
   const LogitMap<T> logits(args.logits);
@@ -251,7 +254,8 @@ FUSEDOPS_DEVICE double element_at(const ConstRows& rows, int64_t row, int64_t co
   return load(Acc{});
 }
 
-// In cross_entropy_merge, kMergeLanes neighbouring lanes merge the segments of a row.
+// In cross_entropy_merge, kMergeLanes neighbouring lanes merge the sums of a row's segments. The
+// first of them stores the row's results.
 inline constexpr int32_t kMergeLanes = 8, kMergeRows = kClassThreads / kMergeLanes;
 
 template <class Acc>

@@ -5,7 +5,7 @@
 
 namespace fusedops::cuda {
 
-// Rows of any alignment are read in vectors of 16 bytes, and doubles one by one.
+// Returns the width of vectors: rows of any alignment are read in 16 bytes, and doubles one by one.
 inline int32_t width_of(DType dtype) {
   return dtype == DType::kFloat64 ? 1 : kMaxVectorBytes / static_cast<int32_t>(size_of(dtype));
 }
@@ -13,7 +13,9 @@ inline int32_t width_of(DType dtype) {
 // Returns the threads of a block, of which threads.x share a row of `cols` columns: as few as hold
 // the row in a tile, but at least two if it has two vectors, which lie in one sector.
 inline dim3 class_threads(int64_t cols, int32_t width) {
-  const int32_t elements = width * (width > 1 ? kLoopVectors<2, 1> : kLoopVectors<1, 1>);
+  const int32_t elements = width *
+      (width > 1 ? kLoopVectors</*kWidth=*/2, /*kTensors=*/1>
+                 : kLoopVectors</*kWidth=*/1, /*kTensors=*/1>);
   int32_t threads = cols > width ? 2 : 1;
   while (threads < kClassThreads && threads * elements < cols) threads *= 2;
   return dim3(threads, kClassThreads / threads);

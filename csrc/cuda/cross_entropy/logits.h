@@ -81,6 +81,7 @@ FUSEDOPS_DEVICE double exact_log1p(double x) {
   return device::log(sum) + (x - (sum - 1)) * exact_reciprocal(sum);
 }
 
+// Returns the logit of the element x in double.
 FUSEDOPS_DEVICE double exact_logit(const Logits& logits, double x) {
   x *= logits.scale;
   if (logits.softcap == 0) return x;
@@ -121,6 +122,7 @@ struct LogitMap {
     return static_cast<Acc>(logits.scale - rounded) * device::reciprocal(rounded);
   }
 
+  // argument() returns the argument of the soft cap's tanh, and capped() the logit.
   FUSEDOPS_DEVICE Acc argument(Acc x) const { return scale * x * device::reciprocal(cap); }
   FUSEDOPS_DEVICE Acc capped(Acc x) const { return cap * hyperbolic_tangent<T>(argument(x)); }
 

@@ -151,6 +151,8 @@ class RowVectors {
     }
   }
 
+  // Returns the vector that lies across two aligned words, shift_ elements after the begin of
+  // `low`.
   template <int kRegisters>
   FUSEDOPS_DEVICE Vector shifted(const Vector& low, const Vector& high) const {
     constexpr int kEach = Vector::kRegisters;
@@ -165,6 +167,8 @@ class RowVectors {
     return result;
   }
 
+  // Loads the vectors of which a word is outside of the columns that can be read, element by
+  // element.
   FUSEDOPS_DEVICE void load_ends(Vector (&vectors)[kVectors]) const {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {

@@ -35,7 +35,8 @@ inline int32_t cluster_limit() { return device::has_clusters() ? kMaxClusterBloc
 
 // Launches the plan with the largest clusters that the device runs, or without any: a device, or a
 // part of one, may refuse clusters of more than kPortableClusterBlocks, or all clusters.
-// plan_within(limit) returns the plan with clusters of at most `limit` blocks.
+// plan_within(limit) returns the plan with clusters of at most `limit` blocks. Each family's
+// launch_scope() launches the kernels for what holds a row by the plan.
 template <class Args, class PlanWithin>
 Status launch_plan(const Args& args, PlanWithin plan_within, Stream stream) {
   for (const int32_t limit : {cluster_limit(), kPortableClusterBlocks}) {
@@ -44,7 +45,7 @@ Status launch_plan(const Args& args, PlanWithin plan_within, Stream stream) {
     const Status status = launch_scope(args, plan, stream);
     if (status == device::kSuccess || status == device::kLaunchFailure) return status;
   }
-  return launch_scope(args, plan_within(1), stream);
+  return launch_scope(args, plan_within(/*limit=*/1), stream);
 }
 
 }  // namespace fusedops::cuda

@@ -16,7 +16,8 @@ namespace fusedops::cuda {
 using device::Status;
 using device::Stream;
 
-// An array that a kernel reads or writes. `data` is null where the kernel does neither.
+// Says how an array that a kernel reads or writes is aligned. `data` is null for an array that the
+// kernel does not use.
 struct Access {
   const void* data;
   int64_t strides;  // all or-ed together: as aligned as the least aligned stride
@@ -44,6 +45,8 @@ struct Access {
     for (const int64_t stride : operand.strides) strides |= stride;
   }
 
+  // Returns whether the array is aligned for vectors of `width` elements, or for the 16-byte words
+  // of wider vectors.
   bool allows(int32_t width) const {
     const int64_t bytes = std::min<int64_t>(width * item, kMaxVectorBytes);
     const bool aligned = reinterpret_cast<uintptr_t>(data) % bytes == 0;
@@ -131,6 +134,7 @@ int32_t common_width(const Stack& stack, int32_t (&width_of)(const Args&)) {
   return width;
 }
 
+// Launches the tensors of a stack one after the other.
 template <class Stack>
 Status launch_each(const Stack& stack, Stream stream) {
   Status status = device::kSuccess;
@@ -161,7 +165,8 @@ inline int64_t segment_partials_bytes(
 }
 
 // Launches partials(args, first_row, segments) and then apply(args, first_row, segments, more...),
-// a block a segment. Each of the two kernels reads `row_bytes` of a row.
+// a block a segment. The first kernel reads `row_bytes` of a row; from them segment_rows() computes
+// the rows of a launch.
 template <class Args, class... More>
 Status launch_segments(
     void (*partials)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments, More...),

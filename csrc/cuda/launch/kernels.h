@@ -17,7 +17,8 @@ inline constexpr DType kDTypeOf = std::is_same_v<T, double> ? DType::kFloat64
     : std::is_same_v<T, Half>                               ? DType::kFloat16
                                                             : DType::kBFloat16;
 
-// The types of kernels. The int64_t is the first row, or the first inner segment, of a launch.
+// The types of kernels. The int64_t is the first row, column (column_sums) or inner segment
+// (StripKernel) of a launch. spatial_norm_channel_sums takes the number of partitions in its place.
 template <class Args>
 using Kernel = void (*)(Args);
 template <class Args>
@@ -80,6 +81,8 @@ void find_in_plan(int32_t elements, int32_t threads, FunctionOf<Kernel>& functio
   }
 }
 
+// Returns the kernel for the listed plan that has these elements and this fixed number of threads,
+// or null.
 template <class Kernel, class Plans, class T, int kWidth, size_t... kIndex>
 FunctionOf<Kernel> find_in_plans(
     int32_t elements, int32_t threads, std::index_sequence<kIndex...>) {
@@ -88,7 +91,8 @@ FunctionOf<Kernel> find_in_plans(
   return function;
 }
 
-// Only 16-bit types have kernels for 4-byte vectors.
+// Returns the kernel for vectors of `width` elements of T, or null. The widths are 1, that of
+// 16-byte vectors and, for 16-bit types alone, 2.
 template <class Kernel, class Plans, class T>
 FunctionOf<Kernel> find_width(int32_t width, int32_t elements, int32_t threads) {
   constexpr int kWidest = sizeof(T) == 8 ? 1 : kMaxVectorBytes / sizeof(T);

@@ -23,7 +23,8 @@ template <class T, int kWidth>
 inline constexpr bool kIsWide = kWidth * sizeof(T) == kMaxVectorBytes;
 
 // Kernels that walk along a row have four 16-byte loads in flight a thread, which is 32 KB for a
-// block of 512 threads: on 132 multiprocessors, 5.4 TB/s at a latency of 0.8 us.
+// block of 512 threads: on 132 multiprocessors, 5.4 TB/s at a latency of 0.8 us. Single elements
+// are loaded eight at a time. The kTensors tensors that a kernel reads share the loads.
 inline constexpr int32_t kLoopThreads = 512;
 template <int kWidth, int kTensors>
 inline constexpr int kLoopVectors = (kWidth > 1 ? 4 : 8) / kTensors;
@@ -104,7 +105,8 @@ constexpr PlanRange plans_of(Pass pass, const ListedPlan (&list)[kSize]) {
 }
 constexpr PlanRange plans_of(Pass pass) { return plans_of(pass, kPlans); }
 
-// Returns whether a listed plan whose block or cluster holds rows has room for the longest one.
+// Returns whether the block or the cluster of a listed plan has room for its longest row. Plans
+// that hold no whole row are always valid.
 constexpr bool is_valid(const ListedPlan& listed) {
   const bool is_held = listed.scope == Scope::kRegisters || listed.scope == Scope::kCluster;
   const int64_t threads = listed.threads > 0 ? listed.threads : kMaxThreads;
@@ -210,8 +212,14 @@ constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector
 constexpr RowPlan plan_from(
     const ListedPlan& listed, int64_t cols, int32_t width, int32_t element_bytes,
     int32_t block_threads) {
-  RowPlan plan{listed.scope,   width, listed.elements, listed.threads,
-               listed.threads, 1,     listed.blocks};
+  RowPlan plan{
+      listed.scope,
+      width,
+      listed.elements,
+      /*fixed_threads=*/listed.threads,
+      /*threads=*/listed.threads,
+      /*rows=*/1,
+      listed.blocks};
   if (plan.threads > 0) {
     plan.rows = block_threads / plan.threads;
   } else if (listed.elements > 0) {
@@ -229,7 +237,8 @@ constexpr RowPlan plan_from(
 // Plans a row by the first listed plan that is for it, with clusters of at most `cluster_limit`
 // blocks. Where a cluster is faster than one block for as many columns, the list has the cluster
 // first, and the block is for devices without clusters. The blocks of a cluster have neighbouring
-// columns, as many as their threads hold, and the last block has the rest.
+// columns, as many as their threads hold, and the last block has the rest. If no listed plan is for
+// the row, all numbers of the result are 0, and find_kernel() finds no kernel for them.
 constexpr RowPlan plan_rows(
     Pass pass, int64_t cols, int32_t width, int32_t element_bytes, int32_t cluster_limit,
     int32_t block_threads = kRowBlockThreads) {
@@ -246,13 +255,15 @@ constexpr RowPlan plan_rows(
 // every segment in the workspace; each block of a second kernel merges the partials of its row and
 // writes its segment. The alternative is that the last block of a row to end merges its partials.
 // It would take one more launch to clear a counter, and a fence of 1 us a block. The partials that
-// a block merges come from L2 and are at most 1/16 of the bytes of its segment (64 * 2^k of 8 bytes
-// beside 8 KB * 2^k of 16-bit elements).
+// a block merges come from L2. At most they have 3/32 of the bytes of its segment: 64 * 2^k of 12
+// bytes (norms) beside 8 KB * 2^k of 16-bit elements, if segments have doubled k times.
 //
 // A segment of 4096 columns gives 128 threads 8 KB in flight, with eight blocks a multiprocessor.
 // One row of 2^20 columns has 128 segments, for 132 multiprocessors. Segments double in length
 // where there would be more than 64, 128, ..., 1024 of them.
 inline constexpr int32_t kSegmentThreads = 128, kMaxSegments = 1024;
+// kSegmentBlocks is the second launch bound of kernels for segments: so many blocks share the
+// registers of a multiprocessor.
 template <class T>
 inline constexpr int32_t kSegmentBlocks = sizeof(T) == 8 ? 4 : 8;
 
@@ -280,13 +291,16 @@ constexpr int64_t segment_rows(int64_t row_bytes) {
 }
 
 // Where there are clusters (sm_90 and later), the blocks of a cluster hold a long row together,
-// which takes one launch and reads the row once.
+// which takes one launch and reads the row once. CUDA promises clusters of 8 blocks on every such
+// device; larger ones need an attribute of the kernel (read_limits in device.h), and 16 are the
+// most that an H100 runs. plans.def says why blocks of masked clusters have 512 threads.
 inline constexpr int32_t kMaxClusterBlocks = 16, kPortableClusterBlocks = 8;
 inline constexpr int32_t kMaskedClusterThreads = 512;
 
 // In spatial kernels a power of two threads share a column, each with kSpatialVectors loads in
 // flight: in three blocks of 256 threads a multiprocessor, four 16-byte loads are 48 KB. A column
-// of up to 256 indices stays in the registers of up to 64 threads, which load it once.
+// of up to 256 indices stays in the registers of up to 64 threads, which load it once. A longer one
+// stays in shared memory, for up to 128 threads, or else 32 threads load it twice.
 inline constexpr int32_t kSpatialThreads = 256;
 inline constexpr int32_t kTileIndices = 4;  // of a thread, with all its loads in flight
 inline constexpr int32_t kMaxRegisterThreads = 64, kMaxSharedThreads = 128, kStreamThreads = 32;
@@ -321,14 +335,16 @@ struct SpatialDims {
   bool is_staged;
 };
 
+// Returns how a column is held: in registers, or else in shared memory (staged), or else not at
+// all, so that it is loaded twice.
 constexpr SpatialDims plan_spatial_dims(int64_t dim_size, int32_t tensors) {
   int32_t threads = 1;
   while (threads < kMaxRegisterThreads && threads * kTileIndices < dim_size) threads *= 2;
-  if (threads * kTileIndices >= dim_size) return {threads, false};
+  if (threads * kTileIndices >= dim_size) return {threads, /*is_staged=*/false};
   threads = kStreamThreads;
   while (threads < kMaxSharedThreads && threads * kStripIndices < dim_size * tensors) threads *= 2;
-  if (threads * kStripIndices >= dim_size * tensors) return {threads, true};
-  return {kStreamThreads, false};
+  if (threads * kStripIndices >= dim_size * tensors) return {threads, /*is_staged=*/true};
+  return {kStreamThreads, /*is_staged=*/false};
 }
 
 // A block of the device may have max_shared_bytes. If that is too little for a strip, and always in
@@ -342,7 +358,7 @@ constexpr SpatialPlan plan_spatial(
   while (threads * dims.threads > kMaxThreads) threads /= 2;
   while (threads * dims.threads < kSpatialThreads && threads * width < inner) threads *= 2;
   const int64_t segments = ceil_div(inner, int64_t{threads} * width);
-  SpatialPlan plan = {width, threads, dims.threads, segments, 0};
+  SpatialPlan plan = {width, threads, dims.threads, segments, /*shared_bytes=*/0};
   if (dims.is_staged && element_bytes < 8) {
     const int32_t indices = round_up(dim_size, dims.threads * kTileIndices);
     plan.shared_bytes = int64_t{tensors} * indices * threads * vector_bytes;
@@ -357,14 +373,15 @@ constexpr SpatialPlan plan_spatial(
 // partials. A partial is a pair of accumulators for each column, written and read once: with the
 // 132 partitions of a Hopper that is 0.13 of the input's bytes for 8192 rows of 16 bits.
 //
-// How many multiprocessors does a wave of clusters use? The blocks of a cluster of four or more lie
-// in one GPC, which has 16 or 18 multiprocessors on a Hopper: this returns 16 for each GPC.
+// Returns how many multiprocessors a wave of clusters uses: 16 in each GPC. The blocks of a cluster
+// lie in one GPC, which has 16 or 18 multiprocessors on a Hopper, and clusters of 4, 8 or 16 blocks
+// fill 16 of them.
 constexpr int64_t cluster_multiprocessors(int64_t multiprocessors) {
   constexpr int64_t kGpc = 16;
   return multiprocessors < kGpc ? multiprocessors : multiprocessors / kGpc * kGpc;
 }
 
-// Returns the number of blocks or clusters in a wave, at least one.
+// Returns how many clusters of `blocks` blocks are in a wave, at least one.
 constexpr int64_t wave_of(int64_t multiprocessors, int64_t blocks) {
   return multiprocessors > blocks ? multiprocessors / blocks : 1;
 }
@@ -374,13 +391,19 @@ constexpr int64_t wave_of(int64_t multiprocessors, int64_t blocks) {
 // costs 0.7 us, with its loads in flight already, and L2 moves 3.5 MB in that time, the partials of
 // 53 partitions of 4096 columns.
 inline constexpr int64_t kMinPartitionRows = 4;
-// Where many blocks share a row, a wave has few partitions. There are then several waves, so that
-// sums over r rows have at most 64 or r / 64 additions in a thread, as numerics_bounds.md promises.
-// Rows of four and more blocks may have twice as many partitions: the clusters of one wave do not
-// end together, because not all GPCs have the same number of multiprocessors. On an H100, clusters
-// of four were 26 and 44 % faster with 64 and 132 partitions than with 32.
+// Where many blocks share a row, a wave has few partitions, each of many rows, which a thread adds
+// one after the other. There are then several waves: enough for partitions of at most
+// kMaxPartitionRows rows or, beyond 64 * 64 rows, for kAccuratePartitions partitions. A thread then
+// makes at most max(64, r / 64) additions for each sum over r rows, as numerics_bounds.md promises.
+// Clusters of four and more blocks may have 128 partitions in place of 64: those of one wave do not
+// end together, because not all GPCs have the same number of multiprocessors. On an H100, where a
+// wave has 32 clusters of four, 64 partitions were 26 % and 132 partitions 44 % faster than 32; 132
+// is what tools/tune measures, one partition for each multiprocessor.
 inline constexpr int64_t kMaxPartitionRows = 64, kAccuratePartitions = 64;
 
+// Returns the number of partitions: the fewest whole waves that keep that promise, but so few that
+// a partition has kMinPartitionRows rows and as many as a block holds. `most` partitions keep the
+// promise for any number of rows.
 constexpr int64_t count_partitions(
     int64_t rows, int32_t block_rows, int64_t wave, int64_t most = kAccuratePartitions) {
   const int64_t least_rows = block_rows > kMinPartitionRows ? block_rows : kMinPartitionRows;
@@ -417,9 +440,11 @@ constexpr NormBackwardPlan plan_norm_backward_segments(
   const Segments segments = {each, static_cast<int32_t>(ceil_div(cols, each))};
   row.threads = threads_per_row(each, row.elements, row.width * element_bytes);
   const int64_t wave = wave_of(multiprocessors, segments.count);
-  return {{row}, segments, count_partitions(rows, 1, wave)};
+  return {{row}, segments, count_partitions(rows, /*block_rows=*/1, wave)};
 }
 
+// Plans the backward pass of a norm: what holds a row, and how many partitions share the rows.
+// `adds` says that the kernels are those for a norm with a residual.
 constexpr NormBackwardPlan plan_norm_backward(
     bool adds, int32_t cluster_limit, int64_t rows, int64_t cols, int32_t width,
     int32_t element_bytes, int64_t multiprocessors) {
@@ -434,11 +459,12 @@ constexpr NormBackwardPlan plan_norm_backward(
   const int64_t used = is_cluster ? cluster_multiprocessors(multiprocessors) : multiprocessors;
   const int64_t wave = wave_of(used, row.blocks);
   const int64_t most = row.blocks > 2 ? 2 * kAccuratePartitions : kAccuratePartitions;
-  return {{row}, {}, count_partitions(rows, row.rows, wave, most)};
+  return {{row}, /*segments=*/{}, count_partitions(rows, row.rows, wave, most)};
 }
 
-// The kernel that adds partials has 32 threads for each column of a block. A block has a cache line
-// of floats or, if such blocks would be fewer than the multiprocessors, a sector.
+// The kernel that adds partials has 32 threads for each column of a block. A block has the columns
+// of a cache line of floats, 32, or, if such blocks would be fewer than the multiprocessors, those
+// of a sector, 8.
 inline constexpr int32_t kMinFinishCols = 8, kMaxFinishCols = 32;
 
 constexpr int32_t finish_cols(int64_t cols, int64_t multiprocessors) {

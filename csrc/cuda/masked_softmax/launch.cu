@@ -9,8 +9,8 @@
 
 namespace fusedops::cuda {
 
-// Returns the terms of the kernel for these scores: one term alone, or all, with or without a soft
-// cap. Unaligned rows and doubles only have kernels for all terms.
+// Returns the terms of the kernel for these scores: none, one term alone, or all, with or without a
+// soft cap. Unaligned rows and doubles only have kernels for all terms.
 int32_t terms_of(const Scores& scores, DType dtype, int32_t width) {
   if (scores.softcap != 0) return kCappedTerms;
   const bool is_wide = width * size_of(dtype) == kMaxVectorBytes;
@@ -42,7 +42,8 @@ RowPlan plan_unaligned(
     const Scores& scores, const Dropout& dropout, int64_t cols, int32_t width, DType dtype) {
   const auto bytes = static_cast<int32_t>(size_of(dtype));
   const bool is_taken = width == 1 && is_plain(scores, dtype) && dropout.seed == nullptr;
-  return is_taken ? plan_rows(Pass::kPlainMasked, cols, width, bytes, 1) : RowPlan{};
+  return is_taken ? plan_rows(Pass::kPlainMasked, cols, width, bytes, /*cluster_limit=*/1)
+                  : RowPlan{};
 }
 
 // Launches a kernel of unaligned.h, whose threads have rows_of_thread() rows each.
@@ -72,6 +73,7 @@ inline RowPlan plan_of(const ForwardArgs& args, int32_t width, int32_t cluster_l
   return plan_rows(pass, args.cols, width, bytes, cluster_limit);
 }
 
+// Returns the kernel for these terms that holds a row in the registers of one block.
 FunctionOf<MaskedForwardAll> forward_registers(int32_t terms, DType dtype, const RowPlan& plan) {
   switch (terms) {
     case kNoTerms:
@@ -104,11 +106,13 @@ Status launch_scope(const ForwardArgs& args, const RowPlan& plan, Stream stream)
   }
 }
 
+// Returns the arguments in the one form that kernels take for scores that mean the same: diagonals
+// are limited, and a mask of numbers without a bias is the bias.
 ForwardArgs prepared(const MaskedSoftmaxForward& unprepared) {
   ForwardArgs args(unprepared);
   if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;
   limit_diagonal(args.scores.causal, args.cols);
-  // A mask of numbers and a bias are both added. Kernels look in `bias` for the only one.
+  // A mask of numbers is added as a bias is. Kernels for one such term (kNumbersTerm) read `bias`.
   const bool adds_mask = args.scores.mask.data != nullptr && !args.scores.mask.is_bool;
   if (adds_mask && args.scores.bias.data == nullptr) std::swap(args.scores.bias, args.scores.mask);
   return args;
@@ -176,8 +180,8 @@ Status launch_scope(const BackwardArgs& args, const RowPlan& plan, Stream stream
   }
 }
 
-// Returns the arguments without what gradient kernels do not use: the terms that are added to the
-// scores, and the soft cap.
+// Returns the arguments with limited diagonals, and without what gradient kernels do not use: the
+// terms that are added to the scores, and the soft cap.
 BackwardArgs prepared(const MaskedSoftmaxBackward& unprepared) {
   BackwardArgs args(unprepared);
   args.scores.bias.data = nullptr;

@@ -266,7 +266,7 @@ masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   using Acc = AccumulatorOf<In>;
   constexpr int kTerms = kGeneralTerms;
   // The 2 stands for scores and terms. With twice as many vectors, the exponentials would spill.
-  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/2>;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_seen, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
@@ -355,6 +355,7 @@ struct MaskedGradientTile {
     for (int j = 0; j < kWidth; ++j) grads[0][j] = j < front ? Acc(0) : grads[0][j];
   }
 
+  // Applies the forward's dropout to the gradients.
   FUSEDOPS_DEVICE void drop(const DropoutRow<Acc>& dropout, int64_t start) {
     if (!dropout.is_on()) return;
 #pragma unroll
@@ -363,6 +364,7 @@ struct MaskedGradientTile {
     }
   }
 
+  // Returns the sum of gradients times probabilities.
   FUSEDOPS_DEVICE Acc sum() const {
     Acc sums[kVectors];
 #pragma unroll
@@ -425,7 +427,8 @@ FUSEDOPS_DEVICE void store_rest(
   for_each_before<kWidth>(first, [&](int64_t column) { zeros.store(to + column); });
 }
 
-// T is the type of grad_output and the probabilities.
+// Computes the gradient of a row that the threads of a scope share, and that stays in registers. T
+// is the type of grad_output and the probabilities.
 template <class RowScope, class T, int kWidth, int kVectors, int kTerms>
 FUSEDOPS_DEVICE void masked_softmax_gradient_row(const BackwardArgs& args, int64_t index) {
   using Acc = AccumulatorOf<T>;
@@ -484,7 +487,7 @@ template <class T, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, 1)
 masked_softmax_backward_looped(BackwardArgs args, int64_t first_row) {
   using Acc = AccumulatorOf<T>;
-  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/2>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const auto row = ScoreRow::with_terms<kAllTerms>(args, launch_row(first_row));
   const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;

@@ -90,7 +90,8 @@ struct ScoreRow {
   // Offsets of the row in the operands, in elements.
   int64_t bias = 0, mask = 0, start = 0, end = 0, sinks = 0;
 
-  // `args` are a WithDivisors.
+  // Returns row `index`. It finds its interval and operands as far as kTerms need them. `args` are
+  // a WithDivisors.
   template <int kTerms, class Args>
   static FUSEDOPS_DEVICE ScoreRow with_terms(const Args& args, int64_t index) {
     const int32_t cols = index < args.rows ? static_cast<int32_t>(args.cols) : 0;
@@ -134,7 +135,8 @@ struct ScoreRow {
   }
 
  private:
-  // Index is uint32_t where rows are few.
+  // Divides each row's index by the sizes of the dimensions, the last one first, and moves the
+  // row's offsets by the remainders. Index is uint32_t where rows are few.
   template <int kTerms, class Index, int kCount>
   static FUSEDOPS_DEVICE void find_operands(
       ScoreRow (&rows)[kCount], const Scores& scores, const ScoreDivisors& divisors) {
@@ -169,6 +171,7 @@ struct ScoreRow {
     }
   }
 
+  // Limits the visible columns by `end`, the lower diagonal and `start`.
   FUSEDOPS_DEVICE void limit(const Scores& scores, const ScoreDivisors& divisors) {
     const Causal& causal = scores.causal;
     if (scores.end.data != nullptr) visible = limited(bound(scores.end, end));
@@ -239,7 +242,8 @@ struct ShownElements {
     }
   }
 
-  // The row has `cols` columns from the start of the tile on, where its mask is at `offset`.
+  // Loads a tile of the mask, whose first element is at `offset`, where the row has `cols` columns
+  // left. Without a bool mask all elements are shown.
   template <int kTerms>
   FUSEDOPS_DEVICE void load(const Operand& mask, int64_t offset, int32_t cols) {
     fill(~0u);
@@ -265,6 +269,8 @@ struct ShownElements {
   }
 };
 
+// Adds an operand whose elements are of type T to the sums of a tile. If col_stride is 0, one
+// element is added in all columns.
 template <class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void add_elements(
     Acc (&sums)[kVectors][kWidth], const void* data, int64_t offset, int32_t col_stride,

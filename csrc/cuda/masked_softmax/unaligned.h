@@ -201,7 +201,7 @@ struct UnalignedMask {
 
   FUSEDOPS_DEVICE UnalignedMask(const Operand& mask, const UnalignedRows& rows)
       : is_on(mask.is_bool) {
-    if (is_on) rows.template load_operand<bool>(vectors, mask, &ScoreRow::mask, 1);
+    if (is_on) rows.template load_operand<bool>(vectors, mask, &ScoreRow::mask, /*fill=*/1);
   }
 
   FUSEDOPS_DEVICE bool shows(int row, int i) const { return vectors[row][i].registers[0] != 0; }
@@ -239,6 +239,7 @@ struct UnalignedScores {
     }
   }
 
+  // Returns the largest score that this thread has of row `of`.
   FUSEDOPS_DEVICE Acc largest(const UnalignedRows& rows, int of) const {
     Acc largest = -INFINITY;
     rows.for_held([&](int row, int i) {
@@ -258,13 +259,14 @@ struct UnalignedScores {
   }
 
  private:
+  // Sets `values` to the scores with the bias, and with a mask of numbers, added.
   FUSEDOPS_DEVICE void set_sums(const Tile& tile, const Scores& scores, const UnalignedRows& rows) {
     Tile bias, mask;
-    rows.template load_operand<In>(bias, scores.bias, &ScoreRow::bias, 0);
+    rows.template load_operand<In>(bias, scores.bias, &ScoreRow::bias, /*fill=*/0);
     rows.for_held(
         [&](int row, int i) { values[row][i] = factor * tile[row][i].at(0) + bias[row][i].at(0); });
     if (scores.mask.data != nullptr && !scores.mask.is_bool) {
-      rows.template load_operand<In>(mask, scores.mask, &ScoreRow::mask, 0);
+      rows.template load_operand<In>(mask, scores.mask, &ScoreRow::mask, /*fill=*/0);
       rows.for_held([&](int row, int i) { values[row][i] += mask[row][i].at(0); });
     }
     factor = 1;
@@ -280,6 +282,7 @@ struct UnalignedScores {
   }
 };
 
+// Computes the softmax of a thread's rows, the first of which is `first`.
 template <class In, class UnalignedRows>
 FUSEDOPS_DEVICE void unaligned_masked_softmax(const ForwardArgs& args, int64_t first) {
   using Acc = AccumulatorOf<In>;
@@ -306,7 +309,7 @@ FUSEDOPS_DEVICE void unaligned_masked_softmax(const ForwardArgs& args, int64_t f
   };
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    shifts[r] = zero[r] ? Acc(INFINITY) : exponentials_of(r).largest;
+    shifts[r] = zero[r] ? Acc(INFINITY) : exponentials_of(r).largest;  // e^(score - INFINITY) is 0
   }
   with_wider<In>(args.output.dtype, [&](auto type) {
     scores.template exponentiate<decltype(type)>(rows, shifts, sums);
@@ -337,12 +340,15 @@ masked_softmax_forward_unaligned(ForwardArgs args, int64_t first_row) {
   constexpr int kRows = rows_of_thread(kVectors);
   const int64_t row = unaligned_row<kThreads, kRows>(first_row);
   if (args.scores.causal.on) {
-    unaligned_masked_softmax<In, UnalignedRows<kVectors, kThreads, kRows, true>>(args, row);
+    unaligned_masked_softmax<In, UnalignedRows<kVectors, kThreads, kRows, /*kCausal=*/true>>(
+        args, row);
   } else {
-    unaligned_masked_softmax<In, UnalignedRows<kVectors, kThreads, kRows, false>>(args, row);
+    unaligned_masked_softmax<In, UnalignedRows<kVectors, kThreads, kRows, /*kCausal=*/false>>(
+        args, row);
   }
 }
 
+// Computes the gradients of a thread's rows, the first of which is `first`.
 template <class T, class UnalignedRows>
 FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(const BackwardArgs& args, int64_t first) {
   using Acc = AccumulatorOf<T>;
@@ -406,10 +412,11 @@ masked_softmax_backward_unaligned(BackwardArgs args, int64_t first_row) {
   constexpr int kRows = rows_of_thread(kVectors);
   const int64_t row = unaligned_row<kThreads, kRows>(first_row);
   if (args.scores.causal.on) {
-    unaligned_masked_softmax_gradient<T, UnalignedRows<kVectors, kThreads, kRows, true>>(args, row);
+    unaligned_masked_softmax_gradient<
+        T, UnalignedRows<kVectors, kThreads, kRows, /*kCausal=*/true>>(args, row);
   } else {
-    unaligned_masked_softmax_gradient<T, UnalignedRows<kVectors, kThreads, kRows, false>>(
-        args, row);
+    unaligned_masked_softmax_gradient<
+        T, UnalignedRows<kVectors, kThreads, kRows, /*kCausal=*/false>>(args, row);
   }
 }
 

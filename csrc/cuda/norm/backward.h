@@ -33,12 +33,13 @@
 
 namespace fusedops::cuda {
 
-// One vector of a row, widened to accumulators.
+// One vector of a row, widened to accumulators: grad_output, n and g of the formulas above.
 template <class T, int kWidth>
 struct NormGradient {
   using Acc = AccumulatorOf<T>;
   Acc grad[kWidth], normal[kWidth], weighted[kWidth];
 
+  // Adds the vector's g and g * n to the sums along a row.
   FUSEDOPS_DEVICE void add_to(Pair<Acc>& sums) const {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
@@ -47,6 +48,7 @@ struct NormGradient {
     }
   }
 
+  // Sets `values` to the gradient without grad_sum. `means` are those of g and g * n.
   FUSEDOPS_DEVICE void result(Acc (&values)[kWidth], Pair<Acc> means, Acc rstd) const {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
@@ -74,18 +76,20 @@ struct RowPartials {
   int32_t count;
 };
 
+// Returns the address of a partial, which has args.cols accumulators. Those of grad_bias follow
+// those of grad_weight: their indices begin at the number of partitions.
 template <class Acc>
 FUSEDOPS_DEVICE Acc* partial_at(const NormBackward& args, int64_t index) {
   return static_cast<Acc*>(args.workspace) + index * args.cols;
 }
 
 // Adds the column sums that the rows of a block have left in shared memory, in order of
-// threadIdx.y, and writes the totals to `to`. All threads of the block call.
+// threadIdx.y, and writes the totals to `to`. All threads of the block must call it.
 template <class Acc>
 FUSEDOPS_DEVICE void add_column_sums(const Acc* shared, int32_t cols, Acc* to) {
   __syncthreads();
-  // There are two levels, so that the error grows with 16 + 8 additions, not with the 128 rows of a
-  // block.
+  // There are two levels, so that the error grows with at most 16 + 16 additions. A block may have
+  // 256 rows, of two threads each.
   constexpr int32_t kSummedRows = 16;
   const int32_t rows = blockDim.y;
   for (int32_t column = threadIdx.y * blockDim.x + threadIdx.x; column < cols;
@@ -165,6 +169,7 @@ class RowScales {
   static constexpr int kLanes = kThreads == kByWarp ? device::kWarpLanes : kThreads;
   // How many of a thread's elements are adjacent in shared memory, for loads of up to 16 bytes.
   static constexpr int kTogether = kElements % 4 == 0 ? 4 : kElements % 2 == 0 ? 2 : 1;
+  // Returns the place of this thread's element, counted from factors_.
   static constexpr int32_t place_of(int element) {
     return element / kTogether * kTogether * kLanes + element % kTogether;
   }
@@ -227,6 +232,7 @@ struct NormBackwardTile {
   }
 };
 
+// Loads grad_sum, or zeros if there is none.
 template <int kThreads, class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void load_sums(
     Tile<T, kWidth, kVectors>& tile, const NormBackward& args, int64_t row, int64_t start,
@@ -257,6 +263,7 @@ class NormGradientRow {
     }
   }
 
+  // Stores the gradients of one vector, `offset` columns after `start`.
   template <int kWidth>
   FUSEDOPS_DEVICE void store(
       int32_t offset, Acc (&values)[kWidth], const Vec<T, kWidth>& sums) const {
@@ -275,6 +282,7 @@ class NormGradientRow {
   }
 
  private:
+  // Returns the address of a row's gradients in grad_branch, whose dtype may be narrower than T.
   static FUSEDOPS_DEVICE void* branch_row(const NormBackward& args, int64_t row, int64_t start) {
     void* to = nullptr;
     if constexpr (kAdd) {  // no other norm has a branch
@@ -344,6 +352,9 @@ struct RowPartition {
   int64_t index, count, first_row = 0;
 };
 
+// Computes the gradients of a partition's rows, and leaves its sums of columns in the workspace.
+// The loads of the next row are in flight while the sums along a row are computed and its gradients
+// are stored.
 template <class T, int kWidth, int kVectors, bool kAdd, class Rows>
 FUSEDOPS_DEVICE void norm_backward_partition(
     const NormBackward& args, Rows rows, RowPartition partition) {
@@ -399,7 +410,7 @@ FUSEDOPS_DEVICE void norm_backward_partition(
     });
   }
 
-  if constexpr (kThreads != 0) __syncthreads();  // all scales are read
+  if constexpr (kThreads != 0) __syncthreads();  // the column sums overwrite the factors
   Acc* const weight_partial = partial_at<Acc>(args, partition.index) + start;
   Acc* const bias_partial = partial_at<Acc>(args, partition.count + partition.index) + start;
   if (args.grad_weight.data) {
@@ -424,7 +435,7 @@ template <class T, int kWidth, int kVectors>
 FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_stack_backward_registers(NormStackBackward stack) {
   const StackBlock at(stack.count);
-  norm_backward_partition<T, kWidth, kVectors, false>(
+  norm_backward_partition<T, kWidth, kVectors, /*kAdd=*/false>(
       stack[at.tensor], HeldRows<OneBlock>(), {at.block, at.blocks});
 }
 
@@ -448,11 +459,12 @@ norm_backward_segments(
       {blockIdx.x / count, gridDim.x / count, first_row});
 }
 
+// Leaves the sums of g and g * n along a segment in the workspace.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 norm_backward_row_partials(NormBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
-  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/2>;
   FUSEDOPS_SHARED(Pair<Acc>, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, blockIdx.x);
 
@@ -494,8 +506,9 @@ FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value)
   }
 }
 
-// Returns the sums of a column over every 32nd partition from threadIdx.y on. Each of the 32
-// threads has five loads in flight, so that all loads of 132 partitions are.
+// Returns the sums of a column over every 32nd partition from threadIdx.y on. 32 threads with five
+// partitions in flight each cover the 132 partitions of a Hopper (one per multiprocessor) in one
+// pass.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> own_share(const NormBackward& args, int64_t partitions, int64_t column) {
   constexpr int32_t kLanes = device::kWarpLanes, kInFlight = 5;

@@ -62,6 +62,8 @@ FUSEDOPS_DEVICE Acc exact_root(Acc x) {
   return root == root ? root : x;  // x for 0, infinity and NaN
 }
 
+// Returns a row's rstd by the formula of its kind (norm_kinds.def). `squares` is the sum of the
+// squared deviations from the mean, or of the squares themselves where the kind has no mean.
 template <class Acc>
 FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
   const auto eps = static_cast<Acc>(args.eps), cols = static_cast<Acc>(args.cols);

@@ -35,6 +35,7 @@
 
 namespace fusedops::cuda {
 
+// Loads one vector of the bias, or zeros if there is none.
 template <class W, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_bias(Acc (&values)[kWidth], const NormForward& args, int64_t column) {
   const void* const data = args.bias.data;
@@ -79,6 +80,8 @@ class NormInput {
   }
 
  private:
+  // Load the branch, which is the input that is added to the residual: a branch of T as it is, a
+  // 16-bit one beside floats widened, which is exact.
   template <int kThreads, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load_branch(
       Tile<T, kWidth, kVectors>& branch, T, int64_t start, int32_t cols) const {
@@ -99,7 +102,8 @@ class NormInput {
     }
   }
 
-  // Replaces a vector of the residual by the sum.
+  // Replaces a vector of the residual by its sum with the branch, to which dropout is applied, and
+  // stores the sum if it is wanted.
   template <int kWidth>
   FUSEDOPS_DEVICE void add(
       Vec<T, kWidth>& vector, const Vec<T, kWidth>& branch, int64_t column) const {
@@ -315,9 +319,9 @@ FUSEDOPS_DEVICE void store_row(
     if constexpr (kIsWide<T, kWidth>) {
       return store_wide<kGroup, kThreads>(output, args, start, cols, normalised);
     } else if (args.bias.data) {
-      return store_unaligned<true, kThreads>(output, args, start, cols, normalised);
+      return store_unaligned</*kHasBias=*/true, kThreads>(output, args, start, cols, normalised);
     } else {
-      return store_unaligned<false, kThreads>(output, args, start, cols, normalised);
+      return store_unaligned</*kHasBias=*/false, kThreads>(output, args, start, cols, normalised);
     }
   }
 #pragma unroll
@@ -379,10 +383,12 @@ norm_forward_registers(NormForward args, int64_t first_row) {
 }
 
 template <class T, int kWidth, int kVectors>
-FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, false>), (kLeastBlocks<T, kWidth>))
+FUSEDOPS_KERNEL(
+    (kNormThreads<T, kWidth, kWidth * kVectors, /*kAdd=*/false>), (kLeastBlocks<T, kWidth>))
 norm_stack_registers(NormStack stack) {
   const StackBlock at(stack.count);
-  norm_row<OneBlock, T, kWidth, kVectors, false, true>(stack[at.tensor], at.row());
+  norm_row<OneBlock, T, kWidth, kVectors, /*kAdd=*/false, /*kIsTight=*/true>(
+      stack[at.tensor], at.row());
 }
 
 template <class T, int kWidth, int kVectors, bool kAdd>
@@ -403,14 +409,14 @@ struct NormPartial {
   }
 };
 
-// Computes and saves the moments of a segment about a base, the mean of the segment's first tile.
-// That tile is loaded once for its mean and for the moments. With kAdd, if the caller does not want
-// the sum of input and residual, the sum stays in the output until norm_forward_apply normalises it
-// there.
+// Computes and saves the moments of a segment about a base: the mean of the segment's first tile,
+// or 0 in norms without a mean. That tile is loaded once for its mean and for the moments. With
+// kAdd, if the caller does not want the sum of input and residual, the sum stays in the output
+// until norm_forward_apply normalises it there.
 template <bool kAdd, class T, int kWidth>
 FUSEDOPS_DEVICE void save_moments(const NormForward& args, Segments segments, Segment segment) {
   using Acc = AccumulatorOf<T>;
-  constexpr int kVectors = kLoopVectors<kWidth, (kAdd ? 2 : 1)>;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/(kAdd ? 2 : 1)>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   FUSEDOPS_SHARED(Pair<Acc>, shared_moments, kMaxWarps);
   T* const sum = row_of<T>(args.sum.data ? args.sum : args.output, segment.row);
@@ -440,14 +446,15 @@ FUSEDOPS_DEVICE void save_moments(const NormForward& args, Segments segments, Se
       base, mean_offset, squares_of(sums, mean_offset)};
 }
 
+// Leaves the moments of a segment in the workspace.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 norm_forward_partials(NormForward args, int64_t first_row, Segments segments) {
   const Segment segment(segments, args.cols, first_row, blockIdx.x);
   if (args.residual.data != nullptr) {
-    save_moments<true, T, kWidth>(args, segments, segment);
+    save_moments</*kAdd=*/true, T, kWidth>(args, segments, segment);
   } else {
-    save_moments<false, T, kWidth>(args, segments, segment);
+    save_moments</*kAdd=*/false, T, kWidth>(args, segments, segment);
   }
 }
 
@@ -480,7 +487,7 @@ template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 norm_forward_apply(NormForward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
-  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/1>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   FUSEDOPS_SHARED(Pair<Acc>, shared_moments, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));

@@ -58,11 +58,12 @@ Status launch(const NormForward& args, Stream stream) {
 }
 
 int64_t workspace_bytes(const NormForward& args) {
-  const RowPlan plan = plan_of(args, width_of(args), 1);
-  return segment_partials_bytes(plan, args.rows, args.cols, args.output.dtype, 3);
+  const RowPlan plan = plan_of(args, width_of(args), /*cluster_limit=*/1);
+  return segment_partials_bytes(plan, args.rows, args.cols, args.output.dtype, /*accumulators=*/3);
 }
 
-// Launches all tensors at once if a block would hold whole rows of each; else one after the other.
+// Launches all tensors at once if there is a kernel for the stack, which is so if a block holds
+// whole rows in wide vectors, without a residual; else one after the other.
 Status launch(const NormStack& stack, Stream stream) {
   const NormForward first = stack[0];
   const DType dtype = first.input.dtype;
@@ -152,9 +153,10 @@ Status launch_row_partials(
   });
 }
 
-// Launches both kernels for some rows at a time, so that the second reads from L2 what the first
-// has read. Column sums take a single launch, because each of several launches would write partials
-// as large as its rows.
+// Launches the kernel of the sums along rows, and then that of the gradients, for some rows at a
+// time, so that the second reads from L2 what the first has read. If column sums are wanted, one
+// launch takes all rows, because each of several launches would write partials as large as its
+// rows.
 Status launch_backward_segments(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
@@ -178,6 +180,7 @@ Status launch_backward_segments(
   });
 }
 
+// Launches the kernel that adds up the partials of all partitions.
 Status launch_finish(const NormBackward& args, int64_t partitions, Stream stream) {
   const int32_t cols = finish_cols(args.cols, device::multiprocessors());
   return device::launch_behind(
@@ -185,6 +188,7 @@ Status launch_finish(const NormBackward& args, int64_t partitions, Stream stream
       dim3(cols, device::kWarpLanes), stream, args, partitions);
 }
 
+// Launches the kernels in which blocks walk over the rows of their partitions.
 Status launch_walk(const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   switch (plan.scope) {
     case Scope::kRegisters:
@@ -214,14 +218,15 @@ Status launch(const NormBackward& args, Stream stream) {
 }
 
 inline NormBackwardPlan plan_of(const NormStackBackward& stack) {
-  return plan_of(stack[0], common_width(stack, width_of), 1);
+  return plan_of(stack[0], common_width(stack, width_of), /*cluster_limit=*/1);
 }
 
 int64_t workspace_bytes(const NormStackBackward& stack) {
   return std::max(most_workspace_bytes(stack), workspace_bytes(stack[0], plan_of(stack)));
 }
 
-// Launches all tensors at once if a block would hold whole rows of each; else one after the other.
+// Launches all tensors at once if there is a kernel for the stack, which is so if a block holds
+// whole rows in wide vectors, without a residual; else one after the other.
 Status launch(const NormStackBackward& stack, Stream stream) {
   const NormBackward first = stack[0];
   const DType dtype = first.input.dtype;

@@ -37,6 +37,7 @@ FUSEDOPS_DEVICE NormBackward as_row(const SpatialNormBackward& args) {
   return row;
 }
 
+// Returns the weight for an index of dim_size, or 1 without a weight.
 template <class T>
 FUSEDOPS_DEVICE AccumulatorOf<T> weight_at(const NormBackward& row, uint32_t index) {
   AccumulatorOf<T> weight[1];
@@ -56,7 +57,7 @@ FUSEDOPS_DEVICE void load_bases(
     Acc (&bases)[kWidth], Strip& strip, const SpatialNormForward& args, Acc* shared) {
   const auto dim_size = static_cast<uint32_t>(args.dim_size);
   const uint32_t count = dim_size < strip.step() ? dim_size : strip.step();
-  strip.load(0, 0);
+  strip.load(/*start=*/0, /*fill=*/0);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     Acc values[Strip::kVectors];
@@ -112,13 +113,13 @@ spatial_norm_forward(SpatialNormForward args, int64_t first_segment, bool staged
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   using Strip = SpatialStrip<T, kWidth>;
   Strip strip(
-      columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size, 0,
-      staged);
+      columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size,
+      /*tensor=*/0, staged);
   Acc bases[kWidth] = {}, sums[kWidth] = {}, squares[kWidth] = {};
   if (has_mean(args)) {
     load_bases(bases, strip, args, shared);
   } else {
-    strip.load(0, 0);
+    strip.load(/*start=*/0, /*fill=*/0);
   }
   for (uint32_t start = 0; start < columns.dim_size; start += strip.step()) {
     if (start > 0) strip.load(start, 0);
@@ -184,10 +185,10 @@ spatial_norm_backward(SpatialNormBackward args, int64_t first_segment, bool stag
   using Strip = SpatialStrip<T, kWidth>;
   Strip grads(
       columns.begin<T>(args.grad_output), args.grad_output.dim_stride, columns.dim_size,
-      args.dim_size, 0, staged);
+      args.dim_size, /*tensor=*/0, staged);
   Strip inputs(
-      columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size, 1,
-      staged);
+      columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size,
+      /*tensor=*/1, staged);
   const NormBackward row = as_row(args);
   const ColumnStatistics<kWidth, Acc> statistics(
       args, columns.outer * args.inner + columns.inner, columns.dim_size > 0);
@@ -249,7 +250,8 @@ FUSEDOPS_DEVICE void add_channels(
     Pair<AccumulatorOf<T>> (&sums)[kChannels], const SpatialNormBackward& args, int64_t first,
     int64_t outer, int64_t inner) {
   using Acc = AccumulatorOf<T>;
-  const ColumnStatistics<kWidth, Acc> statistics(args, outer * args.inner + inner, true);
+  const ColumnStatistics<kWidth, Acc> statistics(
+      args, outer * args.inner + inner, /*is_inside=*/true);
 #pragma unroll
   for (int k = 0; k < kChannels; ++k) {
     if (first + k >= args.dim_size) continue;
@@ -269,6 +271,8 @@ FUSEDOPS_DEVICE void add_channels(
   }
 }
 
+// Leaves in the workspace the sums of a block's channels over its partition, which is every
+// partitions-th unit.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kChannelThreads)
 spatial_norm_channel_sums(SpatialNormBackward args, int64_t partitions) {

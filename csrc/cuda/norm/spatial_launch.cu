@@ -13,17 +13,18 @@ Status launch(const SpatialNormForward& args, Stream stream) {
     return device::kInvalidValue;
   }
   const int32_t width = pick_wide_or_single(dtype, args.inner, {args.input, args.output});
-  const SpatialPlan plan =
-      plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 1, device::max_shared_bytes());
+  const SpatialPlan plan = plan_spatial(
+      args.dim_size, args.inner, width, size_of(dtype), /*tensors=*/1, device::max_shared_bytes());
   const auto kernel = find_kernel<SpatialNormForwardStrip>(dtype, width);
   return launch_inner_segments(kernel, plan, args, stream);
 }
 
 // Plans the sums for grad_weight and grad_bias: `inner_threads` threads share kChannels channels,
 // and a block has `channel_threads` times as many channels. Each partition takes every
-// partitions-th segment of inner columns. The partitions fill the device with one wave, and are at
-// least 64, so that sums over r columns have at most r / 64 additions in a thread. Their number
-// depends on the sizes and the device.
+// partitions-th segment of inner columns. The partitions fill the device with four blocks for each
+// multiprocessor. They are at least 64, so that sums over r columns have at most r / 64 additions
+// in a thread, unless there are fewer segments: each is then a partition. Their number depends on
+// the sizes and the device.
 struct ChannelPlan {
   int32_t width, inner_threads, channel_threads;
   int64_t partitions, blocks;
@@ -52,12 +53,13 @@ inline bool wants_channels(const SpatialNormBackward& args) {
 // Launches the gradient of the input alone; launch_channels() sums those of weight and bias.
 inline Status launch_grad_input(const SpatialNormBackward& args, int32_t width, Stream stream) {
   const DType dtype = args.input.dtype;
-  const SpatialPlan plan =
-      plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 2, device::max_shared_bytes());
+  const SpatialPlan plan = plan_spatial(
+      args.dim_size, args.inner, width, size_of(dtype), /*tensors=*/2, device::max_shared_bytes());
   const auto kernel = find_kernel<SpatialNormBackwardStrip>(dtype, width);
   return launch_inner_segments(kernel, plan, args, stream);
 }
 
+// Launches the sums for grad_weight and grad_bias, and the kernel that adds up their partials.
 Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
   const auto kernel = find_kernel<SpatialNormChannelSums>(dtype, plan.width);
@@ -65,6 +67,7 @@ Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan,
   const dim3 threads(plan.inner_threads, plan.channel_threads);
   const Status status = device::launch(kernel, plan.blocks, threads, stream, args, plan.partitions);
   if (status != device::kSuccess) return status;
+  // The kernel that adds up the partials of norms along rows is for these partials, too.
   NormBackward sums{};
   sums.grad_weight = args.grad_weight;
   sums.grad_bias = args.grad_bias;

@@ -50,11 +50,12 @@ Status launch(const SoftmaxForward& args, Stream stream) {
 }
 
 int64_t workspace_bytes(const SoftmaxForward& args) {
-  const RowPlan plan = plan_of(args, width_of(args), 1);
-  return segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, 2);
+  const RowPlan plan = plan_of(args, width_of(args), /*cluster_limit=*/1);
+  return segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, /*accumulators=*/2);
 }
 
-// Launches all tensors at once if a block would hold whole rows of each; else one after the other.
+// Launches all tensors at once if there is a kernel for the stack, which is so if a block holds
+// whole rows in wide vectors; else one after the other.
 Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const DType dtype = first.input.dtype;
@@ -95,8 +96,8 @@ Status launch(const SoftmaxBackward& args, Stream stream) {
 }
 
 int64_t workspace_bytes(const SoftmaxBackward& args) {
-  const RowPlan plan = plan_of(args, width_of(args), 1);
-  return segment_partials_bytes(plan, args.rows, args.cols, args.output.dtype, 1);
+  const RowPlan plan = plan_of(args, width_of(args), /*cluster_limit=*/1);
+  return segment_partials_bytes(plan, args.rows, args.cols, args.output.dtype, /*accumulators=*/1);
 }
 
 // --- softmax in two steps -----------------------------------------------------------------------

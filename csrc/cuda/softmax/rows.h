@@ -35,7 +35,7 @@ FUSEDOPS_DEVICE Acc exponential(Acc x) {
   }
 }
 
-// Returns e^x for rows of T with results of `dtype`.
+// Returns e^x, as precise as the wider of T and `dtype`, the dtype of the results, needs.
 template <class T, class Acc>
 FUSEDOPS_DEVICE Acc exponential_for(DType dtype, Acc x) {
   Acc result;
@@ -89,6 +89,8 @@ FUSEDOPS_DEVICE Acc exponentiate(
   return tree_sum<kVectors>(sums);
 }
 
+// Computes the softmax of this thread's row, which stays in registers. A row past the last one has
+// no columns.
 template <class RowScope, class In, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
   using Acc = AccumulatorOf<In>;
@@ -142,7 +144,7 @@ template <class Acc>
 struct RunningSoftmax {
   Acc largest = -INFINITY, sum = 0;
 
-  // Moves the sum to another maximum, which is not smaller, to the precision of `Out`.
+  // Moves the sum to another maximum, which is not smaller, with the precision of `Out`.
   template <class Out = Acc>
   FUSEDOPS_DEVICE void move_to(Acc other) {
     sum *= exponential<Out>(largest - finite_or_zero(other));
@@ -150,11 +152,12 @@ struct RunningSoftmax {
   }
 };
 
+// Leaves the maximum and the sum of exponentials of a segment in the workspace.
 template <class In, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
 softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<In>;
-  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/1>;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, blockIdx.x);
@@ -168,7 +171,7 @@ softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segmen
     with_wider<In>(args.output.dtype, [&](auto type) {
       using Out = decltype(type);
       own.template move_to<Out>(device::maximum(own.largest, tile.max()));
-      own.sum += exponentiate<Out>(exponentials, tile, finite_or_zero(own.largest), false);
+      own.sum += exponentiate<Out>(exponentials, tile, finite_or_zero(own.largest), /*log=*/false);
     });
   }
   const Acc largest = row_reduce<Max>(own.largest, shared_max);
@@ -179,7 +182,8 @@ softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segmen
   }
 }
 
-// Merges the maxima and sums of a row's segments. All blocks add in the same order.
+// Merges the maxima and sums of a row's segments. All blocks of the row add in the same order, and
+// so get the same bits.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> merged_softmax(
     const Pair<Acc>* partials, int32_t count, Acc* shared_max, Acc* shared_sums) {
@@ -224,7 +228,7 @@ FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
 softmax_forward_apply(
     SoftmaxForward args, int64_t first_row, Segments segments, RowStatistics statistics) {
   using Acc = AccumulatorOf<In>;
-  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/1>;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
@@ -282,6 +286,7 @@ struct SoftmaxGradient {
     return sum;
   }
 
+  // Returns the gradient of element j of the input; `sum` is that of the whole row's terms.
   FUSEDOPS_DEVICE Acc result(int j, Acc sum) const {
     return log ? grad[j] - probability[j] * sum : probability[j] * (grad[j] - sum);
   }
@@ -295,7 +300,8 @@ struct SoftmaxGradient {
   }
 };
 
-// T is the type of grad_output and output.
+// Computes the gradient of this thread's row, which stays in registers. T is the type of
+// grad_output and output.
 template <class RowScope, class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
@@ -339,12 +345,13 @@ softmax_backward_cluster(SoftmaxBackward args, int64_t first_row) {
   softmax_gradient_row<ClusterOf<T, kWidth>, T, kWidth, kVectors>(args, cluster_row(first_row));
 }
 
+// Leaves the sum of a segment's terms in the workspace.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 softmax_backward_partials(SoftmaxBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<T, kWidth>;
-  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/2>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, blockIdx.x);
   const T* const grad_output = row_of<T>(args.grad_output, segment.row) + segment.start;
@@ -367,12 +374,13 @@ softmax_backward_partials(SoftmaxBackward args, int64_t first_row, Segments segm
     partials_of<Acc>(args.workspace, segments, segment.row)[segment.index] = sum;
 }
 
+// Stores the gradients of a segment. Its first tiles are loaded while the partials are added.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 softmax_backward_apply(SoftmaxBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<T, kWidth>;
-  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  constexpr int kVectors = kLoopVectors<kWidth, /*kTensors=*/2>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
   const T* const grad_output = row_of<T>(args.grad_output, segment.row) + segment.start;

@@ -19,8 +19,8 @@
 
 namespace fusedops::cuda {
 
-// The inner columns of this thread in a launch with one segment a block. dim_size is 0 for a thread
-// beyond the last column.
+// The inner columns of this thread, kWidth from `inner` on, in a launch with one segment a block.
+// dim_size is 0 for a thread beyond the last column.
 struct InnerColumns {
   int64_t outer, inner;
   uint32_t dim_size;  // unsigned, so that a step beyond 2^31 - 1 does not overflow
@@ -56,8 +56,9 @@ class SpatialStrip {
   static constexpr int kVectors = kSpatialVectors<T>;
   Vec<T, kWidth> vectors[kVectors];
 
-  // `tensor` numbers the tensors of which the block has a strip. `staged` says whether the strips
-  // are kept in shared memory, as those of doubles never are.
+  // `dim_size` is that of InnerColumns, 0 for a thread beyond the last column; `tensor_dim_size` is
+  // the same for all threads. `tensor` numbers the tensors of which the block has a strip. `staged`
+  // says whether the strips are kept in shared memory, as those of doubles never are.
   FUSEDOPS_DEVICE SpatialStrip(
       const T* begin, int64_t dim_stride, uint32_t dim_size, uint32_t tensor_dim_size, int tensor,
       bool staged)
@@ -73,6 +74,7 @@ class SpatialStrip {
 
   // Returns the number of indices in a tile of the block.
   FUSEDOPS_DEVICE static uint32_t step() { return blockDim.y * kVectors; }
+  // Returns the index in dim_size of this thread's vector i in the tile from `start` on.
   FUSEDOPS_DEVICE static uint32_t index_of(uint32_t start, int i) {
     return start + i * blockDim.y + threadIdx.y;
   }
@@ -89,7 +91,7 @@ class SpatialStrip {
   // again even if they are one tile: kept in registers beside the exponentials, they would spill.
   FUSEDOPS_DEVICE void load_again(uint32_t start) {
     if (sizeof(T) < 8 && is_one_tile_) return;
-    if (staged_ == nullptr) return load_global(start, 0);
+    if (staged_ == nullptr) return load_global(start, /*fill=*/0);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) vectors[i] = Vec<T, kWidth>::load_cached(place(start, i));
   }
@@ -121,7 +123,8 @@ class SpatialStrip {
 };
 
 // Reduces over the threads that share columns, in a tree, and gives all of them the result.
-// `shared` has room for kWidth values of every thread of the block; all threads of the block call.
+// `shared` has room for kWidth values of every thread of the block. All threads of the block must
+// call it.
 template <class Op, int kWidth, class Acc>
 FUSEDOPS_DEVICE void column_reduce(Acc (&values)[kWidth], Acc* shared) {
   const int32_t dim_threads = blockDim.y, y = threadIdx.y;
@@ -182,6 +185,8 @@ FUSEDOPS_DEVICE void store_tile(
   }
 }
 
+// Computes the softmax of a block's columns: the first pass over their elements finds each column's
+// maximum and sum, and the second stores the results.
 template <class In, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<In, kWidth>))
 spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment, bool staged) {
@@ -190,7 +195,8 @@ spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment, bool 
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns at = InnerColumns::of<kWidth>(args, first_segment);
   SpatialStrip<In, kWidth> strip(
-      at.begin<In>(args.input), args.input.dim_stride, at.dim_size, args.dim_size, 0, staged);
+      at.begin<In>(args.input), args.input.dim_stride, at.dim_size, args.dim_size, /*tensor=*/0,
+      staged);
   RunningSoftmax<Acc> columns[kWidth];
   for (uint32_t start = 0; start < at.dim_size; start += strip.step()) {
     strip.load(start, -INFINITY);
@@ -233,10 +239,10 @@ spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment, boo
   using Strip = SpatialStrip<T, kWidth>;
   Strip grads(
       columns.begin<T>(args.grad_output), args.grad_output.dim_stride, columns.dim_size,
-      args.dim_size, 0, staged);
+      args.dim_size, /*tensor=*/0, staged);
   Strip outputs(
-      columns.begin<T>(args.output), args.output.dim_stride, columns.dim_size, args.dim_size, 1,
-      staged);
+      columns.begin<T>(args.output), args.output.dim_stride, columns.dim_size, args.dim_size,
+      /*tensor=*/1, staged);
   Acc sums[kWidth] = {};
   for (uint32_t start = 0; start < columns.dim_size; start += Strip::step()) {
     grads.load(start, 0);

@@ -10,8 +10,8 @@ Status launch(const SpatialSoftmaxForward& args, Stream stream) {
   const DType dtype = args.input.dtype;
   if (!is_same_or_wider(args.output.dtype, dtype)) return device::kInvalidValue;
   const int32_t width = pick_wide_or_single(dtype, args.inner, {args.input, args.output});
-  const SpatialPlan plan =
-      plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 1, device::max_shared_bytes());
+  const SpatialPlan plan = plan_spatial(
+      args.dim_size, args.inner, width, size_of(dtype), /*tensors=*/1, device::max_shared_bytes());
   const auto kernel = find_kernel<SpatialSoftmaxForwardStrip>(dtype, width);
   return launch_inner_segments(kernel, plan, args, stream);
 }
@@ -21,8 +21,8 @@ Status launch(const SpatialSoftmaxBackward& args, Stream stream) {
   if (!is_same_or_wider(dtype, args.grad_input.dtype)) return device::kInvalidValue;
   const int32_t width =
       pick_wide_or_single(dtype, args.inner, {args.grad_output, args.output, args.grad_input});
-  const SpatialPlan plan =
-      plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 2, device::max_shared_bytes());
+  const SpatialPlan plan = plan_spatial(
+      args.dim_size, args.inner, width, size_of(dtype), /*tensors=*/2, device::max_shared_bytes());
   const auto kernel = find_kernel<SpatialSoftmaxBackwardStrip>(dtype, width);
   return launch_inner_segments(kernel, plan, args, stream);
 }
