@@ -77,7 +77,8 @@ struct Outcome {
   std::string error;
 };
 
-// Memory that grows to the largest question.
+// Memory that grows to the largest question. reserve() keeps it where it is large enough;
+// allocate() always takes new memory, of exactly `bytes`.
 class Arena {
  public:
   cudaError_t reserve(int64_t bytes) { return bytes <= bytes_ ? cudaSuccess : allocate(bytes); }
@@ -129,7 +130,7 @@ class Bench {
     rotated_bytes_ = is_smoke ? 0 : 3 * int64_t{l2_bytes};
   }
 
-  // Lays the question's arrays out in memory, and fills its inputs.
+  // Lays the question's arrays out in memory, fills its inputs, and keeps the incumbent's results.
   Status prepare(const Question& question) {
     question_ = question;
     family_ = &family_of(question.op);
@@ -169,6 +170,7 @@ class Bench {
     return bytes;
   }
 
+  // Gives each array of a smoke run an allocation of its own.
   Status allocate_arrays() {
     own_.resize(std::max(own_.size(), arrays_.size()));
     for (size_t i = 0; i < arrays_.size(); ++i) {
@@ -194,6 +196,8 @@ class Bench {
     return memory;
   }
 
+  // The arena has sets_ sets of arrays, then for each set memory that a copy writes to, and then
+  // the incumbent's results.
   char* set_at(int64_t set) const { return arena_.base() + set * set_bytes_; }
   char* copy_of(int64_t set) const {
     return arena_.base() + sets_ * set_bytes_ + set * aligned(copied_bytes_);
@@ -217,6 +221,7 @@ class Bench {
     return device::kSuccess;
   }
 
+  // Zeros what causality hides in an array of T.
   template <class T>
   Status hide_as(void* values) const {
     const int64_t count = question_.rows * question_.cols;
@@ -229,7 +234,8 @@ class Bench {
     return std::min<int64_t>(kCheckBlocks, (count + kCheckThreads - 1) / kCheckThreads);
   }
 
-  // Writes zeros first, so that elements that only one of two kernels writes differ.
+  // Runs the plan once, or the incumbent if `plan` is null. It writes zeros to the outputs first,
+  // so that elements that only one of two kernels writes differ.
   Status run_once(const Plan* plan, const Memory& memory) const {
     for (size_t i = 0; i < arrays_.size(); ++i) {
       if (arrays_[i].role != Role::kOutput) continue;
@@ -245,10 +251,10 @@ class Bench {
                 : family_->launch_incumbent(question_, memory);
   }
 
-  // Keeps the incumbent's results.
+  // Runs the incumbent, and copies its results to reference().
   Status run_reference() const {
     const Memory memory = memory_of(0);
-    Status status = run_once(nullptr, memory);
+    Status status = run_once(/*plan=*/nullptr, memory);
     char* to = reference();
     for (size_t i = 0; i < arrays_.size() && status == device::kSuccess; ++i) {
       if (arrays_[i].role != Role::kOutput) continue;
@@ -288,6 +294,7 @@ class Bench {
     return device::kSuccess;
   }
 
+  // Sets differences_ and magnitudes_ to what each thread of compare() saw.
   template <class T>
   Status compare_as(const void* actual, const void* expected, int64_t count) {
     const int64_t blocks = check_blocks(count);
@@ -312,6 +319,8 @@ class Bench {
     return *std::max_element(values.begin(), values.end());
   }
 
+  // Measures the plan, or the incumbent if `plan` is null. The bytes of a run and kBytesOfRuns
+  // decide how many runs the medians are of.
   Status time(const Plan* plan, Times& times) {
     const int64_t wanted = kBytesOfRuns / std::max<int64_t>(1, 2 * family_->bytes(question_));
     const auto runs =
@@ -331,8 +340,8 @@ class Bench {
     return device::kSuccess;
   }
 
-  // Run `i` of the copy and then of the plan, on the next set of buffers. The warm-ups, which are
-  // negative, use the first spans.
+  // Runs the copy and then the plan, between events, on the next sets of buffers. `i` is the number
+  // of the run; warm-ups have negative numbers, and use the first spans.
   Status run_between_events(const Plan* plan, int32_t i) {
     const Span &copy = spans_[2 * std::max(i, 0)], &ours = spans_[2 * std::max(i, 0) + 1];
     const int64_t set = next_set_++ % sets_;
@@ -368,6 +377,7 @@ constexpr char kHeader[] =
     "op,direction,dtype,rows,cols,width,elements,threads,row_threads,blocks,partitions,segment,"
     "fixed,is_incumbent,median_us,copy_us,share_of_copy,bytes,difference,error\n";
 
+// Returns the first columns of a row, up to is_incumbent; measured() returns those after them.
 std::string described(const Question& q, const Plan& plan, bool is_incumbent) {
   char text[256];
   std::snprintf(
@@ -419,18 +429,20 @@ std::vector<Plan> others(const Question& question, const Plan& incumbent) {
   return plans;
 }
 
+// Prints the columns of the plans that would be measured, in order.
 void list(const std::vector<Ask>& asks) {
   std::printf("%.*s\n", static_cast<int>(std::strstr(kHeader, ",median") - kHeader), kHeader);
   for (const Ask& ask : asks) {
     const Plan incumbent = family_of(ask.question.op).incumbent(ask.question);
-    std::printf("%s\n", described(ask.question, incumbent, true).c_str());
+    std::printf("%s\n", described(ask.question, incumbent, /*is_incumbent=*/true).c_str());
     if (!ask.with_candidates) continue;
     for (const Plan& plan : others(ask.question, incumbent)) {
-      std::printf("%s\n", described(ask.question, plan, false).c_str());
+      std::printf("%s\n", described(ask.question, plan, /*is_incumbent=*/false).c_str());
     }
   }
 }
 
+// Answers questions one after the other, and writes the table, until the time is over.
 class Session {
  public:
   explicit Session(const Options& options)
@@ -457,24 +469,26 @@ class Session {
   int failed() const { return failed_; }
 
  private:
+  // Measures the incumbent and, if asked to, the candidates beside it.
   void answer(const Ask& ask) {
     const Question& question = ask.question;
     const Plan incumbent = family_of(question.op).incumbent(question);
-    announce(question, incumbent, true);
+    announce(question, incumbent, /*is_incumbent=*/true);
     Outcome outcome;
     const Status status = bench_.prepare(question);
     if (status != device::kSuccess) {
       outcome.error = text_of(status);
     } else {
-      outcome = bench_.measure(nullptr);
+      outcome = bench_.measure(/*plan=*/nullptr);
     }
     // A smoke run asks each question without candidates first, and has recorded the incumbent then.
-    if (!is_smoke_ || !ask.with_candidates) record(question, incumbent, true, outcome);
+    if (!is_smoke_ || !ask.with_candidates)
+      record(question, incumbent, /*is_incumbent=*/true, outcome);
     if (!ask.with_candidates || !outcome.error.empty()) return;
     for (const Plan& plan : others(question, incumbent)) {
       if (is_over() || lost_) return;
-      announce(question, plan, false);
-      record(question, plan, false, bench_.measure(&plan));
+      announce(question, plan, /*is_incumbent=*/false);
+      record(question, plan, /*is_incumbent=*/false, bench_.measure(&plan));
     }
   }
 

@@ -72,6 +72,7 @@ inline bool is_wide(int32_t width, DType dtype) {
   return width * size_of(dtype) == fusedops::cuda::kMaxVectorBytes;
 }
 
+// Returns a plan of the package in the form of the tool; as_row_plan() does the reverse.
 inline Plan as_plan(const fusedops::cuda::RowPlan& plan, const Question& q) {
   using namespace fusedops::cuda;
   Plan result{plan.width, plan.elements, plan.threads, plan.rows, plan.blocks};
@@ -110,8 +111,8 @@ struct CandidatePlans {
 // The threads of a block that has several short rows.
 inline constexpr int32_t kBlockThreads[] = {128, 256};
 inline constexpr int32_t kClusterSizes[] = {2, 4, 8, 16};
-inline constexpr int32_t kSegments[] = {2048, 4096, 8192, 16384, 65536};
-inline constexpr int32_t kMostSegments = 4096;  // of a row
+inline constexpr int32_t kSegments[] = {2048, 4096, 8192, 16384, 65536};  // columns
+inline constexpr int32_t kMostSegments = 4096;                            // of a row
 
 inline void append(std::vector<Plan>& plans, const std::vector<Plan>& more) {
   plans.insert(plans.end(), more.begin(), more.end());
@@ -157,13 +158,14 @@ inline std::vector<Plan> cluster_plans(
   if (!is_wide(width, q.dtype)) width = 1;
   const int32_t elements = cluster_elements(pass, width, bytes);
   if (!fusedops::device::has_clusters() || elements == 0) return plans;
+  // The kernels have the launch bound kClusterThreads.
   if (elements > (width > 1 ? 32 : 16)) most_threads = std::min(most_threads, 512);
   for (const int32_t blocks : kClusterSizes) {
     const int32_t cols = round_up(ceil_div(q.cols, blocks), width);
     const int32_t threads = threads_per_row(cols, elements, width * bytes);
     // A block of less than four warps has little to hide the cluster's barriers with.
     if (threads < 128 || threads > most_threads) continue;
-    plans.push_back({width, elements, threads, 1, blocks});
+    plans.push_back({width, elements, threads, /*rows=*/1, blocks});
   }
   return plans;
 }
@@ -175,12 +177,15 @@ inline std::vector<Plan> segment_plans(const Question& q, int32_t width) {
   for (const int32_t cols : kSegments) {
     const int64_t count = fusedops::cuda::ceil_div(q.cols, cols);
     if (count < 2 || count > kMostSegments) continue;
-    plans.push_back({loop_width, 0, fusedops::cuda::kSegmentThreads, 1, 1, 0, cols});
+    plans.push_back(
+        {loop_width, /*elements=*/0, fusedops::cuda::kSegmentThreads, /*rows=*/1, /*blocks=*/1,
+         /*partitions=*/0, cols});
   }
   return plans;
 }
 
-// Returns the bytes of a workspace for any of segment_plans(): three accumulators a segment.
+// Returns the bytes of a workspace for any of segment_plans(): three floats a segment, as norms
+// need.
 inline int64_t segments_workspace(const Question& q) {
   const int64_t segments =
       std::min<int64_t>(fusedops::cuda::ceil_div(q.cols, kSegments[0]), kMostSegments);

@@ -17,29 +17,31 @@ Scores scores_of(const Question& q, const void* mask) {
   scores.dims = {1, {q.rows}};
   scores.scale = 0.125;
   scores.mask_value = -10000.0;
-  scores.causal = {q.op != Op::kPaddedSoftmax, q.cols, 0};
+  scores.causal = {/*on=*/q.op != Op::kPaddedSoftmax, /*queries=*/q.cols, /*diagonal=*/0};
   if (is_capped(q)) scores.softcap = 50;  // as in Gemma 2
-  if (q.op == Op::kPaddedSoftmax) scores.mask = {mask, {}, 1, true, q.dtype};
+  if (q.op == Op::kPaddedSoftmax)
+    scores.mask = {mask, /*strides=*/{}, /*col_stride=*/1, /*is_bool=*/true, q.dtype};
   return scores;
 }
 
 MaskedSoftmaxForward forward_of(const Question& q, const Memory& memory) {
-  const Rows none{nullptr, {0}, q.dtype};
+  const Rows none{/*data=*/nullptr, /*spacing=*/{0}, q.dtype};
   return {
       const_rows_at(memory[0], q),
       rows_at(memory[1], q),
       none,
       scores_of(q, memory[2]),
-      {},
+      /*dropout=*/{},
       q.rows,
       q.cols,
-      false};
+      /*zero_masked_rows=*/false};
 }
 
 MaskedSoftmaxBackward backward_of(const Question& q, const Memory& memory) {
   const ConstRows grad = const_rows_at(memory[0], q);
   const ConstRows probabilities = const_rows_at(memory[1], q);
-  return {grad, probabilities, rows_at(memory[2], q), scores_of(q, memory[3]), {}, q.rows, q.cols};
+  return {grad,   probabilities, rows_at(memory[2], q), scores_of(q, memory[3]), /*dropout=*/{},
+          q.rows, q.cols};
 }
 
 Status launch_plan(const ForwardArgs& args, const Plan& plan) {
@@ -91,7 +93,8 @@ class MaskedSoftmax final : public Family {
   Plan incumbent(const Question& q) const override {
     const int32_t width = width_of(q);
     const auto bytes = static_cast<int32_t>(size_of(q.dtype));
-    const RowPlan plain = plan_unaligned(scores_of(q, any_address()), {}, q.cols, width, q.dtype);
+    const RowPlan plain =
+        plan_unaligned(scores_of(q, any_address()), /*dropout=*/{}, q.cols, width, q.dtype);
     if (plain.elements > 0) return as_plan(plain, q);
     const Pass pass = is_capped(q) ? Pass::kAnyMasked : pass_of(q, width);
     return as_plan(plan_rows(pass, q.cols, width, bytes, cluster_limit()), q);

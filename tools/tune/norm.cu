@@ -95,6 +95,7 @@ Status launch_forward(const NormForward& args, const Plan& plan) {
 // fewer partials may be faster.
 constexpr int64_t kMostWaves = 4;
 
+// Returns the incumbent.
 Plan backward_plan(const Question& q) {
   const NormBackward args = backward_of(q, any_memory(std::vector<Array>(kGradSum + 1)));
   const NormBackwardPlan plan = plan_of(args, width_of(args), cluster_limit());
@@ -110,7 +111,7 @@ std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
   std::vector<Plan> plans = cluster_plans(q, pass, width, kNormBackwardThreads);
   for (Plan& plan : plans) {
     const int64_t used = cluster_multiprocessors(device::multiprocessors());
-    plan.partitions = count_partitions(q.rows, 1, wave_of(used, plan.blocks));
+    plan.partitions = count_partitions(q.rows, /*block_rows=*/1, wave_of(used, plan.blocks));
   }
   return plans;
 }
@@ -151,15 +152,16 @@ std::vector<Plan> backward_candidates(const Question& q) {
 }
 
 Status launch_backward(const NormBackward& args, const Plan& plan) {
-  NormBackwardPlan as_chosen{{as_row_plan(plan)}, {}, plan.partitions};
+  NormBackwardPlan as_chosen{{as_row_plan(plan)}, /*segments=*/{}, plan.partitions};
   if (as_chosen.scope == Scope::kRegisters) {
     // Selects the incumbent's kernel, which may be compiled for a fixed number of threads.
-    const NormBackwardPlan incumbent = plan_of(args, width_of(args), 1);
+    const NormBackwardPlan incumbent = plan_of(args, width_of(args), /*cluster_limit=*/1);
     as_chosen.fixed_threads = incumbent.fixed_threads;
   }
   return launch_scope(args, as_chosen, nullptr);
 }
 
+// Returns the bytes of a workspace for the incumbent, and for pairs of floats of any candidate.
 int64_t backward_workspace(const Question& q) {
   const NormBackward args = backward_of(q, any_memory(std::vector<Array>(kGradSum + 1)));
   const int64_t most = kMostWaves * device::multiprocessors();

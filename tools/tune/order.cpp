@@ -18,7 +18,7 @@ constexpr Pass kMain[] = {
     {Op::kLayerNorm, false}, {Op::kSoftmax, false},      {Op::kRmsNorm, false},
     {Op::kLayerNorm, true},  {Op::kRmsNorm, true},       {Op::kCausalSoftmax, false},
     {Op::kSoftmax, true},    {Op::kCausalSoftmax, true}, {Op::kCappedSoftmax, false}};
-// These are one operator or two for each pass of cuda/launch/plans.def.
+// These are one operator or two for each pass of cuda/launch/plans.def that has candidates.
 constexpr Pass kDeciding[] = {
     {Op::kSoftmax, false},   {Op::kLayerNorm, false},     {Op::kRmsNorm, false},
     {Op::kLayerNorm, true},  {Op::kSoftmax, true},        {Op::kAddRmsNorm, false},
@@ -40,7 +40,7 @@ constexpr Pass kCausal[] = {{Op::kCausalSoftmax, false}, {Op::kCausalSoftmax, tr
 
 using Lengths = std::vector<int64_t>;
 const Lengths kMainLengths = {4096, 1024, 8192, 2048, 16384, 32768, 65536};
-// Row lengths at which the plan switches kernels.
+// These are the lengths of rows at which plans of the list end, and two shorter ones.
 const Lengths kBorders = {4096, 1024, 8192, 512, 16384, 2048, 32768, 65536, 131072, 262144, 524288};
 const Lengths kOdd = {49, 197, 577, 1023, 50257, 128256};
 
@@ -70,6 +70,7 @@ class Order {
     });
   }
 
+  // Adds questions on `rows` rows of each length.
   template <class Passes>
   void add_few(const Passes& passes, const Lengths& lengths, bool with_candidates, int64_t rows) {
     add_each(passes, lengths, with_candidates, [&](int64_t) { return rows; });
@@ -108,23 +109,24 @@ class Order {
 
 std::vector<Ask> questions(int64_t largest) {
   Order order(largest);
-  order.add(kMain, kMainLengths, kMedium, false);
-  for (const int64_t rows : kDecodingRows) order.add_few(kMain, kHidden, false, rows);
-  order.add(kDeciding, kBorders, kMedium, true);
+  order.add(kMain, kMainLengths, kMedium, /*with_candidates=*/false);
+  for (const int64_t rows : kDecodingRows)
+    order.add_few(kMain, kHidden, /*with_candidates=*/false, rows);
+  order.add(kDeciding, kBorders, kMedium, /*with_candidates=*/true);
   for (const int64_t bytes : {kSmall, kMedium}) {
-    order.add(kDeciding, kHidden, bytes, true);
-    order.add(kCausal, kHidden, bytes, true);
+    order.add(kDeciding, kHidden, bytes, /*with_candidates=*/true);
+    order.add(kCausal, kHidden, bytes, /*with_candidates=*/true);
   }
-  order.add_few(kDeciding, kBorders, true, kFewRows);
-  order.add(kDeciding, kOdd, kMedium, true);
-  order.add(kAll, powers_of_two(), kMedium, false);
-  order.add(kAll, kOdd, kMedium, false);
-  order.add(kDeciding, powers_of_two(), kSmall, true);
-  order.add_few(kDeciding, kOdd, true, kFewRows);
-  order.add(kMain, powers_of_two(), kLarge, false);
-  order.add(kAll, powers_of_two(), kSmall, false);
-  order.add(kDeciding, powers_of_two(), kMedium, true);
-  order.add_few(kAll, powers_of_two(), false, 1);
+  order.add_few(kDeciding, kBorders, /*with_candidates=*/true, kFewRows);
+  order.add(kDeciding, kOdd, kMedium, /*with_candidates=*/true);
+  order.add(kAll, powers_of_two(), kMedium, /*with_candidates=*/false);
+  order.add(kAll, kOdd, kMedium, /*with_candidates=*/false);
+  order.add(kDeciding, powers_of_two(), kSmall, /*with_candidates=*/true);
+  order.add_few(kDeciding, kOdd, /*with_candidates=*/true, kFewRows);
+  order.add(kMain, powers_of_two(), kLarge, /*with_candidates=*/false);
+  order.add(kAll, powers_of_two(), kSmall, /*with_candidates=*/false);
+  order.add(kDeciding, powers_of_two(), kMedium, /*with_candidates=*/true);
+  order.add_few(kAll, powers_of_two(), /*with_candidates=*/false, /*rows=*/1);
   return order.take();
 }
 
@@ -134,7 +136,8 @@ std::vector<Ask> smoke_questions(int64_t largest) {
   // has them.
   const Lengths lengths = {64, 1000, 1023, 4096, 40960, 50257, 300000};
   Order order(largest);
-  for (const bool with_candidates : {false, true}) order.add_few(kAll, lengths, with_candidates, 9);
+  for (const bool with_candidates : {false, true})
+    order.add_few(kAll, lengths, with_candidates, /*rows=*/9);
   return order.take();
 }
 

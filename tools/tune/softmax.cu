@@ -77,7 +77,8 @@ class Softmax final : public Family {
     if (!is_planned(q)) {
       const int32_t width =
           pick_wide_or_single(q.dtype, q.cols, {Access(rows_at(any_address(), q))});
-      return {width, 0, kSegmentThreads, 1, 1, 0, plan_segments(q.cols).cols};
+      return {width,        /*elements=*/0,   kSegmentThreads,           /*rows=*/1,
+              /*blocks=*/1, /*partitions=*/0, plan_segments(q.cols).cols};
     }
     if (q.backward) {
       const SoftmaxBackward args = backward_of(q, memory);

@@ -12,6 +12,7 @@ using namespace fusedops::cuda;
 
 constexpr int64_t kMostInner = 4096;
 
+// Returns how many positions are neighbours: the largest divisor of q.rows up to kMostInner.
 int64_t inner_of(const Question& q) {
   int64_t inner = std::min(q.rows, kMostInner);
   while (q.rows % inner != 0) --inner;
@@ -30,14 +31,14 @@ Slices slices_at(void* data, const Question& q) {
 SpatialSoftmaxForward forward_of(const Question& q, const Memory& memory) {
   const int64_t inner = inner_of(q);
   const ConstSlices input = const_slices_at(memory[0], q);
-  return {input, slices_at(memory[1], q), q.rows / inner, q.cols, inner, false};
+  return {input, slices_at(memory[1], q), q.rows / inner, q.cols, inner, /*log=*/false};
 }
 
 SpatialSoftmaxBackward backward_of(const Question& q, const Memory& memory) {
   const int64_t inner = inner_of(q);
   const ConstSlices grad = const_slices_at(memory[0], q);
   const ConstSlices output = const_slices_at(memory[1], q);
-  return {grad, output, slices_at(memory[2], q), q.rows / inner, q.cols, inner, false};
+  return {grad, output, slices_at(memory[2], q), q.rows / inner, q.cols, inner, /*log=*/false};
 }
 
 // Nothing chooses among plans of spatial softmax, so that the incumbent is measured alone.
@@ -57,8 +58,10 @@ class SpatialSoftmax final : public Family {
     const Access access(slices_at(any_address(), q));
     const int32_t width = pick_wide_or_single(q.dtype, inner, {access});
     const SpatialPlan plan = plan_spatial(
-        q.cols, inner, width, size_of(q.dtype), 1 + q.backward, device::max_shared_bytes());
-    return {plan.width, 0, plan.dim_threads, plan.inner_threads};
+        q.cols, inner, width, size_of(q.dtype), /*tensors=*/1 + q.backward,
+        device::max_shared_bytes());
+    return {
+        plan.width, /*elements=*/0, /*row_threads=*/plan.dim_threads, /*rows=*/plan.inner_threads};
   }
 
   std::vector<Plan> candidates(const Question&) const override { return {}; }
