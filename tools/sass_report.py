@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_shapes(args: argparse.Namespace) -> int:
-    """Prints the table of shapes and what is wanted of it; with --check it checks the gates too."""
+    """Prints the shapes, and which limits they keep; with --check it checks the gates too."""
     budget = read_shapes() if args.check else {}
     rows = shapes_of(codes_of([COUNTED_ARCH], args.library)[COUNTED_ARCH], table_cases())
     print_shapes(rows)
@@ -94,7 +94,8 @@ def report_shapes(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Prints and writes the report; with --check it checks the gates too."""
+    """Prints the kernels, and writes the files that are asked for; with --check it checks the gates
+    too."""
     budget = read_budget() if args.check and not args.write_budget else {}
     codes = codes_of(args.arch, args.library)
     kernels = kernels_in(codes)
@@ -114,6 +115,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def print_failures(failures: Sequence[str], checked: int) -> int:
+    """Prints the failures, and returns the exit code: 1 if there are any."""
     print(*failures, f"{checked} checked, {len(failures)} failures", sep="\n")
     return 1 if failures else 0
 

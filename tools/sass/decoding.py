@@ -21,11 +21,11 @@ class Step:
     guard: str
     outputs: tuple[str, ...]  # registers and predicates that it writes
     inputs: tuple[str, ...]
-    target: int  # of a jump
+    target: int  # the address that a jump names, or -1; other instructions do not use it
 
     @cached_property
     def label(self) -> str:
-        """The name by which the step is counted."""
+        """The name by which the step is counted. Waits count apart from other SYNCS."""
         return f"{self.name}.TRYWAIT" if "TRYWAIT" in self.parts else self.name
 
     @cached_property
@@ -70,8 +70,9 @@ def written(name: str, parts: Sequence[str], output: str) -> tuple[str, ...]:
 
 
 def count_outputs(name: str, operands: Sequence[str]) -> int:
-    """Returns how many operands are outputs: two predicates of a comparison; predicates, a register
-    and its carries of another instruction."""
+    """Returns how many operands are outputs, which come first. A comparison writes two predicates,
+    a vote one register or predicate. Other instructions write any number of predicates, a register,
+    and predicates for its carries."""
     if name in WITHOUT_OUTPUT or not operands:
         return 0
     if name in PREDICATE_SETTERS:

@@ -78,6 +78,7 @@ def sampled_blocks(count: int, wanted: int) -> list[int]:
 def demand_of(
     code: Code, launch: Launch, regions: dict[int, Region], least_blocks: int = FEW_BLOCKS
 ) -> Demand:
+    """Returns what a launch needs, from `least_blocks` blocks or more that are followed."""
     trace = mean_trace(code, launch, regions, least_blocks)
     blocks = launch.blocks
     return Demand(
@@ -146,6 +147,7 @@ def demands_of(case: Case, codes: dict[str, Code], plans: Plans) -> list[tuple[D
 
 
 def distinct(launches: Sequence[Launch]) -> list[tuple[Launch, int]]:
+    """Returns the launches that differ in kernel or grid, and how often each is made."""
     first: dict[tuple, Launch] = {}
     counts: Counter[tuple] = Counter()
     for launch in launches:
@@ -167,6 +169,7 @@ def full_grids(case: Case, plan: Plan, plans: Plans) -> list[bool]:
 
 
 def alike(a: Plan, b: Plan) -> bool:
+    """Returns whether both plans launch the same kernels in the same order."""
     return [one.symbol for one in a.launches] == [one.symbol for one in b.launches]
 
 

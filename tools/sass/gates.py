@@ -82,5 +82,6 @@ def budget_failures(
 
 
 def _worse(now: Budget, allowed: Budget, column: str, relation: str) -> str:
+    """Returns the message about a column that does not keep the budget."""
     actual, limit = getattr(now, column), getattr(allowed, column)
     return f"sm_{now.arch} {now.kernel}: {column} is {actual}, wanted {relation} {limit}"

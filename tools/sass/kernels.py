@@ -30,6 +30,8 @@ class Kernel:
 
     @property
     def is_hot(self) -> bool:
+        """Whether the kernel is one for 16-byte vectors of bf16, half or float: the first number
+        among its template arguments is the width."""
         scalar, _, rest = self.name.partition("<")[2].partition(", ")
         width = re.search(r"\b\d+\b", rest)
         size = {"bf16": 2, "half": 2, "float": 4}.get(scalar, 0)
@@ -69,6 +71,7 @@ def round_up(value: int, step: int) -> int:
 
 
 def analyse(arch: str, name: str, body: Sequence[Instruction], usage: Usage) -> Kernel:
+    """Returns the report's row for a kernel, from its instructions and what it takes."""
     loads = [i.bytes for i in body if i.name == "LDG"]
     stores = [i.bytes for i in body if i.name == "STG"]
     warps = usage.warps(CHIPS[arch])

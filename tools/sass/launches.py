@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Region:
-    """An array: `rows`, `shared` (read by all rows) or `partials`."""
+    """An array. Its kind is `rows`, `shared` (all rows read it or add to it) or `partials`."""
 
     name: str
     kind: str
@@ -108,6 +108,7 @@ class LaunchProgram:
         run(compiler, *LINK_FLAGS, "-o", self.program, *objects, "-ldl")
 
     def plans(self, cases: Sequence[Case]) -> list[Plan]:
+        """Returns the plan of each case."""
         lines = "".join(f"{case.op} {case.dtype} {case.rows} {case.cols}\n" for case in cases)
         plans = list(parse_plans(run(self.program, input=lines).splitlines()))
         if len(plans) != len(cases):
@@ -116,6 +117,7 @@ class LaunchProgram:
 
 
 def parse_plans(lines: Iterable[str]) -> Iterator[Plan]:
+    """Yields the plans in the output of the program (launches/launches.cpp)."""
     launches: list[Launch] = []
     regions: dict[int, Region] = {}
     for line in lines:

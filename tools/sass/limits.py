@@ -10,6 +10,8 @@ from .shapes import Shape
 
 @dataclass(frozen=True)
 class Limit:
+    """For each shape to which the limit applies, the value should be at most `most`."""
+
     text: str
     applies: Callable[[Shape], bool]
     value: Callable[[Shape], float]
@@ -25,6 +27,7 @@ def is_16_bits(row: Shape) -> bool:
 
 
 def is_power(row: Shape, least: int = 1024, most: int = 32768) -> bool:
+    """Returns whether the number of columns is a power of two in this range."""
     return least <= row.cols <= most and row.cols & (row.cols - 1) == 0
 
 
@@ -55,7 +58,8 @@ LIMITS = [
         3.2,
     ),
 ]
-CAUSAL_COLS, CAUSAL_MOST = 2048, 0.6  # of the instructions of the same rows without a mask
+# Causal rows of this length should take at most this share of the instructions of dense ones.
+CAUSAL_COLS, CAUSAL_MOST = 2048, 0.6
 
 
 def limit_lines(rows: Sequence[Shape]) -> Iterator[str]:

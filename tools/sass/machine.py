@@ -72,10 +72,12 @@ def execute(warp: Warp, step: Step, where: Mask | None) -> None:
 
 
 def access_bytes(step: Step) -> int:
+    """Returns the bytes that an access moves for a lane."""
     return next((ACCESS_BYTES[part] for part in step.parts if part in ACCESS_BYTES), 4)
 
 
 def addresses(warp: Warp, step: Step) -> Value:
+    """Returns the address of an access in each lane: the sum of the terms in its brackets."""
     text = next(operand for operand in (*step.inputs, *step.outputs) if "[" in operand)
     inside = re.search(r"\[([^\[\]]*)\]$", text)
     total: Value = 0
@@ -103,6 +105,8 @@ class Walk:
         self.trace = Trace()
 
     def run(self) -> Trace:
+        """Runs the lanes that are at the lowest instruction, again and again until all have
+        ended. `groups` has the lanes that wait at each instruction."""
         context = self.warp.context
         threads = context.threads[0] * context.threads[1]
         groups = {0: np.arange(LANES) + context.warp * LANES < threads}
@@ -149,6 +153,8 @@ class Walk:
     def jump(
         self, at: int, step: Step, guard: Mask | None, lanes: np.ndarray
     ) -> list[tuple[int, np.ndarray]]:
+        """Returns where the lanes go on: indices of instructions, and the lanes that go there. A
+        jump whose condition or target is unknown is not taken, and counts as a guess."""
         condition = [self.warp.predicate(p) for p in step.predicate_inputs]
         if (guard is None or any(c is None for c in condition)) and lanes.any():
             self.trace.guesses += 1
@@ -172,6 +178,7 @@ class Walk:
         return [*left, (self.index[int(target)], taken)]
 
     def move(self, step: Step, at: Value, lanes: np.ndarray) -> None:
+        """Counts the bytes that an access moves. Lanes with the same address count once."""
         if not lanes.any():
             return
         size = access_bytes(step)

@@ -32,6 +32,7 @@ class WarpContext:
     masks: frozenset[int] = frozenset()  # regions that hold true, where others hold zeros
 
     def special(self, name: str) -> Value:
+        """Returns the value of a special register, or None for one that is not known."""
         lane = np.arange(LANES, dtype=np.uint64)
         thread = self.warp * LANES + lane
         known = {
@@ -48,12 +49,14 @@ class WarpContext:
         return known.get(name)
 
     def constant(self, bank: int, offset: Value, size: int) -> Value:
+        """Returns a number of `size` bytes from bank 0. Other banks are unknown."""
         if bank != 0 or not isinstance(offset, int):
             return None
         return int.from_bytes(self.constants[offset : offset + size], "little")
 
 
 def split_operands(text: str) -> list[str]:
+    """Splits at commas, except those inside of brackets."""
     return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text) if part.strip()]
 
 
@@ -117,6 +120,7 @@ CONSTANT = re.compile(r"c\[0x(\w+)\]\[(?:(U?R\w+)\+?)?(0x\w+)?\]")
 
 @cache
 def parsed(operand: str) -> Source:
+    """Returns what an operand names. Numbers are words of 32 bits, so that -1 is 2^32 - 1."""
     operand = operand.removesuffix(".reuse")
     if re.fullmatch(r"-?0x[0-9a-f]+", operand):
         return Source(number=int(operand, 16) & WORD)
@@ -141,6 +145,7 @@ class Warp:
         self.values: dict[str, Value] = {}
 
     def predicate(self, operand: str) -> Mask | None:
+        """Returns in which lanes a predicate is true, or None if that is unknown."""
         negated = operand.startswith("!")
         name = operand.lstrip("!")
         value = True if name in ("PT", "UPT") else self.values.get(name)
@@ -177,6 +182,7 @@ class Warp:
         return low | high << 32 if all_known(low, high) else None
 
     def write(self, name: str, value: Value | Mask, where: Mask | None) -> None:
+        """Writes a register in the lanes of `where`. It becomes unknown if `where` is."""
         if isinstance(where, np.ndarray) and (where.all() or not where.any()):
             where = bool(where.any())
         if where is True or (where is not False and value is None):

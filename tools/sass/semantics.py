@@ -33,6 +33,8 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Registers a handler for instructions and their variants for uniform registers (U...)."""
+
     def register(handler: Handler) -> Handler:
         for name in names:
             HANDLERS[name] = HANDLERS[f"U{name}"] = handler
@@ -102,6 +104,7 @@ def multiply_wide(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 
 @handles("LEA")
 def shift_add(warp: Warp, step: Step) -> Sequence[Value]:
+    """Adds b to a shifted left, or with .HI to the upper word of 64 bits shifted left."""
     values, carry = step.values, 0
     a, b = (warp.read(operand) for operand in values[:2])
     shift = int(values[-1], 16)
@@ -162,6 +165,8 @@ def predicate_logic(warp: Warp, step: Step) -> Sequence[Mask | None]:
 
 @handles("ISETP")
 def compare(warp: Warp, step: Step) -> Sequence[Mask | None]:
+    """Compares words, and joins the result with a predicate by AND or OR. With .EX the words are
+    the upper halves of 64 bits, and another predicate has the comparison of the lower halves."""
     a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
     others = [warp.predicate(operand) for operand in step.predicate_inputs]
     if not all_known(a, b, *others):
@@ -213,6 +218,9 @@ def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
 
 @handles("SHF")
 def shift(warp: Warp, step: Step) -> Sequence[Value]:
+    """Returns the lower word of two words that are shifted as 64 bits, left (.L) or right, or with
+    .L.HI the upper word. A right shift with .HI is one of the upper word alone, unless the opcode
+    says 64 bits."""
     low, count, high = (as_word(warp.read(operand)) for operand in step.values[:3])
     if count is None or (low is None and step.values[0] != "RZ"):
         return [None]
@@ -310,12 +318,14 @@ def half_constant(warp: Warp, step: Step) -> Sequence[Value]:
 
 
 def float_of(text: str) -> float:
+    """Returns the number that SASS spells as +INF, -INF, +QNAN or in digits."""
     return float({"+INF": "inf", "-INF": "-inf"}.get(text, text.replace("QNAN", "nan")))
 
 
 # to_float, reciprocal and to_integer are the parts of an integer division.
 @handles("I2F")
 def to_float(warp: Warp, step: Step) -> Sequence[Value]:
+    """Rounds an unsigned number up (.RP). Other conversions are unknown."""
     if "RP" not in step.parts:
         return [None]
     value = (warp.read_pair if "U64" in step.parts else warp.read)(step.values[0])
@@ -388,4 +398,5 @@ def synchronise(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 
 @handles("FCHK")
 def division_is_simple(warp: Warp, step: Step) -> Sequence[Mask]:
+    """Says that a float division does not need its slow path, as for normal numbers."""
     return [False]

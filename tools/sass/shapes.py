@@ -33,6 +33,7 @@ TENSOR_BYTES = (64 << 20, 1 << 30)
 
 
 def table_cases() -> list[Case]:
+    """Returns each operator with each dtype, length of rows and size of tensors."""
     cases = []
     for op in OPS:
         for dtype in DTYPES:
@@ -78,6 +79,7 @@ def counted_loads(region: Region | None, count: float) -> float:
 
 
 def counted_stores(region: Region | None, count: float) -> float:
+    """Returns the bytes to memory: partials, and what all rows add to, count once at most."""
     return count if region is None or region.kind == "rows" else min(count, region.bytes)
 
 
@@ -91,11 +93,14 @@ def issue_share(instructions: float, regions: dict[int, Region], chip: Chip) -> 
 
 @dataclass(frozen=True)
 class Counter:
-    codes: dict[str, Code]  # by symbol
+    """What counting a case takes, which each process gets once."""
+
+    codes: dict[str, Code]  # by symbol, as are the names
     names: dict[str, str]
     program: LaunchProgram
 
     def count(self, case: Case) -> Shape:
+        """Returns the report's row for a case."""
         (plan,) = self.program.plans([case])
         demands = demands_of(case, self.codes, self.program.plans)
         instructions = sum(each.instructions * count for each, count in demands)
@@ -118,6 +123,7 @@ _counter: Counter | None = None
 
 
 def _start(counter: Counter) -> None:
+    """Begins a process of shapes_of(), whose cases _count() then counts."""
     global _counter
     _counter = counter
 

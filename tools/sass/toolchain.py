@@ -163,6 +163,8 @@ def state_of(library: Path) -> str:
 
 
 def remembered(path: Path, compute: Callable[[], dict[str, Code]]) -> dict[str, Code]:
+    """Returns what the file holds. If there is none, computes and writes it: under another name
+    first, so that a process that is stopped leaves no half of a file."""
     if not path.exists():
         unfinished = path.with_suffix(".part")
         unfinished.write_bytes(pickle.dumps(compute()))
@@ -186,6 +188,7 @@ def kernels_of(architectures: Sequence[str], library: Path = LIBRARY) -> list[Ke
 
 
 def kernels_in(codes: dict[str, dict[str, Code]]) -> list[Kernel]:
+    """Returns the report's rows for kernels by architecture and symbol."""
     kernels = []
     for arch, of_arch in codes.items():
         names = demangle(list(of_arch))

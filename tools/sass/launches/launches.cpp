@@ -2,7 +2,8 @@
 //
 // Standard input has a case a line: operator, dtype, rows, cols. For each case the program prints
 // the arrays (region NAME KIND ADDRESS BYTES), the launches (launch SYMBOL BLOCKS CLUSTER X Y
-// PARAMETERS) and a line "end". The kind is `rows`, `shared` for what all rows read, or `partials`.
+// PARAMETERS) and a line "end". The kind is `rows`, `shared` for what all rows read or add to, or
+// `partials`.
 // Launches that differ only in their parameters are all printed.
 #include <dlfcn.h>
 
@@ -57,6 +58,7 @@ struct Case {
   int64_t rows, cols;
 };
 
+// Makes the arrays of a case's arguments, and launches them.
 class Arguments {
  public:
   explicit Arguments(const Case& of) : case_(of) {}
@@ -91,17 +93,20 @@ class Arguments {
     if (cuda::launch(args, nullptr) != device::kSuccess) std::printf("refused\n");
   }
 
-  // Scores of attention with as many queries as keys.
+  // Returns scores of attention with as many queries as keys, if there are as many rows. `form` is
+  // none, causal or bool.
   Scores scores(const std::string& form) {
     const int64_t queries = std::min(case_.cols, case_.rows);
     Scores scores{};
     scores.scale = 0.125;
     scores.mask_value = -INFINITY;
-    scores.causal = {form == "causal", queries, case_.cols - queries};
+    scores.causal = {/*on=*/form == "causal", queries, /*diagonal=*/case_.cols - queries};
     scores.dims = {1, {case_.rows}};
     if (form == "bool") {
       scores.dims = {2, {case_.rows / queries, queries}};
-      scores.mask = {memory_.add("mask", "shared", queries * case_.cols), {0, case_.cols}, 1, true};
+      scores.mask = {
+          memory_.add("mask", "shared", queries * case_.cols), /*strides=*/{0, case_.cols},
+          /*col_stride=*/1, /*is_bool=*/true};
     }
     return scores;
   }
@@ -200,13 +205,15 @@ void masked_softmax_backward(const Case& of, const std::string& form) {
 
 // Returns classes that are int64, as torch's are. None of them is ignored.
 Targets targets(Arguments& make, const Case& of) {
-  return {make.added("target", "rows", of.rows * 8), true, true, -100};
+  return {
+      make.added("target", "rows", of.rows * 8), /*is_int64=*/true, /*has_ignored=*/true,
+      /*ignored=*/-100};
 }
 
 void cross_entropy(const Case& of) {
   Arguments make(of);
   CrossEntropyForward args{};
-  args.logits = {make.read_rows("input"), 1};
+  args.logits = {make.read_rows("input"), /*scale=*/1};
   args.targets = targets(make, of);
   args.losses = make.statistics("losses");
   args.lse = make.statistics("lse");
@@ -219,7 +226,7 @@ void cross_entropy(const Case& of) {
 void cross_entropy_backward(const Case& of) {
   Arguments make(of);
   CrossEntropyBackward args{};
-  args.logits = {make.read_rows("input"), 1};
+  args.logits = {make.read_rows("input"), /*scale=*/1};
   args.targets = targets(make, of);
   args.losses = make.statistics("losses");
   args.lse = make.statistics("lse");
@@ -237,12 +244,12 @@ const std::map<std::string, Run> kRuns = {
     {"softmax_backward", softmax_backward},
     {"cross_entropy", cross_entropy},
     {"cross_entropy_backward", cross_entropy_backward},
-    {"layer_norm", norm<NormKind::kLayer, false>},
-    {"layer_norm_backward", norm_backward<NormKind::kLayer, false>},
-    {"rms_norm", norm<NormKind::kRms, false>},
-    {"rms_norm_backward", norm_backward<NormKind::kRms, false>},
-    {"add_rms_norm", norm<NormKind::kRms, true>},
-    {"add_rms_norm_backward", norm_backward<NormKind::kRms, true>},
+    {"layer_norm", norm<NormKind::kLayer, /*kAdds=*/false>},
+    {"layer_norm_backward", norm_backward<NormKind::kLayer, /*kAdds=*/false>},
+    {"rms_norm", norm<NormKind::kRms, /*kAdds=*/false>},
+    {"rms_norm_backward", norm_backward<NormKind::kRms, /*kAdds=*/false>},
+    {"add_rms_norm", norm<NormKind::kRms, /*kAdds=*/true>},
+    {"add_rms_norm_backward", norm_backward<NormKind::kRms, /*kAdds=*/true>},
     {"masked_softmax", [](const Case& of) { masked_softmax(of, "none"); }},
     {"masked_softmax_causal", [](const Case& of) { masked_softmax(of, "causal"); }},
     {"masked_softmax_bool", [](const Case& of) { masked_softmax(of, "bool"); }},
