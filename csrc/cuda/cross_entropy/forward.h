@@ -183,14 +183,14 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
   const ClassBlock block(segments, first_row);
   const LogitMap<T> logits(args.logits);
   const bool wants_total = is_positive(args.label_smoothing);
-  const bool is_one = segments.count == 1;
+  const bool has_one_segment = segments.count == 1;
 
   // If rows have one segment, each of the first blockDim.y threads stores the results of a row. It
   // loads the element of the row's class ahead of the row.
   FUSEDOPS_SHARED(Acc, elements, kClassThreads);
   const uint32_t thread = thread_of_block();
   const int64_t own_row = block.first_row + thread;
-  if (is_one && thread < blockDim.y && own_row < args.rows) {
+  if (has_one_segment && thread < blockDim.y && own_row < args.rows) {
     const int64_t column = RowClass(args.targets, own_row, args.cols).column;
     elements[thread] = column < 0
         ? Acc(0)
@@ -232,7 +232,7 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
   if (thread >= blockDim.y) return;
   ClassSums<Acc> sums = shared_sums[thread * warps];
   for (uint32_t i = 1; i < warps; ++i) sums.add(shared_sums[thread * warps + i]);
-  if (!is_one) {
+  if (!has_one_segment) {
     partials_of<ClassSums<Acc>>(args.workspace, segments, block.first_row)[block.segment] = sums;
   } else if (thread < args.rows - block.first_row) {
     const RowClass target(args.targets, own_row, args.cols);

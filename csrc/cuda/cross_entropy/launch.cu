@@ -36,14 +36,14 @@ Status launch(const CrossEntropyForward& args, Stream stream) {
   const int32_t width = width_of(dtype);
   const Segments segments = plan_class_segments(args.cols);
   const auto kernel = find_kernel<CrossEntropyForwardRows>(dtype, width);
-  const bool is_whole = segments.count == 1;
+  const bool has_one_segment = segments.count == 1;
   if (kernel == nullptr) return device::kInvalidValue;
-  if (!is_whole && args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
+  if (!has_one_segment && args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
   const dim3 threads = class_threads(args.cols, width);
   const int64_t most = device::max_grid() / segments.count * threads.y;
   return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
     const Status status = launch_class_blocks(kernel, segments, threads, first, rows, args, stream);
-    if (status != device::kSuccess || is_whole) return status;
+    if (status != device::kSuccess || has_one_segment) return status;
     return device::launch_behind(
         cross_entropy_merge_of(dtype), ceil_div(rows, kMergeRows), dim3(kMergeLanes, kMergeRows),
         stream, args, first, segments);

@@ -234,7 +234,7 @@ struct NormBackwardTile {
 
 // Loads grad_sum, or zeros if there is none.
 template <int kThreads, class T, int kWidth, int kVectors>
-FUSEDOPS_DEVICE void load_sums(
+FUSEDOPS_DEVICE void load_grad_sum(
     Tile<T, kWidth, kVectors>& tile, const NormBackward& args, int64_t row, int64_t start,
     int32_t cols) {
   const int32_t held = args.grad_sum.data ? cols : 0;
@@ -266,12 +266,12 @@ class NormGradientRow {
   // Stores the gradients of one vector, `offset` columns after `start`.
   template <int kWidth>
   FUSEDOPS_DEVICE void store(
-      int32_t offset, Acc (&values)[kWidth], const Vec<T, kWidth>& sums) const {
+      int32_t offset, Acc (&values)[kWidth], const Vec<T, kWidth>& grad_sum) const {
     if constexpr (!kAdd) {
       cuda::store(grad_input_ + offset, values);
     } else {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) values[j] += sums.at(j);
+      for (int j = 0; j < kWidth; ++j) values[j] += grad_sum.at(j);
       if (wants_input_) cuda::store(grad_input_ + offset, values);
       if (!wants_branch_) return;
       dropout_.apply(values, static_cast<int32_t>(start_ + offset));
@@ -393,7 +393,7 @@ FUSEDOPS_DEVICE void norm_backward_partition(
 
     if (!args.grad_input.data && !args.grad_branch.data) continue;
     Tile<T, kWidth, kVectors> added;
-    if constexpr (kAdd) load_sums<kThreads>(added, args, row, start, cols);
+    if constexpr (kAdd) load_grad_sum<kThreads>(added, args, row, start, cols);
     const Pair<Acc> sums = rows.sums(sums_of(gradients), row);
 
     const Pair<Acc> means = means_of(args, sums, inverse_cols, rstd);
@@ -519,11 +519,11 @@ FUSEDOPS_DEVICE Pair<Acc> own_share(const NormBackward& args, int64_t partitions
 #pragma unroll
     for (int32_t i = 0; i < kInFlight; ++i) {
       const int64_t partition = first + i * kLanes;
-      const bool is_one = partition < partitions;
+      const bool exists = partition < partitions;
       const Acc* const weight = partial_at<Acc>(args, partition) + column;
       const Acc* const bias = partial_at<Acc>(args, partitions + partition) + column;
-      loaded[i].first = is_one && args.grad_weight.data ? *weight : Acc(0);
-      loaded[i].second = is_one && args.grad_bias.data ? *bias : Acc(0);
+      loaded[i].first = exists && args.grad_weight.data ? *weight : Acc(0);
+      loaded[i].second = exists && args.grad_bias.data ? *bias : Acc(0);
     }
 #pragma unroll
     for (int32_t i = 0; i < kInFlight; ++i) sum = sum + loaded[i];
