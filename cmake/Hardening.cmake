@@ -3,6 +3,7 @@
 # stack, which the protector would guard, nor calls that it would check.
 add_library(fusedops_hardening INTERFACE)
 include(CheckCXXCompilerFlag)
+set(CMAKE_REQUIRED_FLAGS -Werror)  # clang only warns of a flag that the system has no use for
 foreach(flag -fstack-protector-strong -fstack-clash-protection -fcf-protection
         -mbranch-protection=standard)
   string(MAKE_C_IDENTIFIER "FUSEDOPS_HAS${flag}" has_flag)
@@ -12,6 +13,7 @@ foreach(flag -fstack-protector-strong -fstack-clash-protection -fcf-protection
       $<$<COMPILE_LANGUAGE:CXX>:${flag}> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${flag}>)
   endif()
 endforeach()
+unset(CMAKE_REQUIRED_FLAGS)
 # _FORTIFY_SOURCE only warns without optimisation. Sanitizers check more, and replace the functions
 # that it would call.
 if(NOT FUSEDOPS_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
@@ -20,5 +22,7 @@ if(NOT FUSEDOPS_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
 endif()
 # _GLIBCXX_ASSERTIONS enables the range checks of the standard library.
 target_compile_definitions(fusedops_hardening INTERFACE $<$<COMPILE_LANGUAGE:CXX>:_GLIBCXX_ASSERTIONS>)
-target_link_options(fusedops_hardening INTERFACE
-  LINKER:-z,relro LINKER:-z,now LINKER:-z,noexecstack)
+if(NOT APPLE)  # whose linker does so always
+  target_link_options(fusedops_hardening INTERFACE
+    LINKER:-z,relro LINKER:-z,now LINKER:-z,noexecstack)
+endif()

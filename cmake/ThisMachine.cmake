@@ -19,7 +19,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(isas avx2 avx512)
   set(FUSEDOPS_avx2_FEATURES avx2 fma f16c)
   set(FUSEDOPS_avx512_FEATURES avx512f avx512bw avx512dq avx512vl fma f16c)
-elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64" AND NOT APPLE)  # isa.cpp asks Linux alone
   set(isas bf16)
   set(FUSEDOPS_bf16_FEATURES bf16)
 endif()

@@ -17,7 +17,7 @@ file(STRINGS ${FUSEDOPS_TORCH_DIR}/version.py torch_version_line REGEX "^__versi
 string(REGEX REPLACE ".*'(.*)'.*" "\\1" FUSEDOPS_TORCH_VERSION "${torch_version_line}")
 
 # A cross build links a stand-in with the stable functions that this machine's libtorch_cpu.so has.
-set(torch_cpu ${FUSEDOPS_TORCH_DIR}/lib/libtorch_cpu.so)
+file(GLOB torch_cpu ${FUSEDOPS_TORCH_DIR}/lib/libtorch_cpu.*)
 if(CMAKE_CROSSCOMPILING)
   execute_process(COMMAND nm -D --defined-only ${torch_cpu}
     OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
@@ -37,5 +37,9 @@ add_library(torch_stable INTERFACE)
 target_include_directories(torch_stable SYSTEM INTERFACE ${FUSEDOPS_TORCH_DIR}/include)
 target_compile_definitions(torch_stable INTERFACE
   TORCH_TARGET_VERSION=${FUSEDOPS_TORCH_TARGET}ULL TORCH_STABLE_ONLY)
-target_link_libraries(torch_stable INTERFACE
-  stdc++ -Wl,--no-as-needed ${torch_cpu} -Wl,--as-needed)
+if(APPLE)
+  target_link_libraries(torch_stable INTERFACE ${torch_cpu})
+else()
+  target_link_libraries(torch_stable INTERFACE
+    stdc++ -Wl,--no-as-needed ${torch_cpu} -Wl,--as-needed)
+endif()

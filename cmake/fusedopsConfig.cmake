@@ -3,9 +3,9 @@
 # Without Torch, fusedops::fusedops_c and fusedops::fusedops_c_cuda are the C interface.
 include(${CMAKE_CURRENT_LIST_DIR}/fusedopsTargets.cmake)
 # A program references no symbol of a library that only registers ops. With --as-needed, which torch's
-# own link line has, the linker would drop it.
+# own link line has, the linker would drop it; that of macOS does not.
 foreach(library fusedops fusedops_cuda)
-  if(TARGET fusedops::${library})
+  if(TARGET fusedops::${library} AND NOT APPLE)
     target_link_libraries(fusedops::${library} INTERFACE
       "-Wl,--push-state,--no-as-needed,$<TARGET_FILE:fusedops::${library}>,--pop-state")
   endif()
