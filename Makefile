@@ -16,7 +16,7 @@
 #   make plots   the pictures of the benchmarks, from the CSVs in docs/results
 #   make docs    the documentation as a site, in build/site; fails on a broken link
 #   make wheel   a wheel for every Python and for Linux from glibc 2.34 on, in dist/
-#   make wheel-aarch64  the same for Linux on ARM, from a cross compiler, for the CPU alone
+#   make wheel-aarch64  the same for Linux on ARM, from a cross compiler
 
 PYTHON ?= python3
 # Pip leaves the compilation of packages to the first import. Where that keeps nothing, each of the
@@ -114,7 +114,7 @@ docs: .venv/.installed-docs
 # pip installs for this machine.
 wheel-aarch64: private PLATFORM = auto
 wheel-aarch64: private AARCH64 = dist/fusedops-*-manylinux_2_34_aarch64.whl
-wheel-aarch64: private SETTINGS = FUSEDOPS_BUILD_CUDA=0 _PYTHON_HOST_PLATFORM=linux-aarch64 \
+wheel-aarch64: private SETTINGS = _PYTHON_HOST_PLATFORM=linux-aarch64 \
 	CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64-linux-gnu.cmake
 wheel: .venv/.built-all
 wheel wheel-aarch64: .venv/.installed-wheel

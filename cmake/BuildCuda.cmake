@@ -46,10 +46,15 @@ endif()
 include(CheckLanguage)
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
-  set(FUSEDOPS_CUDA_REASON "nvcc was not found when fusedops was built")
+  set(nvcc nvcc)
+  if(CMAKE_CROSSCOMPILING)
+    # check_language() does not say what nvcc lacks.
+    set(nvcc "an nvcc whose toolkit has targets/sbsa-linux")
+  endif()
+  set(FUSEDOPS_CUDA_REASON "${nvcc} was not found when fusedops was built")
   if(FUSEDOPS_BUILD_CUDA STREQUAL "1")
     message(FATAL_ERROR
-      "FUSEDOPS_BUILD_CUDA=1, but nvcc was not found. Install the CUDA toolkit, put nvcc on PATH or "
+      "FUSEDOPS_BUILD_CUDA=1, but ${nvcc} was not found. Install the CUDA toolkit, put nvcc on PATH or "
       "set CUDACXX; or build for the CPU alone with FUSEDOPS_BUILD_CUDA=0.")
   endif()
   message(STATUS "CUDA kernels: not built, ${FUSEDOPS_CUDA_REASON}; the CPU build is complete")

@@ -1,7 +1,7 @@
 """``python -m tests.aarch64.build``: the libraries for ARM, and the program that runs kernels.
 
 It needs a cross compiler and qemu (Debian: ``apt install g++-12-aarch64-linux-gnu
-qemu-user-static``).
+qemu-user-static``). FUSEDOPS_BUILD_CUDA=1 builds the libraries for CUDA too, if nvcc can.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def driver(machine: str) -> Path:
 def build_libraries() -> None:
     configure = ("cmake", "-S", ROOT, "-B", LIBRARIES, "-G", "Ninja")
     toolchain = f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake/aarch64-linux-gnu.cmake'}"
-    run(*configure, toolchain, "-DFUSEDOPS_BUILD_CUDA=0", f"-DPython3_EXECUTABLE={sys.executable}")
+    cuda = f"-DFUSEDOPS_BUILD_CUDA={os.environ.get('FUSEDOPS_BUILD_CUDA', '0')}"
+    run(*configure, toolchain, cuda, f"-DPython3_EXECUTABLE={sys.executable}")
     run("cmake", "--build", LIBRARIES, "-j", os.environ.get("MAX_JOBS", str(os.cpu_count())))
 
 

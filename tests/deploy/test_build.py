@@ -178,6 +178,7 @@ def without_nvidia_smi(tmp_path: Path) -> str:
 
 
 NO_NVCC = "-DCMAKE_CUDA_COMPILER="
+CROSS = "-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ NO_NVCC = "-DCMAKE_CUDA_COMPILER="
         ("-DFUSEDOPS_BUILD_CUDA=yes", "FUSEDOPS_BUILD_CUDA is 'yes', wanted auto, 1 or 0"),
         ("-DFUSEDOPS_NATIVE=maybe", "FUSEDOPS_BUILD_NATIVE is 'maybe', wanted 1 or 0"),
         (
-            "-DFUSEDOPS_NATIVE=1 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64",
+            f"-DFUSEDOPS_NATIVE=1 {CROSS}",
             "FUSEDOPS_BUILD_NATIVE is 1, but the build is for aarch64, .*; wanted 0",
         ),
         ("-DFUSEDOPS_TORCH_DIR=/nowhere", "Install torch first"),
@@ -194,6 +195,10 @@ NO_NVCC = "-DCMAKE_CUDA_COMPILER="
         (
             f"{NO_NVCC} -DFUSEDOPS_BUILD_CUDA=1",
             "nvcc was not found. Install the CUDA toolkit.*FUSEDOPS_BUILD_CUDA=0",
+        ),
+        (
+            f"{NO_NVCC} -DFUSEDOPS_BUILD_CUDA=1 {CROSS}",
+            "but an nvcc whose toolkit has targets/sbsa-linux was not found",
         ),
         (NO_NVCC, "TORCH_CUDA_ARCH_LIST has 'nine', wanted versions such as 8.0"),
     ],
