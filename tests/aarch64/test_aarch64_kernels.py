@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from norm_kinds import KINDS
 from simt import families
 from simt.cases import rows as row_cases
@@ -117,6 +118,19 @@ def test_sums_over_rows_have_their_bits_on_any_number_of_threads(processors):
 @pytest.mark.parametrize("cols", [8, 30, 520, 66_000])
 def test_inf_and_nan_come_out_as_in_eager(processor, dtype, cols):
     assert_special_rows_are_as_in_eager(processor, dtype, cols, width=1)
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_norms_of_doubles_whose_sums_overflow_are_as_in_eager(processor, kind):
+    """Such a sum, of two doubles, has a part that is NaN; x86 tests have one long double."""
+    x = torch.randn(3, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    x[1, 7], x[2, 7] = np.inf, np.nan
+    norm = torch.nn.functional.layer_norm if kind == "layer" else torch.nn.functional.rms_norm
+    eager = norm(x, (200,), eps=0.0)
+    x[0] *= 1e300
+    case = NormCase("norm_forward", "float64", 3, 200, 1, kind=kind, weight=False, bias=False)
+    actual = run(processor, replace(case, eps=0.0), {"input": x.numpy()})["output"]
+    torch.testing.assert_close(torch.from_numpy(actual), eager, rtol=1e-13, atol=0, equal_nan=True)
 
 
 @pytest.fixture(scope="module", params=ISAS)

@@ -269,10 +269,31 @@ struct LongSum<float> {
   Vec<double> lanes = {};
   FUSEDOPS_INLINE void add(Tile<float> chunk) { lanes += promoted_sum(chunk.v[0] + chunk.v[1]); }
 };
+// Elsewhere than on x86 a long double is computed in software, or is a double. There the sum of a
+// row is two doubles, of which `rest` has what rounding took from `total` (Knuth's TwoSum).
+template <bool kInHardware>
+struct ExtendedSum {
+  long double total = 0;
+  FUSEDOPS_INLINE void add(double more) { total += more; }
+  FUSEDOPS_INLINE long double value() const { return total; }
+};
+template <>
+struct ExtendedSum<false> {
+  double total = 0, rest = 0;
+  FUSEDOPS_INLINE void add(double more) {
+    const double sum = total + more, added = sum - total;
+    rest += (total - (sum - added)) + (more - added);
+    total = sum;
+  }
+  // If the total is infinite, the rest is NaN.
+  FUSEDOPS_INLINE long double value() const {
+    return rest == rest ? static_cast<long double>(total) + rest : total;
+  }
+};
 template <>
 struct LongSum<double> {
-  long double total = 0;
-  FUSEDOPS_INLINE void add(Tile<double> chunk) { total += sum_of(chunk, Broadcast(0.0)); }
+  ExtendedSum<__LDBL_MANT_DIG__ == 64> sum;
+  FUSEDOPS_INLINE void add(Tile<double> chunk) { sum.add(sum_of(chunk, Broadcast(0.0))); }
 };
 
 template <int kCount>
@@ -283,7 +304,7 @@ FUSEDOPS_INLINE void totals(const LongSum<float> (&sums)[kCount], double (&resul
 }
 template <int kCount>
 FUSEDOPS_INLINE void totals(const LongSum<double> (&sums)[kCount], long double (&result)[kCount]) {
-  for (int i = 0; i < kCount; ++i) result[i] = sums[i].total;
+  for (int i = 0; i < kCount; ++i) result[i] = sums[i].sum.value();
 }
 
 // --- statistics ---------------------------------------------------------------------------------
