@@ -23,6 +23,7 @@ import torch
 from fusedops.ops import checks
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
+from fusedops.ops.registration.call import tensors_among
 from fusedops.ops.registration.mutation import register_mutation
 from fusedops.ops.registration.variants import register_fake, register_float32_output, register_vmap
 from fusedops.ops.softmax import contiguous_like, second_derivative
@@ -33,13 +34,14 @@ MaybeTensor = torch.Tensor | None
 
 
 class Signature:
-    """Holds the argument names of ``op``. ``bind`` returns the arguments of a call as a named
-    tuple, with the defaults of the op's schema."""
+    """Holds the argument names of ``op`` and those of its tensors. ``bind`` returns the arguments
+    of a call as a named tuple, with the defaults of the op's schema."""
 
     def __init__(self, op: str) -> None:
         self.op = op
         arguments = getattr(ops, op).default._schema.arguments
         self.names = [argument.name for argument in arguments]
+        self.tensors = tensors_among(op)(self.names)
         defaults = [
             argument.default_value for argument in arguments if argument.has_default_value()
         ]
@@ -47,13 +49,13 @@ class Signature:
 
     def needs_gradient(self, ctx: Any, name: str) -> bool:
         """Whether a formula must return the gradient of the argument. The first entry of
-        needs_input_grad is no argument's (register_autograd)."""
-        needs: bool = ctx.needs_input_grad[1 + self.names.index(name)]
+        needs_input_grad is no tensor's (register_autograd)."""
+        needs: bool = ctx.needs_input_grad[1 + self.tensors.index(name)]
         return needs
 
     def gradients(self, **of: MaybeTensor) -> tuple[MaybeTensor, ...]:
-        """Returns a gradient or None for each argument, in order."""
-        return tuple(of.get(name) for name in self.names)
+        """Returns a gradient or None for each tensor, in order."""
+        return tuple(map(of.get, self.tensors))
 
 
 _FORWARD = Signature("masked_softmax")

@@ -21,6 +21,7 @@ from fusedops.ops.norm_kinds import NORM_OPS, NormOp
 from fusedops.ops.norm_second_order import SecondDerivative, multiplier, sum_of_rows
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
+from fusedops.ops.registration.call import tensors_among
 from fusedops.ops.registration.forward_mode import has_tangent
 from fusedops.ops.registration.variants import register_fake, register_float32_inputs, register_vmap
 
@@ -37,56 +38,38 @@ def default_rms_eps(dtype: torch.dtype) -> float:
 # --- derivatives --------------------------------------------------------------------------------
 
 
-class _ArgumentPositions:
-    """Holds the positions of those arguments of an op that its formula needs, looked up once for
-    all calls.
-
-    differentiable: the inputs and parameters. parameters: weight and, if the kind has one, bias.
-    settings: the arguments that the backward op takes after its output_mask.
-    """
-
-    def __init__(self, op: NormOp) -> None:
-        names = op.names
-        tensors = ("input", "residual", "weight", "bias")
-        self.count = len(names)
-        self.differentiable = [names.index(name) for name in tensors if name in names]
-        self.parameters = slice(names.index("weight"), names.index("eps"))
-        of_backward = getattr(torch.ops.fusedops, f"{op.name}_backward").default._schema.arguments
-        taken = {argument.name for argument in of_backward} & {"eps", "weight_offset"}
-        start = min(map(names.index, taken), default=0)
-        self.settings = slice(start, start + len(taken))
+def _parameters_and_settings(op: NormOp) -> tuple[slice, slice]:
+    """Returns the positions of the weight and, if the kind has one, the bias among the arguments of
+    an op; and of those arguments that the backward op takes after its output_mask."""
+    names = op.names
+    of_backward = getattr(torch.ops.fusedops, f"{op.name}_backward").default._schema.arguments
+    taken = {argument.name for argument in of_backward} & {"eps", "weight_offset"}
+    start = min(map(names.index, taken), default=0)
+    return slice(names.index("weight"), names.index("eps")), slice(start, start + len(taken))
 
 
-def _at_positions(
-    grads: Sequence[MaybeTensor], needed: Sequence[bool], positions: _ArgumentPositions
-) -> tuple[Any, ...]:
-    """Returns a gradient, or None, for each argument."""
-    of_arguments: list[MaybeTensor] = [None] * positions.count
-    for grad, is_needed, position in zip(grads, needed, positions.differentiable, strict=True):
-        if is_needed:
-            of_arguments[position] = grad
-    return tuple(of_arguments)
+def _needed(grads: Sequence[torch.Tensor], needed: Sequence[bool]) -> Grads:
+    return tuple(grad if wanted else None for grad, wanted in zip(grads, needed, strict=True))
 
 
 def _register_formula(op: NormOp) -> None:
-    positions, backward_op = _ArgumentPositions(op), f"{op.name}_backward"
+    (parameters, settings), backward_op = _parameters_and_settings(op), f"{op.name}_backward"
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        _, *statistics = output
-        ctx.normalized, ctx.settings = inputs[1], inputs[positions.settings]
+        statistics = output[1:]
+        ctx.normalized, ctx.settings = inputs[1], inputs[settings]
         ctx.mark_non_differentiable(*statistics)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs[0], *statistics, *inputs[positions.parameters])
+        ctx.save_for_backward(inputs[0], *statistics, *inputs[parameters])
 
     def formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
         if grad_output is None:
-            return (None,) * positions.count
+            return (None,) * (len(ctx.needs_input_grad) - 1)
         input, *rest = ctx.saved_tensors
-        needed = [ctx.needs_input_grad[1 + position] for position in positions.differentiable]
-        grads = gradient(
-            backward_op, grad_output, input, ctx.normalized, *rest, needed, *ctx.settings
-        )
-        return _at_positions(grads, needed, positions)
+        needed = ctx.needs_input_grad[1:]
+        saved = (grad_output, input, ctx.normalized, *rest)
+        grads = gradient(backward_op, *saved, needed, *ctx.settings)
+        return _needed(grads, needed)
 
     register_autograd(op.name, formula, setup_context)
 
@@ -100,7 +83,7 @@ def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Ten
 
 
 def _register_formula_of_sum(op: NormOp) -> None:
-    positions, backward_op = _ArgumentPositions(op), f"{op.name}_backward"
+    (parameters, settings), backward_op = _parameters_and_settings(op), f"{op.name}_backward"
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         input, residual, ctx.normalized, *_, ctx.p, seed = inputs
@@ -108,23 +91,23 @@ def _register_formula_of_sum(op: NormOp) -> None:
         # None stands for the sum's dtype.
         same = input.dtype == residual.dtype
         ctx.dtypes = (None, None) if same else (input.dtype, residual.dtype)
-        ctx.settings = inputs[positions.settings]
+        ctx.settings = inputs[settings]
         _mark_non_differentiable(ctx, sum, *statistics)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(sum, *statistics, *inputs[positions.parameters], seed)
+        ctx.save_for_backward(sum, *statistics, *inputs[parameters], seed)
 
     def formula(ctx: Any, grad_output: MaybeTensor, grad_sum: MaybeTensor, *_: None) -> Grads:
         if grad_output is None and grad_sum is None:
-            return (None,) * positions.count
+            return (None,) * (len(ctx.needs_input_grad) - 1)
         sum, *rest, seed = ctx.saved_tensors
         grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
-        needed = [ctx.needs_input_grad[1 + position] for position in positions.differentiable]
+        needed = ctx.needs_input_grad[1:-1]  # the last tensor is the seed
         saved = (grad_output, grad_sum, sum, ctx.normalized, *rest, needed, *ctx.settings)
         grads = gradient(backward_op, *saved, ctx.p, seed, *ctx.dtypes)
         to_input, to_residual, *to_parameters = grads
         if share_gradient(ctx.p, *ctx.dtypes):
             to_residual = to_input
-        return _at_positions([to_input, to_residual, *to_parameters], needed, positions)
+        return *_needed([to_input, to_residual, *to_parameters], needed), None
 
     register_autograd(op.name, formula, setup_context)
 
@@ -220,6 +203,7 @@ def _moved(tensor: MaybeTensor, source: int, destination: int) -> MaybeTensor:
 
 def _register_second_derivative(op: NormOp) -> None:
     tensors = ("grad_output", op.input, "mean", "rstd", "weight", "seed")
+    of_op = tensors_among(op.name)(op.names)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         named = dict(zip(op.names, inputs, strict=True))
@@ -230,7 +214,7 @@ def _register_second_derivative(op: NormOp) -> None:
 
     def formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
         by_name = _second_derivatives(op, ctx, cotangents)
-        return tuple(map(by_name.get, op.names))
+        return tuple(map(by_name.get, of_op))
 
     register_autograd(op.name, formula, setup_context)
 

@@ -84,7 +84,7 @@ def _register_forward_formula(op: str) -> None:
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
         (output,) = ctx.saved_tensors
         grad = gradient(f"{op}_backward", grad_output, output, ctx.dim, ctx.input_dtype)
-        return grad, None, None
+        return (grad,)
 
     register_autograd(op, backward, setup_context)
 
@@ -123,7 +123,7 @@ def second_derivative(
 
 def _softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
     g, y = ctx.saved_tensors
-    return *second_derivative(cotangent.to(y.dtype), g, y, ctx.dim), None, None
+    return second_derivative(cotangent.to(y.dtype), g, y, ctx.dim)
 
 
 def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
@@ -132,7 +132,7 @@ def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[An
     probability = y.exp()
     to_g = c - (c * probability).sum(ctx.dim, True)
     to_y = -c * probability * g.sum(ctx.dim, True)
-    return to_g, to_y, None, None
+    return to_g, to_y
 
 
 for _op in ("softmax", "log_softmax"):

@@ -84,10 +84,10 @@ def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple[A
     if not torch.is_grad_enabled():
         # This takes one pass instead of two, but its derivative would divide by grad_sum.
         reciprocal = grad_sum.reciprocal()
-        return ops.softmax_apply.default(input, max, reciprocal, ctx.dim, input.dtype), None
+        return (ops.softmax_apply.default(input, max, reciprocal, ctx.dim, input.dtype),)
     ones = torch.ones_like(max)
     exponentials = ops.softmax_apply.default(input, max, ones, ctx.dim, max.dtype)
-    return (grad_sum * exponentials).to(input.dtype), None
+    return ((grad_sum * exponentials).to(input.dtype),)
 
 
 def _setup_apply(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -100,7 +100,7 @@ def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
     output, sum = ctx.saved_tensors
     product = grad_output.to(sum.dtype) * output.to(sum.dtype)
     total = product.sum(ctx.dim, keepdim=True)
-    return product.to(ctx.input_dtype), -total, -total / sum, None, None
+    return product.to(ctx.input_dtype), -total, -total / sum
 
 
 register_fake("softmax_stats", _fake_stats)

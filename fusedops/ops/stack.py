@@ -15,7 +15,7 @@ import torch
 from fusedops.ops import checks
 from fusedops.ops.norm_second_order import SecondDerivative
 from fusedops.ops.registration import vmap
-from fusedops.ops.registration.autograd import gradient, register_autograd_of_lists
+from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.variants import register_fake, register_float32_inputs, register_vmap
 
 ops = torch.ops.fusedops
@@ -184,7 +184,7 @@ def _register_softmax_formula(op: str, backward_op: str) -> None:
         grads: tuple[torch.Tensor, ...] = grad.unbind(ctx.stack_dim)
         return grads
 
-    register_autograd_of_lists(op, backward, setup_context)
+    register_autograd(op, backward, setup_context)
 
 
 def _setup_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -212,7 +212,7 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
     if torch._C._functorch.is_legacy_batchedtensor(grad_output):
         return _layer_norm_gradients_one_by_one(ctx, grad_output)
     # There is a flag for each tensor. All gradients of a list are computed if one is needed.
-    needed = iter(ctx.needs_input_grad[2:])
+    needed = iter(ctx.needs_input_grad[1:])
     wanted = [any([next(needed) for _ in range(count)]) for count in ctx.counts]
     saved = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim)
     stacked = gradient("stack_layer_norm_backward", grad_output, *saved, wanted)
@@ -335,8 +335,8 @@ for _op, _backward in (
 register_fake("stack_layer_norm", _fake_layer_norm)
 register_fake("stack_layer_norm_backward", _fake_layer_norm_backward)
 _register_layer_norm_vmap()
-register_autograd_of_lists("stack_layer_norm", _layer_norm_formula, _setup_layer_norm)
-register_autograd_of_lists(
+register_autograd("stack_layer_norm", _layer_norm_formula, _setup_layer_norm)
+register_autograd(
     "stack_layer_norm_backward", _layer_norm_backward_formula, _setup_layer_norm_backward
 )
 vmap.register_loop("stack_layer_norm_backward")

@@ -24,7 +24,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from fusedops.ops.registration.call import PLAIN, WATCHED, call_path, direct
+from fusedops.ops.registration.call import PLAIN, WATCHED, call_path, direct, tensors_among
 from fusedops.ops.registration.forward_mode import composite_results, has_tangent
 from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT
 from fusedops.ops.registration.schema_errors import explained
@@ -38,15 +38,21 @@ _FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 # --- at the dispatcher --------------------------------------------------------------------------
 
 
-def _apply_of(
-    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Returns the ``apply`` of an autograd function with this forward and backward.
+def _apply_of(op: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the ``apply`` of an autograd function with this forward and the op's formula. It
+    takes a call and the tensors among the call's arguments. One argument for all that are no
+    tensors saves 50 ns for each, in which torch would find out that it is none.
 
     It is the base class's ``apply``. ``Function.apply`` itself refuses transforms if there is no
     ``setup_context``; if there is one, it inspects a signature at each call, which takes 10 us.
     """
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    backward, _ = _FORMULAS[op]
+
+    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        return None, *backward(ctx, *grads)
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
+    name = f"fusedops_{op}"
     function: type[torch.autograd.Function] = type(name, (torch.autograd.Function,), members)
     base: Any = super(torch.autograd.Function, function)  # its `apply` is not in torch's stubs
     apply: Callable[..., Any] = base.apply
@@ -63,22 +69,25 @@ def _below_autograd(overload: Any, keys: Any) -> Callable[..., Any]:
     return run
 
 
-def _recorded(apply: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
-    """Returns ``apply(run, *args)``, at a single level of ``torch.func`` if a transform is active.
+def _recorded(
+    apply: Callable[..., Any], run: Callable[..., Any], args: tuple[Any, ...], tensors: list[Any]
+) -> Any:
+    """Returns ``apply((run, args), *tensors)``, at a single level of ``torch.func`` if a transform
+    is active.
 
     An autograd function disables reverse and forward mode in its forward pass. That is right for
     the current level, but the outer levels still have to record the op or refuse it, so both modes
     are enabled again.
     """
     if not _are_functorch_transforms_active():
-        return apply(run, *args)
+        return apply((run, args), *tensors)
 
     def run_outside(*args: Any) -> Any:
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
             return run(*args)
 
     with enable_single_level_autograd_function():
-        return apply(run_outside, *args)
+        return apply((run_outside, args), *tensors)
 
 
 def register_autograd(
@@ -89,27 +98,33 @@ def register_autograd(
 ) -> None:
     """Registers a derivative formula for ``fusedops::op``.
 
-    ``backward(ctx, *grads)`` returns a gradient or None for each argument, from what
-    ``setup_context(ctx, args, results)`` has saved. ``ctx.needs_input_grad`` has one unused entry
-    before those of the arguments. ``other_op(*args)`` returns the results of another op if that
-    op's formula is the one for this call, or NotImplemented if this formula is.
+    ``backward(ctx, *grads)`` returns a gradient or None for each tensor among the arguments, also
+    for one that is None and for each element of a list, from what ``setup_context(ctx, args,
+    results)`` has saved. ``ctx.needs_input_grad`` has one unused entry before those of the tensors.
+    ``other_op(*args)`` returns the results of another op if that op's formula is the one for this
+    call, or NotImplemented if this formula is.
     """
     overload = getattr(torch.ops.fusedops, op).default
     defaults = tuple(argument.default_value for argument in overload._schema.arguments)
     _FORMULAS[op] = backward, setup_context
-    apply = _apply_of(f"fusedops_{op}", *_function(backward, setup_context))
+    tensors_of = tensors_among(op)
+
+    def record(ctx: Any, call: tuple[Callable[..., Any], tuple[Any, ...]], *_: Any) -> Any:
+        run, args = call
+        return _recorder(op, run)(ctx, args)
+
+    apply = _apply_of(op, record)
 
     # The dispatcher omits trailing arguments that have their default.
     def kernel(keys: Any, *args: Any) -> Any:
-        if has_tangent(args):
-            return composite_results(op, (*args, *defaults[len(args) :]))
-        run = _below_autograd(overload, keys)
-        if torch.is_grad_enabled() and any(_requires_grad(arg) for arg in args):
+        run, all_args = _below_autograd(overload, keys), (*args, *defaults[len(args) :])
+        tensors = tensors_of(all_args)
+        if has_tangent(tensors):
+            return composite_results(op, all_args)
+        if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
             # The call may need a gradient that only the formula of another op has.
             other = NotImplemented if other_op is None else other_op(*args)
-            if other is not NotImplemented:
-                return other
-            return _recorded(apply, run, *args, *defaults[len(args) :])
+            return _recorded(apply, run, all_args, tensors) if other is NotImplemented else other
         return run(*args)
 
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
@@ -136,59 +151,19 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _function(
-    backward: Callable[..., Any],
-    setup_context: Callable[..., Any],
-    returned: int | slice = slice(None),
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the forward and backward of an autograd function of (run, *args), which returns the
-    results that ``returned`` selects."""
+def _recorder(
+    op: str, run: Callable[..., Any], returned: int | slice = slice(None)
+) -> Callable[..., Any]:
+    """Returns the forward of an autograd function of ``args`` and the tensors among them. It
+    returns the results of ``run(*args)`` that ``returned`` selects."""
+    _, setup_context = _FORMULAS[op]
 
-    def record(ctx: Any, run: Callable[..., Any], *args: Any) -> Any:
+    def record(ctx: Any, args: tuple[Any, ...], *_: torch.Tensor | None) -> Any:
         results = run(*args)
         setup_context(ctx, args, results)
         return results if isinstance(results, torch.Tensor) else results[returned]
 
-    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        return None, *backward(ctx, *grads)
-
-    return record, differentiate
-
-
-def register_autograd_of_lists(
-    op: str, backward: Callable[..., Any], setup_context: Callable[..., Any]
-) -> None:
-    """Registers a derivative formula for an op that takes lists of tensors and has no defaults.
-
-    ``backward`` returns one gradient for each tensor, in the order of the arguments with the lists
-    flattened. ``ctx.needs_input_grad`` has two unused entries, then one for each tensor. The
-    flattening in ``torch.library.register_autograd`` takes 100 us for 16 tensors.
-    """
-    overload = getattr(torch.ops.fusedops, op).default
-
-    def record(ctx: Any, run: Callable[..., Any], args: tuple[Any, ...], *_: torch.Tensor) -> Any:
-        results = run(*args)
-        setup_context(ctx, args, results)
-        return results
-
-    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        return None, None, *backward(ctx, *grads)
-
-    apply = _apply_of(f"fusedops_{op}", record, differentiate)
-
-    def kernel(keys: Any, *args: Any) -> Any:
-        lists = (arg if isinstance(arg, list) else [arg] for arg in args)
-        tensors = [
-            t for tensors_of_arg in lists for t in tensors_of_arg if isinstance(t, torch.Tensor)
-        ]
-        if has_tangent(tensors):
-            return composite_results(op, args)
-        run = _below_autograd(overload, keys)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return _recorded(apply, run, args, *tensors)
-        return run(*args)
-
-    LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
+    return record
 
 
 # --- eager calls --------------------------------------------------------------------------------
@@ -227,10 +202,8 @@ class EagerOp(Generic[Result]):
             self.plain = _selecting(unrecorded, returned)
         else:
             self.plain = direct(plain)
-        self.recorded = self.dispatched
-        if op in _FORMULAS:
-            apply = _apply_of(f"fusedops_{op}", *_function(*_FORMULAS[op], returned))
-            self.recorded = functools.partial(apply, unrecorded)
+        apply, tensors_of = _apply_of(op, _recorder(op, unrecorded, returned)), tensors_among(op)
+        self.recorded: Callable[..., Result] = lambda *args: apply(args, *tensors_of(args))
 
     def on(self, *tensors: torch.Tensor | None) -> Callable[..., Result]:
         """Returns the function to call on these tensors; arguments are checked by the op itself."""

@@ -9,7 +9,7 @@ microseconds slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -39,8 +39,9 @@ _WATCHERS = (
     _are_functorch_transforms_active,
 )
 
-#: The letters by which ``op_call`` knows the types of a schema.
+#: The letters by which ``op_call`` knows the types of a schema, and one that it does not know.
 _KINDS = {
+    "List[Tensor]": "L",
     "Tensor": "t",
     "Optional[Tensor]": "T",
     "int": "i",
@@ -90,6 +91,11 @@ IS_DIRECT = _module is not None
 call_path: Callable[..., int] = _call_path if _module is None else _module.state
 
 
+def _kinds_of(schema: Any) -> str:
+    """Returns a letter for the type of each argument, a question mark for one that is unknown."""
+    return "".join(_KINDS.get(str(argument.real_type), "?") for argument in schema.arguments)
+
+
 def direct(op: str) -> Callable[..., Any]:
     """Returns ``fusedops::op`` as a function of all its arguments, by position, for calls that are
     not WATCHED.
@@ -104,11 +110,28 @@ def direct(op: str) -> Callable[..., Any]:
     function = op.removeprefix("_").removesuffix("_output")
     by_schema = explained(function, overload, overload._op)
     schema = overload._schema
-    kinds = [_KINDS.get(str(argument.real_type), "") for argument in schema.arguments]
-    is_known = all(kinds) and {str(result.type) for result in schema.returns} == {"Tensor"}
+    kinds = _kinds_of(schema)
+    is_known = not set(kinds) & {"?", "L"} and {str(r.type) for r in schema.returns} == {"Tensor"}
     if _module is None or schema.is_mutable or not is_known:
         return by_schema
     bound: Callable[..., Any] = _module.bind(
-        f"fusedops::{op}", "".join(kinds), len(schema.returns), by_schema
+        f"fusedops::{op}", kinds, len(schema.returns), by_schema
     )
     return bound
+
+
+def tensors_among(op: str) -> Callable[[Sequence[Any]], list[Any]]:
+    """Returns a function that finds the tensors among the arguments of ``fusedops::op``, with the
+    elements of its lists. One that is None is among them."""
+    kinds = _kinds_of(getattr(torch.ops.fusedops, op).default._schema)
+
+    def tensors_of(args: Sequence[Any]) -> list[Any]:
+        tensors: list[Any] = []
+        for kind, arg in zip(kinds, args, strict=True):
+            if kind in ("t", "T"):
+                tensors.append(arg)
+            elif kind == "L":
+                tensors += arg
+        return tensors
+
+    return tensors_of
