@@ -9,7 +9,7 @@ bits whatever the other rows contain.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args, overload
 
 import torch
@@ -19,7 +19,7 @@ from fusedops import _arguments
 from fusedops.losses import cross_entropy, linear_cross_entropy
 from fusedops.ops import checks
 from fusedops.ops.norm import default_rms_eps, scaled_by_weight
-from fusedops.ops.registration.autograd import EagerOp
+from fusedops.ops.registration.autograd import eager_op
 from fusedops.ops.registration.forward_mode import has_tangent
 from fusedops.ops.registration.mutation import check_recordable
 from fusedops.ops.softmax import InplaceSoftmax
@@ -52,32 +52,27 @@ __all__ = [
 
 _ops = torch.ops.fusedops
 
-_softmax: EagerOp[torch.Tensor] = EagerOp("softmax")
-_log_softmax: EagerOp[torch.Tensor] = EagerOp("log_softmax")
-_softmax_stats: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp("softmax_stats")
-_softmax_apply: EagerOp[torch.Tensor] = EagerOp("softmax_apply")
-_masked_softmax: EagerOp[torch.Tensor] = EagerOp("masked_softmax")
-_masked_softmax_dropout: EagerOp[Any] = EagerOp("masked_softmax_dropout", "_masked_softmax_dropout")
-_masked_softmax_sinks: EagerOp[tuple[torch.Tensor, ...]] = EagerOp("masked_softmax_sinks")
-_layer_norm: EagerOp[torch.Tensor] = EagerOp("layer_norm", "_layer_norm_output", 0)
-_std_norm: EagerOp[torch.Tensor] = EagerOp("std_norm", "_std_norm_output", 0)
-_rms_norm: EagerOp[torch.Tensor] = EagerOp("rms_norm", "_rms_norm_output", 0)
-_l2_norm: EagerOp[torch.Tensor] = EagerOp("l2_norm", "_l2_norm_output", 0)
-_spatial_layer_norm: EagerOp[torch.Tensor] = EagerOp(
-    "spatial_layer_norm", "_spatial_layer_norm_output", 0
-)
-_spatial_rms_norm: EagerOp[torch.Tensor] = EagerOp(
-    "spatial_rms_norm", "_spatial_rms_norm_output", 0
-)
-_add_layer_norm: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
-    "add_layer_norm", "_add_layer_norm", slice(2)
-)
-_add_rms_norm: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
-    "add_rms_norm", "_add_rms_norm", slice(2)
-)
-_stack_softmax: EagerOp[torch.Tensor] = EagerOp("stack_softmax")
-_stack_log_softmax: EagerOp[torch.Tensor] = EagerOp("stack_log_softmax")
-_stack_layer_norm: EagerOp[torch.Tensor] = EagerOp("stack_layer_norm", returned=0)
+_One = Callable[..., torch.Tensor]
+_Two = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+_softmax: _One = eager_op("softmax")
+_log_softmax: _One = eager_op("log_softmax")
+_softmax_stats: _Two = eager_op("softmax_stats")
+_softmax_apply: _One = eager_op("softmax_apply")
+_masked_softmax: _One = eager_op("masked_softmax")
+_masked_softmax_dropout = eager_op("masked_softmax_dropout", "_masked_softmax_dropout")
+_masked_softmax_sinks: Callable[..., tuple[torch.Tensor, ...]] = eager_op("masked_softmax_sinks")
+_layer_norm: _One = eager_op("layer_norm", "_layer_norm_output", 1)
+_std_norm: _One = eager_op("std_norm", "_std_norm_output", 1)
+_rms_norm: _One = eager_op("rms_norm", "_rms_norm_output", 1)
+_l2_norm: _One = eager_op("l2_norm", "_l2_norm_output", 1)
+_spatial_layer_norm: _One = eager_op("spatial_layer_norm", "_spatial_layer_norm_output", 1)
+_spatial_rms_norm: _One = eager_op("spatial_rms_norm", "_spatial_rms_norm_output", 1)
+_add_layer_norm: _Two = eager_op("add_layer_norm", "_add_layer_norm", 2)
+_add_rms_norm: _Two = eager_op("add_rms_norm", "_add_rms_norm", 2)
+_stack_softmax: _One = eager_op("stack_softmax")
+_stack_log_softmax: _One = eager_op("stack_log_softmax")
+_stack_layer_norm: _One = eager_op("stack_layer_norm", returned=1)
 
 Causal = bool | Literal["top_left", "bottom_right"]
 Window = int | tuple[int, int]
@@ -127,7 +122,7 @@ def softmax(
         _arguments.floating("softmax", "dtype", dtype)
     if dim is None:
         return _softmax_of_all("softmax", input, dtype)
-    return _softmax.on(input)(input, dim, dtype)
+    return _softmax(input, dim, dtype)
 
 
 def log_softmax(
@@ -157,13 +152,13 @@ def log_softmax(
         _arguments.floating("log_softmax", "dtype", dtype)
     if dim is None:
         return _softmax_of_all("log_softmax", input, dtype)
-    return _log_softmax.on(input)(input, dim, dtype)
+    return _log_softmax(input, dim, dtype)
 
 
 def _softmax_of_all(function: str, input: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     _arguments.tensor(function, "input", input)
     op = _softmax if function == "softmax" else _log_softmax
-    return op.on(input)(input.reshape(-1), 0, dtype).view(input.shape)
+    return op(input.reshape(-1), 0, dtype).view(input.shape)
 
 
 def _softmax_out(
@@ -225,7 +220,7 @@ def softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Te
 
     Source: Milakov, Gimelshein, "Online normalizer calculation for softmax" (2018).
     """
-    return _softmax_stats.on(input)(input, dim)
+    return _softmax_stats(input, dim)
 
 
 def softmax_apply(
@@ -254,7 +249,7 @@ def softmax_apply(
     """
     if dtype is not None:
         _arguments.floating("softmax_apply", "dtype", dtype)
-    return _softmax_apply.on(input, max, sum)(input, max, sum, dim, dtype)
+    return _softmax_apply(input, max, sum, dim, dtype)
 
 
 def merge_softmax_stats(
@@ -446,10 +441,8 @@ def masked_softmax(
         _arguments.floating("masked_softmax", "dtype", dtype)
     rest = (bias, dtype, band.diagonal, zero, *bounds)
     if _require_grad(sinks):
-        learned = _masked_softmax_sinks.on(input, mask, bias, start, end, sinks)
-        return learned(input, *masking, 0.0, None, *rest)[0]
-    run = _masked_softmax.on(input, mask, bias, start, end, sinks)
-    return run(input, *masking, *rest)
+        return _masked_softmax_sinks(input, *masking, 0.0, None, *rest)[0]
+    return _masked_softmax(input, *masking, *rest)
 
 
 def masked_softmax_dropout(
@@ -533,11 +526,9 @@ def masked_softmax_dropout(
     masking = (mask, scale, band.causal, mask_value)
     rest = (p, seed, *options, band.lower_diagonal, start, end, sinks, softcap)
     if _require_grad(sinks):
-        learned = _masked_softmax_sinks.on(input, mask, bias, start, end, sinks)
-        return learned(input, *masking, *rest)[0]
-    run = _masked_softmax_dropout.on(input, mask, bias, start, end, sinks)
-    results = run(input, *masking, *rest)
-    output: torch.Tensor = results if run is _masked_softmax_dropout.plain else results[0]
+        return _masked_softmax_sinks(input, *masking, *rest)[0]
+    results = _masked_softmax_dropout(input, *masking, *rest)
+    output: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
     return output
 
 
@@ -680,8 +671,7 @@ def layer_norm(
     """
     if type(eps) is not float:
         eps = _arguments.number("layer_norm", "eps", eps)
-    run = _layer_norm.on(input, weight, bias)
-    return run(input, normalized_shape, weight, bias, eps)
+    return _layer_norm(input, normalized_shape, weight, bias, eps)
 
 
 def std_norm(
@@ -718,8 +708,7 @@ def std_norm(
     """
     if type(eps) is not float:
         eps = _arguments.number("std_norm", "eps", eps)
-    run = _std_norm.on(input, weight, bias)
-    return run(input, normalized_shape, weight, bias, eps)
+    return _std_norm(input, normalized_shape, weight, bias, eps)
 
 
 def rms_norm(
@@ -767,7 +756,7 @@ def rms_norm(
     if weight is not None and variant in ("llama", "t5"):
         return _rounded_rms_norm(input, normalized_shape, weight, eps, variant)
     settings = _rms_settings(variant)
-    return _rms_norm.on(input, weight)(input, normalized_shape, weight, eps, *settings)
+    return _rms_norm(input, normalized_shape, weight, eps, *settings)
 
 
 def _rounded_rms_norm(
@@ -787,7 +776,7 @@ def _rounded_rms_norm(
         normalized = normalized.to(weight.dtype) if is_t5 and is_narrow else normalized
         return scaled_by_weight(normalized, weight)
     settings = _rms_settings(variant)
-    return _rms_norm.on(input, weight)(input, normalized_shape, weight, eps, *settings)
+    return _rms_norm(input, normalized_shape, weight, eps, *settings)
 
 
 def l2_norm(
@@ -822,7 +811,7 @@ def l2_norm(
     """
     if type(eps) is not float:
         eps = _arguments.number("l2_norm", "eps", eps)
-    return _l2_norm.on(input, weight)(input, normalized_shape, weight, eps)
+    return _l2_norm(input, normalized_shape, weight, eps)
 
 
 def spatial_layer_norm(
@@ -858,7 +847,7 @@ def spatial_layer_norm(
     channels_first; :class:`torchvision.ops.misc.LayerNorm2d`.
     """
     eps = eps if type(eps) is float else _arguments.number("spatial_layer_norm", "eps", eps)
-    return _spatial_layer_norm.on(input, weight, bias)(input, dim, weight, bias, eps)
+    return _spatial_layer_norm(input, dim, weight, bias, eps)
 
 
 def spatial_rms_norm(
@@ -885,7 +874,7 @@ def spatial_rms_norm(
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
     """
     eps = eps if type(eps) is float else _rms_eps("spatial_rms_norm", _dtype_of(input), eps)
-    return _spatial_rms_norm.on(input, weight)(input, dim, weight, eps)
+    return _spatial_rms_norm(input, dim, weight, eps)
 
 
 @overload
@@ -968,9 +957,7 @@ def add_layer_norm(
     eps = eps if type(eps) is float else _arguments.number(function, "eps", eps)
     norm = (normalized_shape, weight, bias, eps)
     dropout = _branch_dropout(function, input, p, training, seed)
-    run = _add_layer_norm.on(input, residual, weight, bias)
-    sum_option = (return_sum,) if run is _add_layer_norm.plain else ()
-    results = run(input, residual, *norm, *sum_option, *dropout)
+    results = _add_layer_norm(input, residual, *norm, return_sum, *dropout)
     return results if return_sum else results[0]
 
 
@@ -1055,10 +1042,8 @@ def _fused_add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
     """Computes add_rms_norm in one call of an op."""
     settings = _rms_settings(variant)
-    run = _add_rms_norm.on(input, residual, weight)
-    sum_option = (return_sum,) if run is _add_rms_norm.plain else ()
     norm = (normalized_shape, weight, eps)
-    results = run(input, residual, *norm, *sum_option, *settings, *dropout)
+    results = _add_rms_norm(input, residual, *norm, return_sum, *settings, *dropout)
     return results if return_sum else results[0]
 
 
@@ -1188,7 +1173,7 @@ def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.softmax`.
     """
     inputs = _arguments.tensors("stack_softmax", "inputs", inputs)
-    return _stack_softmax.on(*inputs)(inputs, dim, stack_dim)
+    return _stack_softmax(inputs, dim, stack_dim)
 
 
 def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) -> torch.Tensor:
@@ -1206,7 +1191,7 @@ def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int =
     Source: :func:`torch.stack` of :func:`torch.nn.functional.log_softmax`.
     """
     inputs = _arguments.tensors("stack_log_softmax", "inputs", inputs)
-    return _stack_log_softmax.on(*inputs)(inputs, dim, stack_dim)
+    return _stack_log_softmax(inputs, dim, stack_dim)
 
 
 def stack_layer_norm(
@@ -1242,7 +1227,6 @@ def stack_layer_norm(
     inputs = _arguments.tensors(function, "inputs", inputs)
     weights = [] if weights is None else _arguments.tensors(function, "weights", weights)
     biases = [] if biases is None else _arguments.tensors(function, "biases", biases)
-    run = _stack_layer_norm.on(*inputs, *weights, *biases)
     shape = _arguments.shape(function, "normalized_shape", normalized_shape)
     eps = _arguments.number(function, "eps", eps)
-    return run(inputs, shape, weights, biases, eps, stack_dim)
+    return _stack_layer_norm(inputs, shape, weights, biases, eps, stack_dim)

@@ -12,12 +12,12 @@ import torch
 from fusedops import _arguments
 from fusedops.ops import checks
 from fusedops.ops.cross_entropy import ignored_rows
-from fusedops.ops.registration.autograd import EagerOp, through_dispatcher
+from fusedops.ops.registration.autograd import eager_op, through_dispatcher
 
 __all__ = ["cross_entropy", "linear_cross_entropy"]
 
-_cross_entropy: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
-    "cross_entropy", returned=slice(2)
+_cross_entropy: Callable[..., tuple[torch.Tensor, torch.Tensor]] = eager_op(
+    "cross_entropy", returned=2
 )
 _linear_cross_entropy: Callable[..., torch.Tensor] = through_dispatcher("linear_cross_entropy")
 _linear_cross_entropy_losses: Callable[..., tuple[torch.Tensor, ...]] = through_dispatcher(
@@ -139,8 +139,7 @@ def _class_loss(
     _check_classes(function, target)
     if weight is not None and rows.dim() > 0:
         _check_class_weight(function, weight, rows.shape[-1:], "input", rows, smoothing)
-    run = _cross_entropy.on(rows, target)
-    losses, lse = run(rows, target, ignore_index, smoothing, 1.0, softcap, False)
+    losses, lse = _cross_entropy(rows, target, ignore_index, smoothing, 1.0, softcap, False)
     counts = None
     if weight is not None:
         counts = _row_weights(weight, target, ignore_index, losses.dtype)

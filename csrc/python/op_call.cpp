@@ -5,6 +5,8 @@
 // have exactly these types goes directly to the dispatcher. Every other call, and every call that
 // fails, goes to torch.ops, which knows all conversions and raises the error.
 //
+// A call that autograd records, or that a mode, a transform or a subclass has to see, goes there.
+//
 // ops/registration/call.py does the same in Python, for Pythons that do not load this module.
 //
 // Only Python's limited API of 3.10 and LibTorch's stable ABI are used, so that one module serves
@@ -35,28 +37,72 @@ struct Release {
 };
 using Owned = std::unique_ptr<PyObject, Release>;
 
+// A function of torch's extension modules. Calling its C function itself saves 5 to 10 ns of the 20
+// to 40 that it takes. It is called through Python if it takes its arguments in another way.
+class Builtin {
+ public:
+  Builtin() = default;
+  explicit Builtin(PyObject* function) : function_(function) {
+    if (!PyCFunction_CheckExact(function)) return;
+    self_ = PyCFunction_GetSelf(function);
+    pointer_ = PyCFunction_GetFunction(function);
+    flags_ = PyCFunction_GetFlags(function);
+  }
+
+  Owned operator()() const {
+    if (flags_ == METH_NOARGS) return Owned(pointer_(self_, nullptr));
+    if (takes_array()) return Owned(as_array_function()(self_, nullptr, 0, nullptr));
+    return Owned(PyObject_CallNoArgs(function_));
+  }
+  Owned operator()(PyObject* argument) const {
+    if (takes_array()) return Owned(as_array_function()(self_, &argument, 1, nullptr));
+    return Owned(PyObject_CallFunctionObjArgs(function_, argument, nullptr));
+  }
+
+ private:
+  using ArrayFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
+
+  bool takes_array() const { return flags_ == (METH_FASTCALL | METH_KEYWORDS); }
+  ArrayFunction as_array_function() const {
+    return reinterpret_cast<ArrayFunction>(reinterpret_cast<void (*)()>(pointer_));
+  }
+
+  PyObject *function_ = nullptr, *self_ = nullptr;
+  PyCFunction pointer_ = nullptr;
+  int flags_ = 0;
+};
+
 // Objects of torch, which setup() sets before an op is bound.
 struct TorchImports {
   std::array<PyTypeObject*, 2> plain_types;  // torch.Tensor and torch.nn.Parameter
-  PyObject* handle_of;                       // returns a capsule with a new AtenTensorHandle
-  PyObject* tensors_of;                      // turns capsules into tensors, which own the handles
-  PyObject* watchers;                        // functions that return whether a mode is active
-  PyObject* forward_ad;                      // the module; its level is -1 outside forward mode
+  Builtin handle_of;                         // returns a capsule with a new AtenTensorHandle
+  Builtin tensor_of;                         // returns the tensor of a capsule
+  int takes_handle;                          // whether tensor_of then owns the handle
+  std::vector<Builtin> watchers;             // return whether a mode is active
+  PyObject* forward_ad;                      // a dict; its level is -1 outside forward mode
+  Builtin has_autocast;                      // returns whether autocast is enabled for any device
+  Builtin is_grad_wrapper;                   // whether a transform has wrapped a tensor
   std::vector<std::pair<PyObject*, ScalarType>> dtypes;
 };
 TorchImports imports;
 
-// Attribute names, created once.
-PyObject *requires_grad, *current_level;
+// Names, and a capsule for tensor_of, created once.
+PyObject *requires_grad, *is_nested, *is_cuda, *current_level, *capsule;
 
 // call.py has the same names for these integers.
 enum State { kPlain, kRecorded, kWatched, kFailed = -1 };
 
 struct Op {
   std::string name;
-  std::string kinds;  // a letter for each argument, as in fits()
-  Py_ssize_t results;
-  PyObject* fallback;
+  std::string kinds;             // a letter for each argument, as in fits()
+  Py_ssize_t results, returned;  // the results of the op, and how many of them a call returns
+  Owned fallback;
+};
+
+// An op of which autograd records calls, and others see them.
+struct EagerOp {
+  std::string kinds;  // of the arguments of `plain`
+  Owned plain, recorded, watched;
 };
 
 bool is_plain_tensor(PyObject* object) {
@@ -66,45 +112,9 @@ bool is_plain_tensor(PyObject* object) {
 // Returns -1 if an error is set, as Python's own functions of this kind do.
 int truth(const Owned& object) { return object ? PyObject_IsTrue(object.get()) : -1; }
 
-// Whether a mode, a trace, a transform or forward-mode differentiation must see the op.
-int is_watched() {
-  const Py_ssize_t count = PyTuple_Size(imports.watchers);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    const int result = truth(Owned(PyObject_CallNoArgs(PyTuple_GetItem(imports.watchers, i))));
-    if (result != 0) return result;
-  }
-  const Owned level(PyObject_GetAttr(imports.forward_ad, current_level));
-  return level ? PyLong_AsLong(level.get()) >= 0 : -1;
+int truth_of_attribute(PyObject* object, PyObject* name) {
+  return truth(Owned(PyObject_GetAttr(object, name)));
 }
-
-State state_of(PyObject* const* tensors, Py_ssize_t count) {
-  if (const int watched = is_watched()) return watched < 0 ? kFailed : kWatched;
-  const bool records = aoti_torch_grad_mode_is_enabled();
-  State state = kPlain;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    if (tensors[i] == Py_None) continue;
-    if (!is_plain_tensor(tensors[i])) return kWatched;
-    if (!records || state == kRecorded) continue;
-    const int required = truth(Owned(PyObject_GetAttr(tensors[i], requires_grad)));
-    if (required < 0) return kFailed;
-    if (required) state = kRecorded;
-  }
-  return state;
-}
-
-PyObject* state(PyObject*, PyObject* const* tensors, Py_ssize_t count) {
-  const State result = state_of(tensors, count);
-  return result == kFailed ? nullptr : PyLong_FromLong(result);
-}
-
-bool is_int64(PyObject* object) {
-  if (!PyLong_CheckExact(object)) return false;
-  int overflows = 0;
-  PyLong_AsLongLongAndOverflow(object, &overflows);
-  return overflows == 0;
-}
-
-bool is_bool(PyObject* object) { return object == Py_True || object == Py_False; }
 
 // The length of a tuple or list, and -1 for other sequences, which are left to torch.
 Py_ssize_t length(PyObject* list) {
@@ -115,6 +125,75 @@ Py_ssize_t length(PyObject* list) {
 PyObject* item(PyObject* list, Py_ssize_t index) {
   return PyTuple_Check(list) ? PyTuple_GetItem(list, index) : PyList_GetItem(list, index);
 }
+
+// --- who has to see a call ----------------------------------------------------------------------
+
+// Whether a mode, a trace, a transform or forward-mode differentiation must see the op.
+int is_watched() {
+  for (const Builtin& watches : imports.watchers) {
+    if (const int result = truth(watches())) return result;
+  }
+  PyObject* level = PyDict_GetItemWithError(imports.forward_ad, current_level);
+  return level == nullptr ? -1 : PyLong_AsLong(level) >= 0;
+}
+
+// Whether a recorded call on this tensor needs the dispatcher, as in call.py.
+int needs_dispatcher(PyObject* tensor) {
+  if (const int nested = truth_of_attribute(tensor, is_nested)) return nested;
+  if (const int wrapper = truth(imports.is_grad_wrapper(tensor))) return wrapper;
+  const int on_cuda = truth_of_attribute(tensor, is_cuda);
+  return on_cuda > 0 ? truth(imports.has_autocast()) : on_cuda;
+}
+
+// Whether is(tensor) for one of the tensors among the arguments and the elements of their lists.
+template <class Is>
+int any_tensor(const std::string& kinds, PyObject* const* args, Is is) {
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i] == 't' || kinds[i] == 'T') {
+      if (const int result = is(args[i])) return result;
+    }
+    const Py_ssize_t count = kinds[i] == 'L' ? length(args[i]) : 0;
+    for (Py_ssize_t j = 0; j < count; ++j) {
+      if (const int result = is(item(args[i], j))) return result;
+    }
+  }
+  return 0;
+}
+
+State state_of(const std::string& kinds, PyObject* const* args) {
+  if (const int watched = is_watched()) return watched < 0 ? kFailed : kWatched;
+  const auto is_other = [](PyObject* object) {
+    return object != Py_None && !is_plain_tensor(object);
+  };
+  if (any_tensor(kinds, args, is_other)) return kWatched;
+  if (!aoti_torch_grad_mode_is_enabled()) return kPlain;
+  const auto requires = [](PyObject* tensor) {
+    return tensor == Py_None ? 0 : truth_of_attribute(tensor, requires_grad);
+  };
+  const int is_recorded = any_tensor(kinds, args, requires);
+  if (is_recorded <= 0) return is_recorded < 0 ? kFailed : kPlain;
+  const auto needs = [](PyObject* tensor) {
+    return tensor == Py_None ? 0 : needs_dispatcher(tensor);
+  };
+  const int is_for_dispatcher = any_tensor(kinds, args, needs);
+  return is_for_dispatcher < 0 ? kFailed : is_for_dispatcher ? kWatched : kRecorded;
+}
+
+PyObject* state(PyObject*, PyObject* const* tensors, Py_ssize_t count) {
+  const State result = state_of(std::string(count, 'T'), tensors);
+  return result == kFailed ? nullptr : PyLong_FromLong(result);
+}
+
+// --- arguments ----------------------------------------------------------------------------------
+
+bool is_int64(PyObject* object) {
+  if (!PyLong_CheckExact(object)) return false;
+  int overflows = 0;
+  PyLong_AsLongLongAndOverflow(object, &overflows);
+  return overflows == 0;
+}
+
+bool is_bool(PyObject* object) { return object == Py_True || object == Py_False; }
 
 template <class Is>
 bool is_list_of(PyObject* object, Is is) {
@@ -163,9 +242,9 @@ bool fits(char kind, PyObject* object) {
 
 // Returns a handle that the caller owns, or null with an error set if Python is out of memory.
 AtenTensorHandle handle_of(PyObject* tensor) {
-  const Owned capsule(PyObject_CallFunctionObjArgs(imports.handle_of, tensor, nullptr));
-  if (!capsule) return nullptr;
-  return static_cast<AtenTensorHandle>(PyCapsule_GetPointer(capsule.get(), nullptr));
+  const Owned made = imports.handle_of(tensor);
+  if (!made) return nullptr;
+  return static_cast<AtenTensorHandle>(PyCapsule_GetPointer(made.get(), nullptr));
 }
 
 template <class T, class Convert>
@@ -215,25 +294,32 @@ StableIValue converted(char kind, PyObject* object) {
   }
 }
 
-// Returns a list of capsules. They do not own their handles: torch takes them over.
-Owned capsules_of(const StableIValue* results, Py_ssize_t count) {
-  Owned capsules(PyList_New(count));
-  for (Py_ssize_t i = 0; capsules && i < count; ++i) {
-    PyObject* capsule = PyCapsule_New(stable::to<AtenTensorHandle>(results[i]), nullptr, nullptr);
-    if (capsule == nullptr) return nullptr;
-    PyList_SetItem(capsules.get(), i, capsule);
-  }
-  return capsules;
+// --- results ------------------------------------------------------------------------------------
+
+PyObject* tensor_of(AtenTensorHandle handle) {
+  PyCapsule_SetPointer(capsule, handle);
+  Owned tensor = imports.tensor_of(capsule);
+  if (!imports.takes_handle) aoti_torch_delete_tensor_object(handle);
+  return tensor.release();
 }
 
 // Returns one tensor, or a tuple of several.
-PyObject* tensors_of(const StableIValue* results, Py_ssize_t count) {
-  const Owned capsules = capsules_of(results, count);
-  if (!capsules) return nullptr;
-  const Owned tensors(PyObject_CallFunctionObjArgs(imports.tensors_of, capsules.get(), nullptr));
-  if (!tensors) return nullptr;
-  return count == 1 ? PySequence_GetItem(tensors.get(), 0) : PySequence_Tuple(tensors.get());
+PyObject* tensors_of(const Op& op, const StableIValue* results) {
+  const auto handle_at = [&](Py_ssize_t i) { return stable::to<AtenTensorHandle>(results[i]); };
+  for (Py_ssize_t i = op.returned; i < op.results; ++i) {
+    aoti_torch_delete_tensor_object(handle_at(i));
+  }
+  if (op.returned == 1) return tensor_of(handle_at(0));
+  Owned tensors(PyTuple_New(op.returned));
+  for (Py_ssize_t i = 0; tensors && i < op.returned; ++i) {
+    PyObject* tensor = tensor_of(handle_at(i));
+    if (tensor == nullptr) return nullptr;
+    PyTuple_SetItem(tensors.get(), i, tensor);
+  }
+  return tensors.release();
 }
+
+// --- calls --------------------------------------------------------------------------------------
 
 bool all_fit(const Op& op, PyObject* const* args, Py_ssize_t count) {
   if (count != static_cast<Py_ssize_t>(op.kinds.size())) return false;
@@ -259,22 +345,34 @@ bool dispatch(const Op& op, PyObject* const* args, StableIValue* stack) {
   return error == TORCH_SUCCESS;
 }
 
-PyObject* call_fallback(const Op& op, PyObject* const* args, Py_ssize_t count) {
-  const Owned tuple(PyTuple_New(count));
-  if (!tuple) return nullptr;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    Py_INCREF(args[i]);
-    PyTuple_SetItem(tuple.get(), i, args[i]);
+Owned tuple_of(PyObject* const* objects, Py_ssize_t count) {
+  Owned tuple(PyTuple_New(count));
+  for (Py_ssize_t i = 0; tuple && i < count; ++i) {
+    PyTuple_SetItem(tuple.get(), i, Py_NewRef(objects[i]));
   }
-  return PyObject_Call(op.fallback, tuple.get(), nullptr);
+  return tuple;
+}
+
+PyObject* call_by_tuple(PyObject* function, PyObject* const* args, Py_ssize_t count) {
+  const Owned tuple = tuple_of(args, count);
+  return tuple ? PyObject_Call(function, tuple.get(), nullptr) : nullptr;
+}
+
+// Calls the function that records, with a tuple of the arguments and the tensors among them.
+PyObject* call_recorded(const EagerOp& op, PyObject* const* args, Py_ssize_t count) {
+  const Owned all = tuple_of(args, count);
+  if (!all) return nullptr;
+  std::vector<PyObject*> objects{all.get()};
+  any_tensor(op.kinds, args, [&](PyObject* tensor) { return objects.push_back(tensor), 0; });
+  return call_by_tuple(op.recorded.get(), objects.data(), static_cast<Py_ssize_t>(objects.size()));
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   const Op& op = *static_cast<Op*>(PyCapsule_GetPointer(self, nullptr));
   StableIValue stack[kMaxArguments];
-  if (all_fit(op, args, count) && dispatch(op, args, stack)) return tensors_of(stack, op.results);
+  if (all_fit(op, args, count) && dispatch(op, args, stack)) return tensors_of(op, stack);
   if (PyErr_Occurred()) return nullptr;
-  return call_fallback(op, args, count);
+  return call_by_tuple(op.fallback.get(), args, count);
 }
 
 using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
@@ -282,64 +380,112 @@ PyCFunction as_method(FastCall function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-PyMethodDef call_method = {"call", as_method(call), METH_FASTCALL, nullptr};
+PyObject* call_plain(PyObject* function, PyObject* const* args, Py_ssize_t count) {
+  if (PyCFunction_CheckExact(function) && PyCFunction_GetFunction(function) == as_method(call)) {
+    return call(PyCFunction_GetSelf(function), args, count);
+  }
+  return call_by_tuple(function, args, count);
+}
 
-void delete_op(PyObject* capsule) {
-  const auto* op = static_cast<Op*>(PyCapsule_GetPointer(capsule, nullptr));
-  Py_DECREF(op->fallback);
-  delete op;
+PyObject* call_eager(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  const EagerOp& op = *static_cast<EagerOp*>(PyCapsule_GetPointer(self, nullptr));
+  const bool has_all = count == static_cast<Py_ssize_t>(op.kinds.size());
+  switch (has_all ? state_of(op.kinds, args) : kWatched) {
+    case kPlain:
+      return call_plain(op.plain.get(), args, count);
+    case kRecorded:
+      return call_recorded(op, args, count);
+    case kWatched:
+      return call_by_tuple(op.watched.get(), args, count);
+    default:
+      return nullptr;
+  }
+}
+
+// --- the module ---------------------------------------------------------------------------------
+
+PyMethodDef call_method = {"call", as_method(call), METH_FASTCALL, nullptr};
+PyMethodDef eager_method = {"call", as_method(call_eager), METH_FASTCALL, nullptr};
+
+// Returns a function of Python that owns `op`.
+template <class AnyOp>
+PyObject* function_of(PyMethodDef* method, std::unique_ptr<AnyOp> op) {
+  const Owned self(PyCapsule_New(op.get(), nullptr, [](PyObject* owner) {
+    delete static_cast<AnyOp*>(PyCapsule_GetPointer(owner, nullptr));
+  }));
+  if (!self) return nullptr;
+  op.release();
+  return PyCFunction_NewEx(method, self.get(), nullptr);
 }
 
 PyObject* bind(PyObject*, PyObject* args) {
   const char *name, *kinds;
-  Py_ssize_t results;
+  Py_ssize_t results, returned;
   PyObject* fallback;
-  if (!PyArg_ParseTuple(args, "ssnO", &name, &kinds, &results, &fallback)) return nullptr;
-  auto op = std::make_unique<Op>(Op{name, kinds, results, fallback});
+  if (!PyArg_ParseTuple(args, "ssnnO", &name, &kinds, &results, &returned, &fallback)) {
+    return nullptr;
+  }
+  auto op = std::make_unique<Op>(Op{name, kinds, results, returned, Owned(Py_NewRef(fallback))});
   if (std::max<Py_ssize_t>(op->kinds.size(), results) > kMaxArguments) {
     PyErr_Format(PyExc_ValueError, "%s has more than %zd arguments", name, kMaxArguments);
     return nullptr;
   }
-  const Owned self(PyCapsule_New(op.get(), nullptr, delete_op));
-  if (!self) return nullptr;
-  Py_INCREF(op.release()->fallback);
-  return PyCFunction_NewEx(&call_method, self.get(), nullptr);
+  return function_of(&call_method, std::move(op));
+}
+
+PyObject* eager(PyObject*, PyObject* args) {
+  const char* kinds;
+  PyObject *plain, *recorded, *watched;
+  if (!PyArg_ParseTuple(args, "sOOO", &kinds, &plain, &recorded, &watched)) return nullptr;
+  const auto owned = [](PyObject* function) { return Owned(Py_NewRef(function)); };
+  return function_of(
+      &eager_method,
+      std::make_unique<EagerOp>(EagerOp{kinds, owned(plain), owned(recorded), owned(watched)}));
 }
 
 // `dtypes` are float32, bfloat16, float16 and float64.
 PyObject* setup(PyObject*, PyObject* args) {
   std::array<PyObject*, 4> dtypes;
+  PyObject *handle_of, *tensor_of, *watchers, *has_autocast, *is_grad_wrapper;
   if (!PyArg_ParseTuple(
-          args, "O!O!OO(OOOO)O!O", &PyType_Type, &imports.plain_types[0], &PyType_Type,
-          &imports.plain_types[1], &imports.handle_of, &imports.tensors_of, &dtypes[0], &dtypes[1],
-          &dtypes[2], &dtypes[3], &PyTuple_Type, &imports.watchers, &imports.forward_ad)) {
+          args, "O!O!OOp(OOOO)O!O!OO", &PyType_Type, &imports.plain_types[0], &PyType_Type,
+          &imports.plain_types[1], &handle_of, &tensor_of, &imports.takes_handle, &dtypes[0],
+          &dtypes[1], &dtypes[2], &dtypes[3], &PyTuple_Type, &watchers, &PyDict_Type,
+          &imports.forward_ad, &has_autocast, &is_grad_wrapper)) {
     return nullptr;
   }
   requires_grad = PyUnicode_InternFromString("requires_grad");
+  is_nested = PyUnicode_InternFromString("is_nested");
+  is_cuda = PyUnicode_InternFromString("is_cuda");
   current_level = PyUnicode_InternFromString("_current_level");
-  if (requires_grad == nullptr || current_level == nullptr) return nullptr;
+  capsule = PyCapsule_New(&imports, nullptr, nullptr);  // any pointer but null
+  if (PyErr_Occurred()) return nullptr;
+  Py_INCREF(args);  // with all that it holds; never released, because the module is not unloaded
+  imports.handle_of = Builtin(handle_of);
+  imports.tensor_of = Builtin(tensor_of);
+  imports.has_autocast = Builtin(has_autocast);
+  imports.is_grad_wrapper = Builtin(is_grad_wrapper);
+  imports.watchers.clear();
+  for (Py_ssize_t i = 0; i < PyTuple_Size(watchers); ++i) {
+    imports.watchers.emplace_back(PyTuple_GetItem(watchers, i));
+  }
   const std::array codes{
       ScalarType::Float, ScalarType::BFloat16, ScalarType::Half, ScalarType::Double};
   imports.dtypes.clear();
   for (size_t i = 0; i < codes.size(); ++i) imports.dtypes.emplace_back(dtypes[i], codes[i]);
-  // References are never released, because the module is not unloaded either.
-  for (PyObject* object :
-       {imports.handle_of, imports.tensors_of, imports.watchers, imports.forward_ad}) {
-    Py_INCREF(object);
-  }
-  for (PyObject* dtype : dtypes) Py_INCREF(dtype);
-  for (PyTypeObject* type : imports.plain_types) Py_INCREF(type);
   Py_RETURN_NONE;
 }
 
 PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(Tensor, Parameter, handle_of, tensors_of, dtypes, watchers, forward_ad): stores the "
-     "objects of torch that calls need."},
+     "setup(Tensor, Parameter, handle_of, tensor_of, takes_handle, dtypes, watchers, forward_ad, "
+     "has_autocast, is_grad_wrapper): stores the objects of torch that calls need."},
     {"state", as_method(state), METH_FASTCALL,
      "state(*tensors): the State of a call on these tensors; an entry may be None."},
     {"bind", bind, METH_VARARGS,
-     "bind(name, kinds, results, fallback): returns a function that calls the op."},
+     "bind(name, kinds, results, returned, fallback): returns a function that calls the op."},
+    {"eager", eager, METH_VARARGS,
+     "eager(kinds, plain, recorded, watched): returns a function that calls one of the three."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {

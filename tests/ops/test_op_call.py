@@ -87,8 +87,10 @@ def test_a_direct_call_does_not_need_torchs_search(op, args):
         raise AssertionError("went by torch.ops")
 
     schema = by_torch(op)._schema
-    kinds = "".join(call._KINDS[str(argument.real_type)] for argument in schema.arguments)
-    bound = call._module.bind(f"fusedops::{op}", kinds, len(schema.returns), otherwise)
+    results = len(schema.returns)
+    bound = call._module.bind(
+        f"fusedops::{op}", call._kinds_of(schema), results, results, otherwise
+    )
     with torch.no_grad():
         bound(*args)
 
@@ -179,6 +181,16 @@ def test_a_call_keeps_neither_its_arguments_nor_its_results(op, args):
     assert uses() == before
 
 
+@pytest.mark.parametrize("returned", [1, 2])
+def test_a_direct_call_returns_the_first_results_and_keeps_no_other(returned):
+    settings = (0.0, 1.0, None, False)
+    results = by_torch("_cross_entropy")(X, CLASSES, 9, *settings)
+    expected = results[0] if returned == 1 else results[:returned]
+    for ignore_index in (9, numpy.int64(9)):  # the second is left to torch
+        found = direct("_cross_entropy", returned)(X, CLASSES, ignore_index, *settings)
+        assert_same(found, expected)
+
+
 def test_a_call_that_fails_keeps_nothing():
     before = X._use_count(), sys.getrefcount(X)
     with pytest.raises(RuntimeError):
@@ -209,6 +221,19 @@ def test_a_call_in_a_mode_is_watched(call_path, context):
     with context():
         assert call_path(X) == call_path(LEAF) == call_path() == WATCHED
     assert call_path(X) == PLAIN
+
+
+def test_a_recorded_call_on_a_nested_tensor_is_watched(call_path):
+    nested = torch.nested.nested_tensor([X[0], X[1]], requires_grad=True)
+    assert call_path(nested) == call_path(LEAF, nested) == WATCHED
+    with torch.no_grad():
+        assert call_path(nested) == PLAIN
+
+
+def test_a_recorded_call_on_what_a_transform_has_wrapped_is_watched(call_path):
+    wrapped = []
+    torch.func.grad(lambda x: (wrapped.append(x), x.sum())[1])(X)
+    assert call_path(LEAF, *wrapped) == WATCHED
 
 
 def test_a_call_in_a_trace_or_a_transform_is_watched(call_path):

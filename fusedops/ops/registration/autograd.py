@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch._C import _are_functorch_transforms_active
@@ -24,12 +24,17 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from fusedops.ops.registration.call import PLAIN, WATCHED, call_path, direct, tensors_among
+from fusedops.ops.registration.call import (
+    WATCHED,
+    by_path,
+    call_path,
+    direct,
+    first,
+    tensors_among,
+)
 from fusedops.ops.registration.forward_mode import composite_results, has_tangent
 from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT
 from fusedops.ops.registration.schema_errors import explained
-
-Result = TypeVar("Result")
 
 #: For each op its derivative formula and the function that saves tensors for it.
 _FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
@@ -151,17 +156,16 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _recorder(
-    op: str, run: Callable[..., Any], returned: int | slice = slice(None)
-) -> Callable[..., Any]:
+def _recorder(op: str, run: Callable[..., Any], returned: int | None = None) -> Callable[..., Any]:
     """Returns the forward of an autograd function of ``args`` and the tensors among them. It
-    returns the results of ``run(*args)`` that ``returned`` selects."""
+    returns the first ``returned`` results of ``run(*args)``, as call.first does."""
     _, setup_context = _FORMULAS[op]
+    selected = 0 if returned == 1 else slice(returned)
 
     def record(ctx: Any, args: tuple[Any, ...], *_: torch.Tensor | None) -> Any:
         results = run(*args)
         setup_context(ctx, args, results)
-        return results if isinstance(results, torch.Tensor) else results[returned]
+        return results if isinstance(results, torch.Tensor) else results[selected]
 
     return record
 
@@ -169,57 +173,51 @@ def _recorder(
 # --- eager calls --------------------------------------------------------------------------------
 
 
-def _needs_dispatcher(tensor: torch.Tensor) -> bool:
-    """Whether a tensor needs the dispatcher: it is nested, autocast will convert it, or it is a
-    wrapper from a transform of ``torch.func`` that has ended."""
-    if tensor.is_nested:
-        return True
-    if tensor.is_cuda and torch.is_autocast_enabled("cuda"):
-        return True
-    return torch._C._functorch.is_gradtrackingtensor(tensor)
-
-
-class EagerOp(Generic[Result]):
-    """Selects the cheapest form of ``fusedops::op``; a call is ``EagerOp(op).on(*tensors)(*args)``.
-
-    Result: the type of what a call returns.
+def eager_op(op: str, plain: str | None = None, returned: int | None = None) -> Callable[..., Any]:
+    """Returns the cheapest form of ``fusedops::op``, a function of all its arguments, by position.
 
     plain: the op for calls that autograd does not record, without the results that only a
-        derivative needs; by default the no-autograd variant.
-    returned: selects which of several results a call returns. The others must not be
-        differentiable, or second derivatives would lack their gradients.
+        derivative needs; by default the no-autograd variant. Its arguments are those of the
+        function, also one that ``op`` does not have.
+    returned: of several results the number of those that a call returns, as in call.first. The
+        others must not be differentiable, or second derivatives would lack their gradients.
     """
+    overload = getattr(torch.ops.fusedops, op).default
+    select = _argument_selector(op, plain or op)
+    apply = _apply_of(op, _recorder(op, _unrecorded(op), returned))
+    dispatched = first(returned, overload)
+    by_schema = explained(op, overload, dispatched)
+    eager = by_path(
+        plain or op,
+        _unrecorded(op, returned) if plain is None else direct(plain, returned),
+        apply if select is None else lambda args, *tensors: apply(select(args), *tensors),
+        by_schema if select is None else lambda *args: by_schema(*select(args)),
+    )
 
-    def __init__(
-        self, op: str, plain: str | None = None, returned: int | slice = slice(None)
-    ) -> None:
-        overload = getattr(torch.ops.fusedops, op).default
-        unrecorded = _unrecorded(op)
-        self.dispatched: Callable[..., Result] = _selecting(overload, returned)
-        self.watched: Callable[..., Result] = explained(op, overload, self.dispatched)
-        self.plain: Callable[..., Result]
-        if plain is None:
-            self.plain = _selecting(unrecorded, returned)
-        else:
-            self.plain = direct(plain)
-        apply, tensors_of = _apply_of(op, _recorder(op, unrecorded, returned)), tensors_among(op)
-        self.recorded: Callable[..., Result] = lambda *args: apply(args, *tensors_of(args))
-
-    def on(self, *tensors: torch.Tensor | None) -> Callable[..., Result]:
-        """Returns the function to call on these tensors; arguments are checked by the op itself."""
+    def call(*args: Any) -> Any:
         if is_dynamo_compiling():
-            return self.dispatched
-        how = call_path(*tensors)
-        if how == PLAIN:
-            return self.plain
-        if how == WATCHED or any([t is not None and _needs_dispatcher(t) for t in tensors]):
-            return self.watched
-        return self.recorded
+            return dispatched(*(args if select is None else select(args)))
+        return eager(*args)
+
+    return call
+
+
+def _argument_selector(op: str, plain: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
+    """Returns a function that selects the arguments of ``op`` from those of ``plain``, which has
+    one more, or None if both have the same."""
+    names, names_of_plain = (
+        [argument.name for argument in getattr(torch.ops.fusedops, name).default._schema.arguments]
+        for name in (op, plain)
+    )
+    if names == names_of_plain:
+        return None
+    (extra,) = (i for i, name in enumerate(names_of_plain) if name not in names)
+    return lambda args: (*args[:extra], *args[extra + 1 :])
 
 
 def through_dispatcher(op: str) -> Callable[..., Any]:
     """Returns ``fusedops::op`` with errors that name its arguments, for calls to which a few
-    microseconds do not matter. Unlike :class:`EagerOp`, it lets autocast see the call on the CPU
+    microseconds do not matter. Unlike :func:`eager_op`, it lets autocast see the call on the CPU
     too."""
     overload = getattr(torch.ops.fusedops, op).default
     by_schema = explained(op, overload, overload)
@@ -230,18 +228,11 @@ def through_dispatcher(op: str) -> Callable[..., Any]:
     return run
 
 
-def _selecting(run: Callable[..., Any], returned: int | slice) -> Callable[..., Any]:
-    """Returns ``run``, reduced to the selected results."""
-    if returned == slice(None):
-        return run
-    return lambda *args: run(*args)[returned]
-
-
-def _unrecorded(op: str) -> Callable[..., Any]:
-    """Returns ``fusedops::op`` without its derivative formula, with all its results."""
+def _unrecorded(op: str, returned: int | None = None) -> Callable[..., Any]:
+    """Returns ``fusedops::op`` without its derivative formula."""
     if op in OPS_WITH_VARIANT:
-        return direct(f"_{op}")
-    call = direct(op)
+        return direct(f"_{op}", returned)
+    call = direct(op, returned)
 
     def run(*args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():

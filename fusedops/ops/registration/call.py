@@ -1,9 +1,9 @@
-"""The fast path of eager calls: :func:`call_path` decides which layers have to see a call, and
-:func:`direct` calls the dispatcher without a schema match.
+"""The fast path of eager calls: :func:`by_path` calls the layer that has to see a call, and
+:func:`direct` the dispatcher, without a schema match.
 
 ``torch.ops`` matches the arguments of each call against the op's schema, which takes as long as
-the rest of a small call. :func:`direct` knows the types beforehand. Both functions are in the
-extension module ``op_call``; where it cannot be loaded, Python and ``torch.ops`` do the same, a few
+the rest of a small call. :func:`direct` knows the types beforehand. Both are in the extension
+module ``op_call``; where it cannot be loaded, Python and ``torch.ops`` do the same, a few
 microseconds slower.
 """
 
@@ -16,17 +16,20 @@ from typing import Any
 import torch
 from torch._C import (
     _are_functorch_transforms_active,
+    _is_any_autocast_enabled,
     _is_tracing,
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
 )
+from torch._C._functorch import is_gradtrackingtensor
 from torch.autograd import forward_ad
 
 from fusedops.ops.registration.libraries import load_op_call
 from fusedops.ops.registration.schema_errors import explained
 
 #: A call runs in one of three ways. PLAIN: only the kernel runs. RECORDED: autograd records it.
-#: WATCHED: a mode, a trace, a transform, forward mode or a subclass of Tensor has to see the op.
+#: WATCHED: a mode, a trace, a transform, forward mode or a subclass of Tensor has to see the op, or
+#: autograd records a call on a tensor that needs the dispatcher.
 PLAIN, RECORDED, WATCHED = range(3)
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -39,7 +42,8 @@ _WATCHERS = (
     _are_functorch_transforms_active,
 )
 
-#: The letters by which ``op_call`` knows the types of a schema, and one that it does not know.
+#: The letters by which ``op_call`` knows the types of a schema. It converts no list of tensors, but
+#: looks at each.
 _KINDS = {
     "List[Tensor]": "L",
     "Tensor": "t",
@@ -60,14 +64,25 @@ def _set_up_op_call() -> ModuleType | None:
     """Returns the extension module, or None where this Python or this torch cannot use it."""
     conversions = getattr(torch._C, "_aoti", None)
     handle_of = getattr(conversions, "unsafe_alloc_void_ptr_from_tensor", None)
-    # The counterpart for a single tensor does not take ownership of its handle and would leak.
-    tensors_of = getattr(conversions, "alloc_tensors_by_stealing_from_void_ptrs", None)
+    tensor_of = getattr(conversions, "alloc_tensor_by_stealing_from_void_ptr", None)
     op_call = load_op_call()
-    if op_call is None or handle_of is None or tensors_of is None:
+    if op_call is None or handle_of is None or tensor_of is None:
         return None
+    tensor: Any = torch.empty(0, device="cpu")
+    tensor_of(handle_of(tensor))
+    takes_handle = tensor._use_count() == 1  # torch 2.13 leaves the handle to the caller
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    op_call.setup(*_PLAIN_TYPES, handle_of, tensors_of, dtypes, _WATCHERS, forward_ad)
+    conversions = (handle_of, tensor_of, takes_handle)
+    queries = (_WATCHERS, vars(forward_ad), _is_any_autocast_enabled, is_gradtrackingtensor)
+    op_call.setup(*_PLAIN_TYPES, *conversions, dtypes, *queries)
     return op_call
+
+
+def _needs_dispatcher(tensor: torch.Tensor) -> bool:
+    """Whether a tensor needs the dispatcher: it is nested, autocast may convert it, or it is a
+    wrapper from a transform of ``torch.func`` that has ended."""
+    is_converted = tensor.is_cuda and _is_any_autocast_enabled()
+    return tensor.is_nested or is_converted or is_gradtrackingtensor(tensor)
 
 
 def _call_path(*tensors: Any) -> int:
@@ -80,9 +95,9 @@ def _call_path(*tensors: Any) -> int:
     present = [tensor for tensor in tensors if tensor is not None]
     if any([type(tensor) not in _PLAIN_TYPES for tensor in present]):
         return WATCHED
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or not any([tensor.requires_grad for tensor in present]):
         return PLAIN
-    return RECORDED if any([tensor.requires_grad for tensor in present]) else PLAIN
+    return WATCHED if any(map(_needs_dispatcher, present)) else RECORDED
 
 
 _module = _set_up_op_call()
@@ -96,9 +111,19 @@ def _kinds_of(schema: Any) -> str:
     return "".join(_KINDS.get(str(argument.real_type), "?") for argument in schema.arguments)
 
 
-def direct(op: str) -> Callable[..., Any]:
+def first(count: int | None, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``run``, reduced to its first result (``count`` is 1), the first few, or all
+    (None)."""
+    if count is None:
+        return run
+    if count == 1:
+        return lambda *args: run(*args)[0]
+    return lambda *args: run(*args)[:count]
+
+
+def direct(op: str, returned: int | None = None) -> Callable[..., Any]:
     """Returns ``fusedops::op`` as a function of all its arguments, by position, for calls that are
-    not WATCHED.
+    not WATCHED. It returns the first ``returned`` results, as :func:`first` does.
 
     A call whose arguments have other types than the schema's, or that fails, is passed on to
     ``torch.ops``.
@@ -108,14 +133,15 @@ def direct(op: str) -> Callable[..., Any]:
     """
     overload: torch._ops.OpOverload = getattr(torch.ops.fusedops, op).default
     function = op.removeprefix("_").removesuffix("_output")
+    schema, results = overload._schema, len(overload._schema.returns)
     by_schema = explained(function, overload, overload._op)
-    schema = overload._schema
+    by_schema = first(None if results == 1 else returned, by_schema)
     kinds = _kinds_of(schema)
     is_known = not set(kinds) & {"?", "L"} and {str(r.type) for r in schema.returns} == {"Tensor"}
     if _module is None or schema.is_mutable or not is_known:
         return by_schema
     bound: Callable[..., Any] = _module.bind(
-        f"fusedops::{op}", kinds, len(schema.returns), by_schema
+        f"fusedops::{op}", kinds, results, returned or results, by_schema
     )
     return bound
 
@@ -135,3 +161,28 @@ def tensors_among(op: str) -> Callable[[Sequence[Any]], list[Any]]:
         return tensors
 
     return tensors_of
+
+
+def by_path(
+    op: str,
+    plain: Callable[..., Any],
+    recorded: Callable[..., Any],
+    watched: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Returns a function of all arguments of ``fusedops::op``, by position. As the path of a call
+    is, it calls ``plain(*args)``, ``watched(*args)``, or ``recorded`` with the tuple of arguments
+    and the tensors among them."""
+    if _module is not None:
+        kinds = _kinds_of(getattr(torch.ops.fusedops, op).default._schema)
+        bound: Callable[..., Any] = _module.eager(kinds, plain, recorded, watched)
+        return bound
+    tensors_of = tensors_among(op)
+
+    def run(*args: Any) -> Any:
+        tensors = tensors_of(args)
+        path = _call_path(*tensors)
+        if path == RECORDED:
+            return recorded(args, *tensors)
+        return plain(*args) if path == PLAIN else watched(*args)
+
+    return run
