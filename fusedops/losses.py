@@ -11,7 +11,7 @@ import torch
 
 from fusedops import _arguments
 from fusedops.ops import checks
-from fusedops.ops.cross_entropy import ignored_rows
+from fusedops.ops.cross_entropy import ignored_rows, widened
 from fusedops.ops.registration.autograd import eager_op, through_dispatcher
 
 __all__ = ["cross_entropy", "linear_cross_entropy"]
@@ -25,6 +25,7 @@ _linear_cross_entropy_losses: Callable[..., tuple[torch.Tensor, ...]] = through_
 )
 
 Reduction = Literal["mean", "sum", "none"]
+_REDUCTIONS = get_args(Reduction)
 
 
 @overload
@@ -134,7 +135,7 @@ def _class_loss(
     """Returns the loss, and the lse of each row."""
     function = "cross_entropy"
     smoothing, z_loss, softcap = _numbers(function, label_smoothing, z_loss, softcap)
-    _arguments.one_of("reduction", reduction, get_args(Reduction))
+    _arguments.one_of("reduction", reduction, _REDUCTIONS)
     rows = _rows_of_classes(input, dim)
     _check_classes(function, target)
     if weight is not None and rows.dim() > 0:
@@ -144,7 +145,7 @@ def _class_loss(
     if weight is not None:
         counts = _row_weights(weight, target, ignore_index, losses.dtype)
     elif reduction == "mean" and ignore_index is not None:
-        counts = target.to(torch.int64) != ignore_index
+        counts = widened(target) != ignore_index
     return _reduced(losses, lse, counts, reduction, z_loss), lse
 
 
@@ -153,7 +154,7 @@ def _row_weights(
 ) -> torch.Tensor:
     """Returns the weight of each row's class, and 0 where the row is ignored."""
     # Any weight will do for a class out of range, whose loss is NaN.
-    classes = target.to(torch.int64).clamp(0, weight.shape[0] - 1)
+    classes = widened(target).clamp(0, weight.shape[0] - 1)
     return weight.to(dtype)[classes].masked_fill(ignored_rows(target, ignore_index), 0)
 
 
@@ -322,7 +323,7 @@ def _linear_loss(
     the gradient of ``weight`` needs them, otherwise one that returns their sum."""
     function = "linear_cross_entropy"
     smoothing, z_loss, softcap = _numbers(function, label_smoothing, z_loss, softcap)
-    _arguments.one_of("reduction", reduction, get_args(Reduction))
+    _arguments.one_of("reduction", reduction, _REDUCTIONS)
     _check_classes(function, target)
     _check_ignore_index(function, ignore_index)
     rows, classes = _flat_rows(function, input, target)

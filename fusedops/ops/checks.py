@@ -51,20 +51,18 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def check_cols(op: str, cols: int | torch.SymInt) -> None:
     # A symbolic size is not compared: the guard would restrict the sizes that a compiled graph
     # accepts.
-    check(
-        not isinstance(cols, int) or cols <= _MOST_COLS,
-        f"{op}: a row has {cols} elements; at most 2^31 - 1 are supported",
-    )
+    if isinstance(cols, int) and cols > _MOST_COLS:
+        raise RuntimeError(f"{op}: a row has {cols} elements; at most 2^31 - 1 are supported")
 
 
 def check_dim(op: str, input: torch.Tensor, dim: int) -> None:
     """Checks that ``dim`` is a dimension of ``input``, and that its rows are not too long."""
     bound = max(input.dim(), 1)
-    check(
-        -bound <= dim < bound,
-        f"{op}: dim is {dim}, wanted a value in [{-bound}, {bound - 1}] "
-        f"for an input of shape {list(input.shape)}",
-    )
+    if not -bound <= dim < bound:  # the text of a shape takes a microsecond
+        raise RuntimeError(
+            f"{op}: dim is {dim}, wanted a value in [{-bound}, {bound - 1}] "
+            f"for an input of shape {list(input.shape)}"
+        )
     check_cols(op, input.shape[dim] if input.dim() > 0 else 1)
 
 

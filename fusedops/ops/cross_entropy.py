@@ -119,12 +119,17 @@ def _fake_in_place(*args: Any, **kwargs: Any) -> None:
 # --- formulas of torch's own operators ----------------------------------------------------------
 
 
+def widened(target: torch.Tensor) -> torch.Tensor:
+    """Returns the classes as int64. ``to`` takes 0.6 us where it has nothing to do."""
+    return target if target.dtype == torch.int64 else target.to(torch.int64)
+
+
 def ignored_rows(target: torch.Tensor, ignore_index: int | None) -> torch.Tensor:
     """Returns which rows are ignored. Classes are converted to int64 first, because
     ``ignore_index`` may be a number that their dtype does not have."""
     if ignore_index is None:
         return torch.zeros_like(target, dtype=torch.bool)
-    return target.to(torch.int64) == ignore_index
+    return widened(target) == ignore_index
 
 
 def one_hot(target: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
