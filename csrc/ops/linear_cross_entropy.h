@@ -326,7 +326,7 @@ class LinearGradients {
 
   // Adds the gradients of a chunk, from the gradient of its logits.
   void add(const LinearChunk& chunk) const {
-    if (wants_input_) add_to_input(chunk);
+    if (wants_input_) write_input_gradient(chunk);
     if (wants_weight_) add_to_weight(chunk);
     if (wants_bias_) bias_sums_.add(chunk.logits, chunk);
   }
@@ -344,7 +344,9 @@ class LinearGradients {
     return torch::stable::view(contiguous, {contiguous.numel()});
   }
 
-  void add_to_input(const LinearChunk& chunk) const {
+  // Writes the chunk's rows of the input's gradient. `chunk.logits` holds the gradient of the
+  // logits. If ignored rows were left out, the rows are copied to where they belong.
+  void write_input_gradient(const LinearChunk& chunk) const {
     if (!counted_.index) {
       const Tensor rows = rows_from(input_, chunk.first, chunk.rows);
       return multiply_matrices(chunk.logits, head_.weight, rows);

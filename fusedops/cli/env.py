@@ -221,8 +221,8 @@ def probe_settings() -> Report:
 
 
 def probe_policy() -> Report:
-    """Returns for each device, and for one CPU thread, the policy table of fuse="profitable"; then
-    the tables that the user has measured."""
+    """Returns the policy table of fuse="profitable" for each device, with one thread and with all;
+    then the folder of the user's tables, their number, and what is wrong with damaged ones."""
     costs = importlib.import_module("fusedops.graph.policy.costs")
     report = {}
     for device in costs.devices():

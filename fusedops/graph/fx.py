@@ -14,7 +14,8 @@ from fusedops.graph.rewriting.rewriter import rewrite_module
 
 
 def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
-    """Replaces softmax, log_softmax, layer_norm and rms_norm in a `torch.fx.symbolic_trace` graph.
+    """Replaces softmax, log_softmax, layer_norm and rms_norm in a `torch.fx.symbolic_trace` graph
+    by operators of fusedops.
 
     Args:
         graph_module: changed in place.
@@ -27,7 +28,7 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
         TypeError: `graph_module` is not a GraphModule, or an example input is missing or of the
             wrong type.
 
-    Source: :func:`torch.fx.symbolic_trace`, whose graphs it takes.
+    Source: :func:`torch.fx.symbolic_trace`.
     """
     if not isinstance(graph_module, GraphModule):
         raise TypeError(

@@ -24,7 +24,8 @@ class OpCall:
 
 
 def viewed(operand: Node | OpCall) -> Node:
-    """Returns the node that an operand is, or is a view of."""
+    """Returns the node that an operand is, or is a view of: calls in an operand are views, whose
+    first argument is the viewed tensor."""
     while isinstance(operand, OpCall):
         operand = operand.args[0]
     return operand

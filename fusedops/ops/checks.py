@@ -71,8 +71,8 @@ def check_eps(op: str, eps: float) -> None:
 
 
 def check_softcap(op: str, softcap: float | None, computed: torch.dtype) -> None:
-    """Checks that a soft cap and its reciprocal are normal numbers of the dtype in which scores of
-    dtype ``computed`` are computed."""
+    """Checks that a soft cap and its reciprocal are normal numbers of float64 for ``computed``
+    scores of float64, and of float32 for all others."""
     if softcap is None:
         return
     wide = torch.float64 if computed == torch.float64 else torch.float32

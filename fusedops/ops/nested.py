@@ -22,7 +22,7 @@ Inner = Callable[[str, tuple[Any, ...]], tuple[set[int], tuple[Any, ...]]]
 
 
 def _of_dim(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
-    """Is the :data:`Inner` of ops whose second argument is ``dim``."""
+    """Returns, of ops whose second argument is ``dim``, what :data:`Inner` says."""
     input, dim, *rest = args
     rank = input.dim()
     checks.check(
@@ -34,7 +34,7 @@ def _of_dim(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
 
 
 def _of_shape(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
-    """Is the :data:`Inner` of ops whose second argument is ``normalized_shape``."""
+    """Returns, of ops whose second argument is ``normalized_shape``, what :data:`Inner` says."""
     input, shape, *rest = args
     rank = input.dim()
     checks.check(

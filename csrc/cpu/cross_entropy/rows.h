@@ -284,7 +284,8 @@ FUSEDOPS_NOINLINE void add_lanes(const Vec<double> (&lanes)[kBatchRows], RowValu
   sums_over_lanes<double>(lanes, sums);
 }
 
-// Adds up rows of one segment. Each step is taken for all rows, so that their latencies overlap.
+// Sums the exponentials and differences of a batch of rows that are one segment long each. A step
+// runs for all rows before the next one does, so that their latencies overlap.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits, LossBatch& sums) {
   using C = Compute<In>;

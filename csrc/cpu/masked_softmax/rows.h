@@ -324,7 +324,8 @@ FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, RowRa
         so_far.sum = so_far.sum + e;
         return so_far;
       });
-  // Lanes are added up as in a chunk whose first columns are computed too.
+  // Lanes are counted from column 0 and not from cols.begin, so that the sum has the same bits
+  // whether hidden columns at the start of the row are computed or skipped.
   return chunk_of<C>(max, sums, end_of_tiles);
 }
 

@@ -35,8 +35,8 @@ struct NormSlope {
 // the sum times rstd is a normal number. Such rows are multiplied, when they are read, by a power
 // of two near rstd, which changes no other bit.
 
-// Whether rows may be that tiny. float16 has no values that small, and products of doubles do not
-// become denormal.
+// Whether rows of a type may be that tiny: float16 has no values that small, and rows of doubles
+// are not scaled.
 template <class T>
 constexpr bool kMayBeTiny = sizeof(Compute<T>) == sizeof(float);
 template <>
@@ -205,8 +205,9 @@ struct NormRows {
     };
   }
 
-  // Writes a tiny row, scaled, to `copy`, which has room for whole tiles, and reads it there.
-  FUSEDOPS_INLINE void read_tiny(T* copy, int64_t cols) {
+  // If the row may be tiny, writes it, scaled, to `copy`, which has room for whole tiles. This
+  // object then reads the copy.
+  FUSEDOPS_INLINE void scale_if_tiny(T* copy, int64_t cols) {
     static_assert(kCount == 1);
     if constexpr (kMayBeTiny<T>) {
       if (rstd[0] > kLargeRstd<C>) *this = scaled(*this, copy, cols);
@@ -425,7 +426,7 @@ void norm_backward_rows(
   const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
   const auto step = [&](auto count, int64_t first) FUSEDOPS_LAMBDA {
     NormRows<kCenters, T, count.value> rows(args, first);
-    if constexpr (count.value == 1) rows.read_tiny(copy, args.cols);
+    if constexpr (count.value == 1) rows.scale_if_tiny(copy, args.cols);
     C sums[2 * count.value];
     norm_sums<kSums>(rows, weight, column_sums.grad_weight, column_sums.grad_bias, args.cols, sums);
     finish_row_sums(rows, sums, args);

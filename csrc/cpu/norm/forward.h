@@ -198,7 +198,7 @@ struct Scaled {
 };
 
 // Adds a square to a sum without producing a denormal. With FMA the product is never a separate
-// value, so sums start at the square of `tiny`, which is normal, and started_at() subtracts it
+// value, so sums start at the square of `tiny`, which is normal, and sum_of_starts() subtracts it
 // later. Without FMA, values below `tiny` are ignored.
 template <class C>
 FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C tiny) {
@@ -219,9 +219,10 @@ FUSEDOPS_INLINE Tile<C> start_of_chunk(C tiny, int64_t cols) {
   return cols < kTile<T> ? filled<T>(start, Tail{static_cast<int>(cols)}, C(0)) : start;
 }
 
-// Returns what the starts of all chunks of a row add up to.
+// Returns the part of a row's sum of squares that is not from its elements but from the starts of
+// its chunks.
 template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Wider<T> started_at(C tiny, int64_t cols) {
+FUSEDOPS_INLINE Wider<T> sum_of_starts(C tiny, int64_t cols) {
   const int64_t chunks = ceil_div(cols, kNormChunk<T>);
   const int64_t lanes = cols < kTile<T> ? cols : kTile<T>;
   return Wider<T>(start_of_squares(tiny)) * (chunks * lanes);
@@ -350,7 +351,7 @@ FUSEDOPS_INLINE void moments_around(
   totals(sums, total);
   for (int r = 0; r < kCount; ++r) {
     const Wider<T> away = total[2 * r] / cols;
-    const Wider<T> around = total[2 * r + 1] - started_at<T>(source.tiny, cols);
+    const Wider<T> around = total[2 * r + 1] - sum_of_starts<T>(source.tiny, cols);
     const Wider<T> squares = around - total[2 * r] * away;
     moments[r] = {squares < 0 ? 0 : squares, shift[r], away};  // below 0 if squares underflow
   }
@@ -430,7 +431,7 @@ FUSEDOPS_INLINE void sums_of_squares(
     for (int r = 0; r < kCount; ++r) sums[r].add(squares[r]);
   });
   totals(sums, total);
-  for (auto& squares : total) squares -= started_at<T>(source.tiny, cols);
+  for (auto& squares : total) squares -= sum_of_starts<T>(source.tiny, cols);
 }
 
 // Computes again a sum of squares that overflowed, or lost bits of small squares. The row is

@@ -146,7 +146,7 @@ NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row, v
   NormRows<kCenters, T, 1> rows(args, /*first=*/0);
   if constexpr (kCenters) rows.mean[0] = static_cast<const Compute<T>*>(args.mean)[row];
   rows.rstd[0] = static_cast<const Compute<T>*>(args.rstd)[row];
-  rows.read_tiny(static_cast<T*>(copy), args.cols);
+  rows.scale_if_tiny(static_cast<T*>(copy), args.cols);
   return rows;
 }
 

@@ -25,7 +25,7 @@ constexpr int64_t norm_scratch_bytes(const NormForward& args) {
 }
 
 // Scratch memory holds the weight, a chunk of a row for dropout and, if arithmetic is in float, the
-// scaled copy of a row of tiny values (read_tiny() in backward.h).
+// scaled copy of a row of tiny values (scale_if_tiny() in backward.h).
 constexpr int64_t norm_scratch_bytes(const NormBackward& args) {
   const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.input.dtype);
   const int64_t row_bytes = args.input.dtype == DType::kFloat64 ? 0 : width * dtype_bytes;

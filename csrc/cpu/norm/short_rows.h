@@ -47,7 +47,8 @@ FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + Broadcast(0.0f);
 }
 
-// Adds up the lanes in double, in the order of totals().
+// Adds up in double the sums that each lane has for several rows, in the order of totals(), so that
+// short rows have the bits of long ones.
 template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
@@ -157,7 +158,7 @@ FUSEDOPS_INLINE TileMoments<float> moments_of_group(
   sum_deviations<kCenters, T>(group, shift, args.cols, moments.away, moments.squares);
   if constexpr (kCenters) moments.shift = promoted(shift);
   for (int64_t i = 0; i < kWideVectors<float>; ++i) {
-    vector_of(moments.squares, i) -= started_at<T>(Unscaled<T>::tiny, args.cols);
+    vector_of(moments.squares, i) -= sum_of_starts<T>(Unscaled<T>::tiny, args.cols);
   }
   const SquaresRange<double> range = squares_range<T>(args);
   int64_t exact[kGroupRows<T>];

@@ -247,7 +247,7 @@ def _cross_entropy() -> Operator:
         result: Tensor = aten._log_softmax_backward_data.default(to_log_p, log_p, -1, log_p.dtype)
         return result
 
-    def with_losses(grad: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    def arguments_of_fused(grad: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
         grad, x = grad.flatten(0, -2), x.flatten(0, -2)
         saved = ours.cross_entropy.default(x, target)
         return x, target, *saved, grad[:, 0].to(saved[0].dtype)
@@ -264,7 +264,7 @@ def _cross_entropy() -> Operator:
         moved={FORWARD: 1, BACKWARD: 2},
         backward={
             "eager": Provider(eager, with_log_softmax),
-            "fusedops": Provider(fused, with_losses),
+            "fusedops": Provider(fused, arguments_of_fused),
         },
     )
 

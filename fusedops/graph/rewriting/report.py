@@ -29,7 +29,8 @@ log = logging.getLogger("fusedops")
 
 Shape = tuple[int | str, ...]
 
-#: Reasons of sites whose code by Inductor is faster than any softmax kernel could be.
+#: Reasons of sites that are left because the code around them, as an attention of torch or a loss
+#: that never stores probabilities, is faster than any softmax kernel beside it.
 _ON_PURPOSE_REASONS = (SDPA, BECOMES_SDPA, NEVER_MATERIALISED)
 
 

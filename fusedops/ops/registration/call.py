@@ -148,7 +148,7 @@ def direct(op: str, returned: int | None = None) -> Callable[..., Any]:
 
 def tensors_among(op: str) -> Callable[[Sequence[Any]], list[Any]]:
     """Returns a function that finds the tensors among the arguments of ``fusedops::op``, with the
-    elements of its lists. One that is None is among them."""
+    elements of its lists. One that is None is among them. Its kinds are those of ``_KINDS``."""
     kinds = _kinds_of(getattr(torch.ops.fusedops, op).default._schema)
 
     def tensors_of(args: Sequence[Any]) -> list[Any]:
