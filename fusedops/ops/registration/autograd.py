@@ -115,8 +115,7 @@ def register_autograd(
     tensors_of = tensors_among(op)
 
     def record(ctx: Any, call: tuple[Callable[..., Any], tuple[Any, ...]], *_: Any) -> Any:
-        run, args = call
-        return _recorder(op, run)(ctx, args)
+        return _record(ctx, setup_context, *call)
 
     apply = _apply_of(op, record)
 
@@ -156,6 +155,13 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
+def _record(ctx: Any, setup_context: Callable[..., Any], run: Callable[..., Any], args: Any) -> Any:
+    """Returns ``run(*args)``, of which ``setup_context`` saves what the formula needs."""
+    results = run(*args)
+    setup_context(ctx, args, results)
+    return results
+
+
 def _recorder(op: str, run: Callable[..., Any], returned: int | None = None) -> Callable[..., Any]:
     """Returns the forward of an autograd function of ``args`` and the tensors among them. It
     returns the first ``returned`` results of ``run(*args)``, as call.first does."""
@@ -163,8 +169,7 @@ def _recorder(op: str, run: Callable[..., Any], returned: int | None = None) -> 
     selected = 0 if returned == 1 else slice(returned)
 
     def record(ctx: Any, args: tuple[Any, ...], *_: torch.Tensor | None) -> Any:
-        results = run(*args)
-        setup_context(ctx, args, results)
+        results = _record(ctx, setup_context, run, args)
         return results if isinstance(results, torch.Tensor) else results[selected]
 
     return record
