@@ -22,7 +22,8 @@ from fusedops.graph import Pass, ReusePass
 
 @pytest.fixture(autouse=True)
 def untouched_inductor_config():
-    with inductor_config.patch(pre_grad_custom_pass=None, post_grad_custom_post_pass=None):
+    with fusedops.patch():  # At its end it restores all options that ours set, the timing too.
+        fusedops.disable()
         yield
 
 
