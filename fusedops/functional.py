@@ -1062,7 +1062,7 @@ def _rounded_add_rms_norm(
     if not _needs_separate_multiplication("add_rms_norm", variant, input, weight, dtype):
         arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
         return _fused_add_rms_norm(*arguments, weight)
-    # Without weight, offset and rounding: only the sum is used.
+    # Only the sum is used: the call has no weight, offset or rounding.
     unweighted = (input, residual, normalized_shape, None, eps, 0.0, False)
     total = _ops.add_rms_norm.default(*unweighted, *dropout)[1]
     output = rms_norm(total, normalized_shape, weight, eps, variant=variant)

@@ -456,7 +456,7 @@ class Session {
     return std::chrono::duration<double>(since).count() >= seconds_;
   }
 
-  // Returns at the end of the time, and where the device is lost.
+  // Returns at the end of the time, or when the device is lost.
   void run(const std::vector<Ask>& asks) {
     for (const Ask& ask : asks) {
       if (is_over() || lost_) break;

@@ -1,4 +1,4 @@
-// Declares what the C interface does on a GPU beside launches. libfusedops_kernels_cuda has these
+// Declares what the C interface does on a GPU besides launches. libfusedops_kernels_cuda has these
 // functions, so that the interface needs no CUDA runtime of its own.
 //
 // The result is a cudaError_t, 0 for success; `stream` is a cudaStream_t of the current device.

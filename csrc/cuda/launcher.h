@@ -1,4 +1,4 @@
-// Launches on a tensor's CUDA device, on the current stream of that device.
+// Launches kernels on a tensor's CUDA device, in the current stream of that device.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -99,7 +99,7 @@ struct Op {
   Owned fallback;
 };
 
-// An op of which autograd records calls, and others see them.
+// An op that a call runs in one of three ways, which state_of() chooses.
 struct EagerOp {
   std::string kinds;  // of the arguments of `plain`
   Owned plain, recorded, watched;
@@ -109,14 +109,14 @@ bool is_plain_tensor(PyObject* object) {
   return Py_TYPE(object) == imports.plain_types[0] || Py_TYPE(object) == imports.plain_types[1];
 }
 
-// Returns -1 if an error is set, as Python's own functions of this kind do.
+// Returns whether an object is true, or -1 if an error is set, as Python's own functions do.
 int truth(const Owned& object) { return object ? PyObject_IsTrue(object.get()) : -1; }
 
 int truth_of_attribute(PyObject* object, PyObject* name) {
   return truth(Owned(PyObject_GetAttr(object, name)));
 }
 
-// The length of a tuple or list, and -1 for other sequences, which are left to torch.
+// Returns the length of a tuple or list, or -1 for another sequence, which is left to torch.
 Py_ssize_t length(PyObject* list) {
   if (PyTuple_Check(list)) return PyTuple_Size(list);
   return PyList_Check(list) ? PyList_Size(list) : -1;
@@ -145,7 +145,8 @@ int needs_dispatcher(PyObject* tensor) {
   return on_cuda > 0 ? truth(imports.has_autocast()) : on_cuda;
 }
 
-// Whether is(tensor) for one of the tensors among the arguments and the elements of their lists.
+// Returns whether is(tensor) holds for any tensor among the arguments and the elements of their
+// lists, or -1 if an error is set.
 template <class Is>
 int any_tensor(const std::string& kinds, PyObject* const* args, Is is) {
   for (size_t i = 0; i < kinds.size(); ++i) {
@@ -329,7 +330,8 @@ bool all_fit(const Op& op, PyObject* const* args, Py_ssize_t count) {
   return true;
 }
 
-// Whether the op ran. If so, its results are in the stack.
+// Calls the op through torch's dispatcher, and returns whether that succeeded: the op's results are
+// then in `stack`.
 bool dispatch(const Op& op, PyObject* const* args, StableIValue* stack) {
   try {
     for (size_t i = 0; i < op.kinds.size(); ++i) {

@@ -184,7 +184,7 @@ def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
         check_device(op, "seed", seed, like)
 
 
-def check_branch_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
+def check_optional_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
     """Checks ``p`` and ``seed``; without a seed ``p`` must be 0."""
     if seed is not None:
         check_seed(op, p, seed, like)

@@ -202,8 +202,9 @@ def _moved(tensor: MaybeTensor, source: int, destination: int) -> MaybeTensor:
 
 
 def _register_second_derivative(op: NormOp) -> None:
+    """Registers the derivative of ``op``, a backward op: the gradients of its tensor arguments."""
     tensors = ("grad_output", op.input, "mean", "rstd", "weight", "seed")
-    of_op = tensors_among(op.name)(op.names)
+    tensor_names = tensors_among(op.name)(op.names)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         named = dict(zip(op.names, inputs, strict=True))
@@ -214,7 +215,7 @@ def _register_second_derivative(op: NormOp) -> None:
 
     def formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
         by_name = _second_derivatives(op, ctx, cotangents)
-        return tuple(map(by_name.get, of_op))
+        return tuple(map(by_name.get, tensor_names))
 
     register_autograd(op.name, formula, setup_context)
 

@@ -86,7 +86,7 @@ def fake_forward(op: NormOp, *args: Any, **kwargs: Any) -> Any:
     input: torch.Tensor = named["input"]
     function = op.function
     if op.has_residual:
-        checks.check_branch_seed(function, named["p"], named["seed"], ("input", input))
+        checks.check_optional_seed(function, named["p"], named["seed"], ("input", input))
     _check_tensors(op, named)
     _check_rows_are_not_empty(op, named)
     checks.check_eps(function, named["eps"])
@@ -145,7 +145,7 @@ def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, 
     checks.check_output_mask(function, mask, len(op.results))
     terms: tuple[torch.dtype, ...] = ()
     if op.has_residual:
-        checks.check_branch_seed(function, named["p"], named["seed"], ("sum", input))
+        checks.check_optional_seed(function, named["p"], named["seed"], ("sum", input))
         terms = checks.check_term_dtypes(
             function, input, named["input_dtype"], named["residual_dtype"]
         )

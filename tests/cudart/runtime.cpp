@@ -527,7 +527,7 @@ const char* cudaGetErrorString(cudaError_t error) {
   return found == texts.end() ? "another error" : found->second;
 }
 
-// --- what a program calls beside the package -----------------------------------------------------
+// --- what a program calls besides the package ----------------------------------------------------
 
 cudaError_t cudaPeekAtLastError() { return last_error; }
 

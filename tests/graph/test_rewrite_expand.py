@@ -26,7 +26,7 @@ def _biased(x):
     return {"attn_mask": torch.linspace(-1, 1, 25, dtype=x.dtype).view(5, 5)}
 
 
-#: What may be given beside the inputs, and the op that the softmax becomes.
+#: What may be given besides the inputs, and the op that the softmax becomes.
 MASKS = {
     "none": (lambda x: {}, "softmax"),
     "key padding": (_key_padding, "masked_softmax"),

@@ -120,7 +120,7 @@ def test_every_rms_norm_is_found_and_gives_eagers_output_and_gradients(name, rew
 
 #: Tensors in bfloat16 on the longest path through such a model: of each of two layers the norm,
 #: query or key, its rotation, scores, probabilities, context, projection, residual, norm, gate, its
-#: activation, product, projection and residual, and Gemma2's norms of both branches; beside the
+#: activation, product, projection and residual, and Gemma2's norms of both branches; besides the
 #: embeddings, scaled, and the last norm.
 ROUNDINGS = 2 * 16 + 3
 

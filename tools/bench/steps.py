@@ -44,8 +44,8 @@ HEAD_WIDTH = 64
 DEFAULT = ("gpt2", "bert", "llama", "t5", "vit", "swin")
 QUICK = (("gpt2", TRAINING), ("bert", INFERENCE))
 DTYPES = ("float32", "bfloat16")
-# Measuring stops at this precision of a median ratio, and in any case after TURNS or TURNS_QUICK
-# turns through all orders.
+# Measuring stops once the median of Inductor's time over ours is this precise, and in any case
+# after TURNS or TURNS_QUICK turns, each of which times the calls in all of balanced_orders().
 PRECISION = 0.005
 TURNS, TURNS_QUICK = 2, 1
 #: A step may take longer than Inductor's by this share without being called slower.

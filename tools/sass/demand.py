@@ -19,7 +19,8 @@ from .toolchain import Code
 GOLDEN = 0.6180339887
 FEW_BLOCKS, MANY_BLOCKS = 2, 16
 ALIKE = 0.01  # blocks whose instructions and bytes differ by less are the same
-# Rows that a walking block is followed over: 2 and 4 times what it takes to fill the grid.
+# Blocks that walk over rows are followed for two numbers of rows: 2 and 4 times as many as fill the
+# grid.
 FILLED = (2, 4)
 
 
@@ -34,7 +35,7 @@ class Demand:
     instructions: float
     loaded: dict[int, float]  # bytes by region
     stored: dict[int, float]
-    guesses: float  # of a warp
+    guesses: float  # jumps and accesses of a warp whose target is not known
 
 
 def mean_trace(code: Code, launch: Launch, regions: dict[int, Region], least_blocks: int) -> Trace:

@@ -93,7 +93,7 @@ def signed(value: int | np.ndarray, bits: int = 32) -> int | np.ndarray:
 
 
 def sign_extend(value: int | np.ndarray) -> int | np.ndarray:
-    """Returns the sign extended to 64 bits."""
+    """Returns a word of 32 bits extended to 64 bits by its sign."""
     number = signed(value)
     return number & DOUBLE if isinstance(number, int) else number.view(np.uint64)
 

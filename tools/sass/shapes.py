@@ -59,7 +59,7 @@ class Shape:
     bytes_u: float  # moved, in units of one tensor
     instructions: float  # of warps, for 1024 elements
     issue: float  # instructions at the speed of a copy, as a share of what the GPU can issue
-    guesses: float  # jumps of a warp that depend on data
+    guesses: float  # jumps and accesses of a warp whose target is not known
 
 
 def moved_bytes(demand: Demand, regions: dict[int, Region]) -> float:
@@ -72,14 +72,16 @@ def moved_bytes(demand: Demand, regions: dict[int, Region]) -> float:
 
 
 def counted_loads(region: Region | None, count: float) -> float:
-    """Returns the bytes from memory: none if caches hold what all rows read, and partials once."""
+    """Returns the bytes that come from memory: those of rows, those of partials at most once, and
+    none of what all rows read, which caches hold."""
     if region is None or region.kind == "rows":
         return count
     return min(count, region.bytes) if region.kind == "partials" else 0.0
 
 
 def counted_stores(region: Region | None, count: float) -> float:
-    """Returns the bytes to memory: partials, and what all rows add to, count once at most."""
+    """Returns the bytes that go to memory: those of rows, and at most once those of partials and
+    of what all rows add to."""
     return count if region is None or region.kind == "rows" else min(count, region.bytes)
 
 

@@ -12,8 +12,8 @@ namespace tune {
 
 inline constexpr int32_t kCheckThreads = 256, kCheckBlocks = 1024;
 
-// Fills with words that are numbers of magnitudes from 1/4 to 1, both as one float and as two
-// bfloat16; or with bytes of 0 and 1.
+// Fills `words` with numbers of magnitudes from 1/4 to 1, whether a word is read as one float or as
+// two bfloat16; or, if `bools` is set, with bytes of 0 and 1.
 FUSEDOPS_KERNEL(kCheckThreads) fill(uint32_t* words, int64_t count, bool bools) {
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {

@@ -62,7 +62,8 @@ inline fusedops::ConstRows const_rows_at(const void* data, const Question& q) {
 }
 inline fusedops::Rows rows_at(void* data, const Question& q) { return {data, {q.cols}, q.dtype}; }
 
-// Returns an address that is aligned as allocations are, for arguments that are only planned.
+// Returns an address that is aligned as allocations are, for arguments by which a launch is planned
+// but not made.
 inline void* any_address() { return reinterpret_cast<void*>(uintptr_t{256}); }
 inline Memory any_memory(const std::vector<Array>& arrays) {
   return Memory(arrays.size(), any_address());

@@ -53,8 +53,8 @@ FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, AnyLogits logits) 
   return 0;
 }
 
-// Hold sums of exp(logit - shift), without the class, and of logit - shift: over each lane of
-// doubles, or over each lane of a tile.
+// Hold two sums for each lane: of exp(logit - shift), without the class, and of logit - shift. The
+// lanes are those of a vector of doubles, or of a tile.
 struct LaneSums {
   Vec<double> exponentials, differences;
 };
@@ -186,7 +186,7 @@ FUSEDOPS_INLINE void for_row_segments(Segment<In> row, AnyLogits logits, RowRang
 // Holds the numbers from which the losses of a batch of rows are computed.
 struct alignas(kVectorBytes) LossBatch {
   RowValue shift, sum, total;
-  RowValue logit;  // of the class; -inf if there is none, so that the others are all columns
+  RowValue logit;  // of the class, which `sum` leaves out; -inf if there is no class
   RowValue kind;   // 1 if there is a class; otherwise the loss, 0 or NaN
 
   // Sets the class of a row, and sums whose lse is 0, which set() replaces if the row is read.

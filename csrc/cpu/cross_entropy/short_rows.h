@@ -34,7 +34,7 @@ FUSEDOPS_NOINLINE void load_bases(
     bases[col] = logits.base(bases[col]);
 }
 
-// Returns the base of one row and column.
+// Returns the base of the logit in one row and column of a group.
 template <class C>
 FUSEDOPS_INLINE double base_in_group(const Tile<C>* bases, int64_t row, int64_t col) {
   return double(reinterpret_cast<const C*>(bases + col)[row]);

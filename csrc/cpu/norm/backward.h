@@ -452,8 +452,8 @@ void with_result(Columns result, Body body) {
   body(static_cast<Compute<T>*>(result.data));
 }
 
-// Adds up the sums of all partitions, the first one first. Within a partition the columns of a tile
-// lie in T's order, the even ones first if kEvenOdd.
+// Adds up the sums of all partitions, the first one first. A partition's sums have the column order
+// of a tile of T: in each tile the even columns come first if kEvenOdd.
 template <class T, class Result, class C = Compute<T>>
 void sum_partitions(
     const C* partials, Result* result, int64_t partitions, int64_t stride, int64_t begin,

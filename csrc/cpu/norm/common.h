@@ -53,8 +53,8 @@ FUSEDOPS_INLINE void with_branch(DType dtype, Body body) {
 
 // --- parameters ---------------------------------------------------------------------------------
 
-// Converts `from` to columns of the kernel for T: in the compute type, in T's order, and with
-// `offset` added.
+// Copies weight or bias to `copy` as the kernel for T reads it: in the compute type, in the column
+// order of a tile of T (tile.h), and with `offset` added.
 template <class T, class From, class C = Compute<T>>
 void copy_columns(const From* from, C offset, C* copy, int64_t cols) {
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -63,8 +63,9 @@ void copy_columns(const From* from, C offset, C* copy, int64_t cols) {
   });
 }
 
-// Holds weight or bias in T's order: a pointer to the values in memory, or to a copy. If T is the
-// compute type, `memory` points to either, so that the loops that read it are compiled once.
+// Reads weight or bias as tiles, in the column order of a tile of T: from the values in memory, or
+// from a copy. If T is the compute type, `memory` points to either, so that the loops that read it
+// are compiled once.
 template <class T>
 struct ColumnValues {
   using C = Compute<T>;
@@ -132,7 +133,7 @@ FUSEDOPS_INLINE Vec<double> at_least(Vec<double> x, double least) {
   return x < least ? Set(least) : x;
 }
 
-// Holds all that rstd depends on beside the `cols` values that are normalized.
+// Holds all that rstd depends on besides the `cols` values that are normalized.
 struct NormFormula {
   NormKind kind;
   int64_t cols;

@@ -446,7 +446,7 @@ FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(
   return scaled[0] / factor / factor;
 }
 
-// Returns the sum of squares of a row in memory. It is computed again if it is not in its range.
+// Returns the sum of squares of a row in memory. The sum is computed again if it is not in `range`.
 template <class T>
 Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   Wider<T> squares[1];

@@ -276,7 +276,7 @@ struct NormBackwardGroups {
     if (writes) write(first, slope, read, rstd);
   }
 
-  // Adds the sums over rows to those of the partition, which are in T's order.
+  // Adds the sums over rows to those of the partition, which have the column order of a tile of T.
   void add_to(float* weight_sums, float* bias_sums) const {
     if (args.grad_weight.data != nullptr) add_over_rows(grad_weight, weight_sums);
     if (args.grad_bias.data != nullptr) add_over_rows(grad_bias, bias_sums);
@@ -347,12 +347,12 @@ struct NormBackwardGroups {
   FUSEDOPS_INLINE void write(
       int64_t first, NormSlope<Tile<float>> slope, Read read, Tile<float> rstd) {
     if constexpr (kMayLoseProducts<T>) {
-      Mask<float> loses;
+      Mask<float> lossy;
       for (int half = 0; half < 2; ++half) {
-        loses.v[half] = loses_products(slope.slope.v[half], read.rstd.v[half]);
+        lossy.v[half] = loses_products(slope.slope.v[half], read.rstd.v[half]);
       }
-      if (AnyTrue(loses.v[0] | loses.v[1])) {
-        const Tile<float> factor = scaled_gradients(loses);
+      if (AnyTrue(lossy.v[0] | lossy.v[1])) {
+        const Tile<float> factor = scaled_gradients(lossy);
         slope = {slope.grad_mean * factor, slope.slope * factor};
         rstd = rstd / factor;
       }
@@ -371,14 +371,15 @@ struct NormBackwardGroups {
     });
   }
 
-  // Scales the gradients, and returns the factors.
-  FUSEDOPS_NOINLINE Tile<float> scaled_gradients(Mask<float> loses) {
+  // Scales the gradients of the rows in `lossy`, whose products would be lost to underflow, and
+  // returns each row's factor: 1 for the others.
+  FUSEDOPS_NOINLINE Tile<float> scaled_gradients(Mask<float> lossy) {
     Tile<float> largest = Broadcast(0.0f), factor;
     for (int64_t col = 0; col < args.cols; ++col) {
       largest = Max(largest, Max(grad[col], Broadcast(0.0f) - grad[col]));
     }
     for (int half = 0; half < 2; ++half) factor.v[half] = gradient_factor(largest.v[half]);
-    factor = IfThenElse(loses, factor, 1.0f);
+    factor = IfThenElse(lossy, factor, 1.0f);
     for (int64_t col = 0; col < args.cols; ++col) grad[col] = grad[col] * factor;
     return factor;
   }

@@ -231,8 +231,8 @@ struct NormGradColumn {
 };
 static_assert(sizeof(NormGradColumn<double>) <= 7 * sizeof(Tile<double>));
 
-// Returns the index at which a row's sums are stored, in T's order: a tile has the sums of its even
-// rows first, then those of its odd rows, if tiles of T are loaded so (kEvenOdd).
+// Returns the index at which a row's sums are stored, in the order of a tile of T: the sums of its
+// even rows come first, then those of its odd rows, if tiles of T are loaded so (kEvenOdd).
 template <class T>
 FUSEDOPS_INLINE int64_t place_of(int64_t row) {
   if constexpr (!kEvenOdd<T>) return row;

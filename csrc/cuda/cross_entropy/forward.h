@@ -1,9 +1,8 @@
 // Computes for cross_entropy the losses of rows and the logarithms of their sums of exponentials.
 //
-// Contract: rows and classes are as in args.h. Up to all threads of a block, a power of two, share
-// a row, and the block has blockDim.y rows; or the block has a segment of a row. The row is read
-// once. Workspace: [rows][segments] sums, if rows have several segments, which a second kernel
-// merges.
+// Contract: rows and classes are as in args.h. blockDim.x threads, a power of two, share a row,
+// and a block has blockDim.y rows; or a block has a segment of one row. The row is read once.
+// Workspace: [rows][segments] sums, if rows have several segments, which a second kernel merges.
 //
 // Numerics: threads add exponentials of x - max, which is rounded once, in float (double for
 // double). The sums of lanes, warps and segments are added in double, in which the rest of a row is

@@ -19,7 +19,7 @@ FUSEDOPS_DEVICE int32_t misalignment(const T* pointer) {
   return static_cast<int32_t>(reinterpret_cast<uintptr_t>(pointer) / sizeof(T) % kWidth);
 }
 
-// Sets element j, whose bits are the lower ones of `bits`.
+// Sets element j to the value that has these bits. If T has 16 bits, the upper half of `bits` is 0.
 template <class T, int kWidth>
 FUSEDOPS_DEVICE void insert(Vec<T, kWidth>& vec, int j, uint32_t bits) {
   if constexpr (sizeof(T) == 2) {

@@ -401,9 +401,9 @@ inline constexpr int64_t kMinPartitionRows = 4;
 // is what tools/tune measures, one partition for each multiprocessor.
 inline constexpr int64_t kMaxPartitionRows = 64, kAccuratePartitions = 64;
 
-// Returns the number of partitions: the fewest whole waves that keep that promise, but so few that
-// a partition has kMinPartitionRows rows and as many as a block holds. `most` partitions keep the
-// promise for any number of rows.
+// Returns the number of partitions: the fewest whole waves that keep that promise, but not so many
+// that a partition would have fewer rows than kMinPartitionRows, or than a block holds. `most`
+// partitions keep the promise for any number of rows.
 constexpr int64_t count_partitions(
     int64_t rows, int32_t block_rows, int64_t wave, int64_t most = kAccuratePartitions) {
   const int64_t least_rows = block_rows > kMinPartitionRows ? block_rows : kMinPartitionRows;

@@ -9,10 +9,11 @@
 // results are those of masked_fill and softmax.
 //
 // Kernels are compiled for scores (scores.h) of one term, or of all terms. Only kernels for all
-// terms take sinks and intervals that begin after column 0: a row's tile then begins at its first
-// vector with a visible column, so that a thread holds its first vectors, as with causality.
-// Dropout, and whether probabilities are wanted, are run-time options: each costs a branch a
-// vector, and compiled in they would make four times as many kernels.
+// terms take sinks and intervals that begin after column 0: a row's tile then begins at the row's
+// first vector with a visible column, so that the vectors that a thread holds (ScoreTile) come
+// before those that it skips, as with causality. Dropout, and whether probabilities are wanted, are
+// run-time options: each costs a branch a vector, and compiled in they would make four times as
+// many kernels.
 #pragma once
 
 #include "cuda/block/cluster.h"
@@ -132,7 +133,7 @@ FUSEDOPS_DEVICE void store_tile(
 }
 
 // Stores what store_tile() stores, after dropout. Dropout is not computed where skipped columns are
-// zeros, as they mostly are, because it leaves zeros as they are.
+// zeros, as they usually are, because it leaves zeros as they are.
 template <class Out, int kWidth, class ScoreTile, class Acc>
 FUSEDOPS_DEVICE void store_dropped(
     Out* to, int32_t first, int32_t cols, const ScoreTile& tile, const Normaliser<Acc>& normaliser,
@@ -404,8 +405,8 @@ struct MaskedGradientTile {
   }
 
  private:
-  // Sets the values of vector i from column `end` on to 0. One vector of a row at most lies across
-  // `end`, and its first value before it.
+  // Sets the values of vector i from column `end` on to 0. The vector begins before `end`, so that
+  // its first value stays.
   static FUSEDOPS_DEVICE void limit(int i, int32_t end, Acc (&values)[kWidth]) {
     const int32_t own_end = end - columns_before<kWidth>(i);
     if (own_end >= kWidth) return;

@@ -159,7 +159,7 @@ struct UnalignedRows {
     });
   }
 
-  // Stores hidden[row] in the columns that causality hides. Mostly all of `hidden` is 0, and
+  // Stores hidden[row] in the columns that causality hides. Usually all of `hidden` are 0, and
   // nothing is left to do, because store() has written zeros there.
   template <class Out, class Acc>
   FUSEDOPS_DEVICE void store_hidden(const Rows& tensor, const Acc (&hidden)[kRows]) const {

@@ -271,8 +271,8 @@ FUSEDOPS_DEVICE void add_channels(
   }
 }
 
-// Leaves in the workspace the sums of a block's channels over its partition, which is every
-// partitions-th unit.
+// Leaves in the workspace the sums of a block's channels over its partition. A unit is a segment of
+// inner columns of one outer index, and a partition has every partitions-th unit.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kChannelThreads)
 spatial_norm_channel_sums(SpatialNormBackward args, int64_t partitions) {

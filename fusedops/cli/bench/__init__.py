@@ -15,6 +15,6 @@ __all__ = ["add_arguments", "run"]
 
 def run(args: argparse.Namespace) -> int:
     """Measures, writes files and prints tables; returns 1 if a case had to be left out."""
-    from fusedops.cli.bench import command  # needs the extra, which --help does not
+    from fusedops.cli.bench import command  # needs the packages of an extra; --help does not
 
     return command.run(args)

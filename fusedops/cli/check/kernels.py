@@ -240,7 +240,7 @@ def has_same_bits(operator: Operator, inputs: Inputs, threads: int | None) -> bo
     with _threads(1 if threads else None):
         results.append(results_of(operator, inputs))
         alone = results_of(operator, inputs.first_row())
-    # The result and these gradients have rows; gradients of parameters are sums over all rows.
+    # The result and the gradients of _TERMS have rows; those of parameters are sums over all rows.
     of_rows = 1 + sum(leaf in _TERMS for leaf in operator.leaves)
     first = [result[:1] for result in results[0][:of_rows]]
     return all(_are_same(results[0], other) for other in results[1:]) and _are_same(

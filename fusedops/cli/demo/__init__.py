@@ -17,6 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the demo; returns 1 if one of its checks failed."""
-    from fusedops.cli.demo import command  # needs the extra, which --help does not
+    from fusedops.cli.demo import command  # needs the packages of an extra; --help does not
 
     return command.run(args)

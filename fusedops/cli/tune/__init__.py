@@ -42,6 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, and writes the tables; returns 1 if a graph could not be measured."""
-    from fusedops.cli.tune import command  # needs the extra, which --help does not
+    from fusedops.cli.tune import command  # needs the packages of an extra; --help does not
 
     return command.run(args)

@@ -157,8 +157,8 @@ def is_returned(node: Node) -> bool:
 
 
 def written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> bool:
-    """Returns whether a tensor is written after its own call and before a call that reads it.
-    `calls` read their inputs, `reader` reads `operands`."""
+    """Returns whether any tensor is written between the call that computes it and a call that reads
+    it. The reads are those of the inputs of `calls`, and of `operands` by `reader`."""
     reads = [(node, call) for call in calls for node in call.all_input_nodes]
     reads += [(node, reader) for node in operands]
     return any(node < writer < call for node, call in reads for writer in writers_of(node))

@@ -30,7 +30,8 @@ _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
 _DROPOUT = "softmax_dropout[causal]"
 #: A cross entropy whose backward pass cannot write over the logits.
 _KEPT_LOGITS = "cross_entropy[kept]"
-#: The names under which ops are measured, if they have others; the first in the table is used.
+#: The names under which tables have the measurements of an op, where its own name is not used. The
+#: first one that a table has counts.
 _MEASURED_AS = {
     "masked_softmax": (_ADDITIVE,),
     "masked_softmax_sinks": (_ADDITIVE,),
@@ -55,7 +56,8 @@ BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_att
 #: fusedops must be faster by this share: two measurements of the same code differ by up to 3%.
 MARGIN = 0.03
 
-#: Sites without a measurement: below this many elements a call costs more time than the kernel.
+#: A site that has no measurement and fewer elements than this is not replaced: a call would cost
+#: more time than its kernel.
 _FEW_ELEMENTS = 2**15
 #: From this many elements on, decomposing PyTorch's fused encoder layer is not slower.
 _MANY_FEATURES = 2**18

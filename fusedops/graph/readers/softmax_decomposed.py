@@ -88,7 +88,8 @@ def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> SoftmaxChain |
 
 
 def _log_softmax(call: Call, shifted: Node, dim: int, subtracted: Node) -> SoftmaxChain | None:
-    """Returns the log_softmax of x, if `shifted` is x - max(x), minus one number a row."""
+    """Returns the log_softmax of x that `call` computes, where `shifted` is x - max(x), or None if
+    `subtracted` is not one number a row."""
     shift = read_shift(shifted, dim)
     chain = decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
     return chain if has_keepdim_shape(subtracted, shifted, (dim,)) else None

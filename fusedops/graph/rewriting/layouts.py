@@ -112,7 +112,8 @@ _SPATIAL_NORMS = {"spatial_layer_norm", "spatial_rms_norm"}
 _FULL = {"input", "residual"}
 #: The arguments of masked softmaxes that broadcast to the shape of the result.
 _BROADCAST = {"mask", "bias"}
-#: The arguments of masked softmaxes that broadcast to its shape without the last dimension.
+#: The arguments of masked softmaxes that have a value a row: they broadcast to the shape of the
+#: result without its last dimension.
 _PER_ROW = {"start", "end", "sinks"}
 #: The arguments that mean the same in any order of the dimensions that are not fixed.
 _UNMOVED = set(

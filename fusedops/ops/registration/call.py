@@ -29,7 +29,8 @@ from fusedops.ops.registration.schema_errors import explained
 
 #: A call runs in one of three ways. PLAIN: only the kernel runs. RECORDED: autograd records it.
 #: WATCHED: a mode, a trace, a transform, forward mode or a subclass of Tensor has to see the op, or
-#: autograd records a call on a tensor that needs the dispatcher.
+#: autograd records a call on a tensor that is nested, that autocast may convert, or that an ended
+#: transform has left wrapped (:func:`_needs_dispatcher`).
 PLAIN, RECORDED, WATCHED = range(3)
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -169,9 +170,9 @@ def by_path(
     recorded: Callable[..., Any],
     watched: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Returns a function of all arguments of ``fusedops::op``, by position. As the path of a call
-    is, it calls ``plain(*args)``, ``watched(*args)``, or ``recorded`` with the tuple of arguments
-    and the tensors among them."""
+    """Returns a function of all arguments of ``fusedops::op``, by position. It calls
+    ``plain(*args)``, ``watched(*args)``, or ``recorded`` with the tuple of arguments and the
+    tensors among them, according to ``call_path``."""
     if _module is not None:
         kinds = _kinds_of(getattr(torch.ops.fusedops, op).default._schema)
         bound: Callable[..., Any] = _module.eager(kinds, plain, recorded, watched)

@@ -19,8 +19,8 @@ def in_front(tensor: torch.Tensor, batch_dim: int | None, batch: int) -> torch.T
 
 
 def written(op: str, name: str, tensor: torch.Tensor, batch_dim: int | None) -> torch.Tensor:
-    """Makes the batch the first dimension of an argument that an op writes. It must have one,
-    because an expanded argument has one place for all slices."""
+    """Makes the batch the first dimension of an argument that an op writes. The argument must have
+    a batch dimension, because an expanded one has the same place for all slices."""
     if batch_dim is None:
         raise RuntimeError(
             f"{op}: {name} has no batch dimension for vmap, but another argument has: the slices "

@@ -135,7 +135,7 @@ def compile_object(source: Path, flags: Sequence[str]) -> Path:
 
 
 def make(name: str, command: Sequence[str], inputs: Sequence[Path] = ()) -> Path:
-    """The output of a command. ``inputs`` are what it reads beside the files of -MMD."""
+    """The output of a command. ``inputs`` are what it reads besides the files of -MMD."""
     key = hashlib.sha256("\0".join([_version(), *command]).encode()).hexdigest()[:16]
     output = CACHE / key / name
     digests, unfinished = output.with_suffix(".sha256"), output.with_suffix(".part")

@@ -40,8 +40,8 @@ class Size:
 
 
 TINY = Size(width=32, heads=4, vocabulary=64, length=16, classes=97)
-# The sizes of GPT-2 small and BERT base. Only language models with a head have GPT-2's vocabulary:
-# beside two layers it dominates a model.
+# The sizes of GPT-2 small and BERT base. Only language models with a head have GPT-2's vocabulary,
+# as `classes`: in a model of two layers the embedding of so many tokens outweighs the layers.
 BASE = Size(width=768, heads=12, vocabulary=4096, length=512, classes=50257)
 
 
