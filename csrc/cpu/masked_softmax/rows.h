@@ -1,11 +1,14 @@
 // Masked softmax of rows on the CPU: forward with and without dropout, and backward.
 //
-// Forward: the scores of a chunk are written to scratch memory in the L1 cache, and all later steps
-// compute the softmax of these scores. Mask and bias thus need one loop for each of their types,
-// and the rest is compiled once for all of them. Columns outside the row's interval, and those
-// after the last one that a bool mask leaves visible, are skipped where their result is 0. Chunks
-// and tiles begin at the same columns whether others are skipped or not, so that an interval gives
-// the bits of a bool mask that hides the same columns.
+// Forward: scores that take one operand, a mask or a bias, are computed twice, for the maximum of a
+// chunk and for its exponentials. Other scores, with a soft cap or two operands, take several
+// loops, each of which writes the scores of a chunk to scratch memory in the L1 cache. The
+// exponentials are in scratch memory in either case, and from there on all rows are alike.
+//
+// Columns outside the row's interval, and those after the last one that a bool mask leaves visible,
+// are skipped where their result is 0. Chunks and tiles begin at the same columns whether others
+// are skipped or not, so that an interval gives the bits of a bool mask that hides the same
+// columns.
 #pragma once
 
 #include "cpu/masked_softmax/scratch.h"
@@ -19,6 +22,11 @@ namespace {
 // --- operands -----------------------------------------------------------------------------------
 
 struct NoOperand {};
+
+template <class A, class B>
+constexpr bool is_same = false;
+template <class A>
+constexpr bool is_same<A, A> = true;
 
 // Describes which columns of a row its interval and a bool mask leave visible.
 struct VisibleColumns {
@@ -48,6 +56,10 @@ inline bool are_all_true(const Bool* bools, int64_t cols) {
 // An empty range becomes {0, 0}, wherever it was.
 constexpr RowRange range_of(int64_t begin, int64_t end) {
   return begin < end ? RowRange{begin, end} : RowRange{0, 0};
+}
+
+constexpr RowRange common(RowRange a, RowRange b) {
+  return range_of(a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end);
 }
 
 // Returns which columns in `range` a bool mask leaves visible.
@@ -94,6 +106,17 @@ class OperandRows {
     return sinks.data == nullptr ? -kInfinity<C> : static_cast<const C*>(sinks.data)[sinks_];
   }
 
+  // Returns the columns that causality, the lower diagonal, start and end leave visible.
+  RowRange interval(int64_t cols) const {
+    const Causal& causal = scores_.causal;
+    int64_t begin = 0, end = cols;
+    if (causal.on) end = clamped(query_ + causal.diagonal + 1, 0, cols);
+    if (scores_.end.data != nullptr) end = clamped(bound(scores_.end, end_), 0, end);
+    if (causal.has_lower_diagonal) begin = clamped(query_ + causal.lower_diagonal, 0, end);
+    if (scores_.start.data != nullptr) begin = clamped(bound(scores_.start, start_), begin, end);
+    return range_of(begin, end);
+  }
+
   // Returns the visible columns of the row, which has `cols` columns. A mask that several rows
   // share, such as a padding mask, is read once.
   VisibleColumns visible(int64_t cols) {
@@ -111,17 +134,6 @@ class OperandRows {
   }
 
  private:
-  // Returns the columns that causality, the lower diagonal, start and end leave visible.
-  RowRange interval(int64_t cols) const {
-    const Causal& causal = scores_.causal;
-    int64_t begin = 0, end = cols;
-    if (causal.on) end = clamped(query_ + causal.diagonal + 1, 0, cols);
-    if (scores_.end.data != nullptr) end = clamped(bound(scores_.end, end_), 0, end);
-    if (causal.has_lower_diagonal) begin = clamped(query_ + causal.lower_diagonal, 0, end);
-    if (scores_.start.data != nullptr) begin = clamped(bound(scores_.start, start_), begin, end);
-    return range_of(begin, end);
-  }
-
   static int64_t bound(const RowBound& bound, int64_t offset) {
     if (bound.is_int64) return static_cast<const int64_t*>(bound.data)[offset];
     return static_cast<const int32_t*>(bound.data)[offset];
@@ -249,30 +261,69 @@ constexpr RowRange columns_computed(RowRange visible, int64_t cols) {
   return {visible.begin / kTile<T> * kTile<T>, whole < cols ? whole : cols};
 }
 
-// Writes the scores `at(col, part)`, with one more operand applied, to `scratch`, and -inf to the
-// columns of these tiles that are not visible. Returns the maximum.
-template <class In, class Source, class OperandValues, class C = Compute<In>>
-FUSEDOPS_INLINE C write_scores(
-    Source at, OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
+// Computes the scores scale * input of the columns from a chunk's first one on, with one operand
+// applied. A mask of bits is not applied, but says which columns count.
+template <class In, class OperandValues>
+struct ChunkScores {
+  using C = Compute<In>;
+  const In* input;
+  OperandValues operand;
+  C scale, mask_value;
+
+  static constexpr bool kHasBits = is_same<OperandValues, const TileBits*>;
+
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part) const {
+    const Tile<C> score = load(input + col, part) * scale;
+    if constexpr (kHasBits) {
+      return score;
+    } else {
+      return with_operand<In>(score, operand, col, part, mask_value);
+    }
+  }
+
+  FUSEDOPS_INLINE auto counted(int64_t col) const {
+    if constexpr (kHasBits) {
+      return operand[col / kTile<In>];
+    } else {
+      return AllLanes{};
+    }
+  }
+
+  // Returns the maximum of the visible scores.
+  FUSEDOPS_INLINE C max(RowRange visible, int64_t cols) const {
+    const auto max = fold_visible<In>(
+        visible, cols, Broadcast(-kInfinity<C>),
+        [=](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+          const Tile<C> score = filled<In>(at(col, part), seen, -kInfinity<C>);
+          return MaskedMax(counted(col), so_far, score);
+        });
+    return max_of(max, max);
+  }
+};
+
+// Writes the scores at(col, part) to `scratch`. The columns that are not visible, but in a tile
+// with one that is, get -inf. Returns the maximum.
+template <class In, class Source, class C = Compute<In>>
+FUSEDOPS_INLINE C write_scores(Source at, C* scratch, RowRange visible, int64_t cols) {
   const auto max = fold_visible<In>(
       visible, cols, Broadcast(-kInfinity<C>),
-      [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-        const Tile<C> score = with_operand<In>(at(col, part), operand, col, part, mask_value);
-        const Tile<C> shown = filled<In>(score, seen, -kInfinity<C>);
-        store(scratch + col, shown);
-        return Max(so_far, shown);
+      [=](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+        const Tile<C> score = filled<In>(at(col, part), seen, -kInfinity<C>);
+        store(scratch + col, score);
+        return Max(so_far, score);
       });
   return max_of(max, max);
 }
 
-// Writes the scores scale * input, with one operand applied.
+// The values of ChunkScores are passed in registers, one by one.
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C scores_of(
-    const In* input, C scale, OperandValues operand, C* scratch, C mask_value, RowRange visible,
+    const In* input, OperandValues operand, C scale, C mask_value, C* scratch, RowRange visible,
     int64_t cols) {
-  const auto at = [&](int64_t col, auto part)
-                      FUSEDOPS_LAMBDA { return load(input + col, part) * scale; };
-  return write_scores<In>(at, operand, scratch, mask_value, visible, cols);
+  const ChunkScores<In, OperandValues> scores{input, operand, scale, mask_value};
+  const auto at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA { return scores.at(col, part); };
+  return write_scores<In>(at, scratch, visible, cols);
 }
 
 // Writes soft-capped scores, tanh(scale * input / cap) * cap.
@@ -280,18 +331,20 @@ template <class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE C
 capped_scores_of(const In* input, C scale, C cap, C* scratch, RowRange visible, int64_t cols) {
   const C inverse = C(1) / cap;
-  const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+  const auto at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return tanh_of(load(input + col, part) * scale * inverse) * cap;
   };
-  return write_scores<In>(at, NoOperand{}, scratch, C(0), visible, cols);
+  return write_scores<In>(at, scratch, visible, cols);
 }
 
 // Applies one more operand to the scores in scratch memory.
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C
 scores_with(OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
-  const auto at = [&](int64_t col, auto) FUSEDOPS_LAMBDA { return load(scratch + col); };
-  return write_scores<In>(at, operand, scratch, mask_value, visible, cols);
+  const auto at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return with_operand<In>(load(scratch + col), operand, col, part, mask_value);
+  };
+  return write_scores<In>(at, scratch, visible, cols);
 }
 
 // Writes `value` to the columns in `range` that are not visible, and -inf to those from `cols` on.
@@ -309,25 +362,81 @@ void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t
 // computed as a whole.
 constexpr int64_t kFoldedCols = 2 * kTile<float>;
 
-// Replaces the scores in `cols` by exp(score - max), and returns the chunk's maximum and sum. Whole
-// tiles are computed, for which scratch memory is padded; the scores after `cols` are -inf.
-template <class Out, class C>
-FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, RowRange cols) {
-  const C shift = shift_of(max);
+// Writes exp(score - chunk.max) of the scores at(col) to `scratch`, for all tiles with a column in
+// `cols`, and sets the chunk's sum. Scratch memory is padded to full tiles. Columns outside of
+// counted(col) get 0.
+template <class Out, class Source, class Counted, class C>
+FUSEDOPS_INLINE void write_exponentials(
+    Source at, Counted counted, C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
+  const C max = chunk.max, shift = shift_of(max);
   const int64_t end_of_tiles = columns_computed<C>(cols, padded_cols(cols.end)).end;
   const auto sums = fold_columns<C>(
       end_of_tiles - cols.begin, no_exp_sum<C>(),
-      [&](ExpSum<C> so_far, int64_t offset, auto) FUSEDOPS_LAMBDA {
-        C* const at = scratch + cols.begin + offset;
-        const Tile<C> e = scaled_exp<Out>(load(at) - shift, so_far.least);
-        store(at, e);
+      [=](ExpSum<C> so_far, int64_t offset, auto) FUSEDOPS_LAMBDA {
+        const int64_t col = cols.begin + offset;
+        const Tile<C> e = scaled_exp<Out>(at(col) - shift, so_far.least, counted(col));
+        store(scratch + col, e);
         so_far.sum = so_far.sum + e;
         return so_far;
       });
   // Lanes are counted from column 0 and not from cols.begin, so that the sum has the same bits
   // whether hidden columns at the start of the row are computed or skipped.
-  return chunk_of<C>(max, sums, end_of_tiles);
+  set_chunk<C>(chunk, max, sums, end_of_tiles);
 }
+
+// Replaces the scores in `cols` by their exponentials; those after `cols` are -inf.
+template <class Out, class C>
+FUSEDOPS_NOINLINE void exponentials_in_scratch(C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
+  const auto at = [=](int64_t col) FUSEDOPS_LAMBDA { return load(scratch + col); };
+  const auto all = [](int64_t) FUSEDOPS_LAMBDA { return AllLanes{}; };
+  write_exponentials<Out>(at, all, scratch, chunk, cols);
+}
+
+// A bool mask of a row as bits. `shown` is the columns from the first tile with a true bool to the
+// last one, and {0, 0} if there is none; `all` says whether every bool is true.
+struct RowBits {
+  const TileBits* bits;
+  RowRange shown;
+  bool all;
+};
+
+// Converts bool masks to bits. Rows in succession that have the same mask share its bits. Memory
+// for as many masks as a group has rows is used in turn, so that all masks of a group are there.
+template <class In>
+class MaskBits {
+ public:
+  MaskBits(char* memory, int64_t cols, int64_t group_rows)
+      : memory_(memory), cols_(cols), masks_(group_rows) {}
+
+  const RowBits& of(const Bool* mask) {
+    if (mask != last_) {
+      last_ = mask;
+      index_ = index_ + 1 < masks_ ? index_ + 1 : 0;
+      converted_ = converted(mask, memory_ + index_ * mask_bits_bytes(cols_));
+    }
+    return converted_;
+  }
+
+ private:
+  FUSEDOPS_INLINE RowBits converted(const Bool* mask, char* memory) const {
+    auto* bits = reinterpret_cast<TileBits*>(memory);
+    int64_t begin = cols_, end = 0, count = 0;
+    for_columns<In>(cols_, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const TileBits tile = bits_of<In>(mask + col, part);
+      bits[col / kTile<In>] = tile;
+      count += __builtin_popcount(tile.bits);
+      if (tile.bits == 0) return;
+      begin = begin < col ? begin : col;
+      end = col + kTile<In>;
+    });
+    return {bits, range_of(begin, end < cols_ ? end : cols_), count == cols_};
+  }
+
+  char* memory_;
+  int64_t cols_, masks_, index_ = 0;
+  const Bool* last_ = nullptr;
+  RowBits converted_ = {};
+};
 
 // --- forward ------------------------------------------------------------------------------------
 
@@ -337,7 +446,9 @@ struct MaskedRow {
   using C = Compute<In>;
   const Scores* scores;
   const In *input, *next;   // `next` is the row to prefetch
-  const void *bias, *mask;  // null if there is none
+  const void* written;      // StoreMode::prefetched()
+  const void *bias, *mask;  // null if there is none, or if the mask hides no column of `visible`
+  const TileBits* bits;     // the mask, if it is a bool mask and kept as bits
   RowRange visible;
   RowRange computed;  // the columns with exponentials: the visible ones, or all
   int64_t cols;
@@ -345,7 +456,11 @@ struct MaskedRow {
   C* scratch;
   SoftmaxChunk<C>* chunks;
 
-  FUSEDOPS_INLINE bool is_whole() const { return computed.begin == 0 && computed.end == cols; }
+  // Whether hidden columns count, with the mask value as their score. Otherwise the row is computed
+  // as if they were not there.
+  FUSEDOPS_INLINE bool counts_hidden() const {
+    return bits == nullptr && computed.begin == 0 && computed.end == cols;
+  }
 
   // Whether any columns of the chunk at `begin` are computed.
   FUSEDOPS_INLINE bool has_chunk(int64_t begin) const {
@@ -359,6 +474,14 @@ struct MaskedRow {
         clamped(range.end - begin, 0, kSoftmaxChunk<C>)};
   }
   FUSEDOPS_INLINE RowRange chunk_cols(int64_t begin) const { return in_chunk(computed, begin); }
+  FUSEDOPS_INLINE SoftmaxChunk<C>& chunk_at(int64_t begin) const {
+    return chunks[begin / kSoftmaxChunk<C>];
+  }
+
+  // Returns the score of hidden columns whose exponentials are computed.
+  FUSEDOPS_INLINE C hidden_score(C mask_value) const {
+    return counts_hidden() ? mask_value : -kInfinity<C>;
+  }
 
   // Writes the scores of the chunk at `begin` to scratch, and returns their maximum.
   FUSEDOPS_INLINE C write_chunk(int64_t begin, C mask_value) const {
@@ -367,22 +490,29 @@ struct MaskedRow {
     const C max =
         scores->softcap != 0 ? write_capped(begin, mask_value) : write_plain(begin, mask_value);
     if (seen.begin == count.begin && seen.end == count.end) return max;
-    // Hidden columns have the mask value if the whole row is computed. Otherwise they count as if
-    // they were not there.
-    const C hidden = is_whole() ? mask_value : -kInfinity<C>;
+    const C hidden = hidden_score(mask_value);
     hide_columns<In>(to, hidden, seen, RowRange{count.begin, seen.begin}, count.end);
     hide_columns<In>(to, hidden, seen, RowRange{seen.end, count.end}, count.end);
     return Max(max, hidden);
   }
 
-  // Prefetches what is read after the chunk at `begin`.
-  FUSEDOPS_INLINE void prefetch_after(int64_t begin) const {
-    const RowRange count = chunk_cols(begin);
-    const int64_t end = begin + count.end;
-    const In* from = end < computed.end ? input + end : next + computed.begin;
-    for (int64_t col = count.begin; col < count.end; col += kTile<In>) {
-      prefetch_tile<Cache::kL2>(from + (col - count.begin));
+  // Returns the scores of the chunk at `begin`, which have one operand, of type `Values`, or none.
+  template <class Values>
+  FUSEDOPS_INLINE ChunkScores<In, Values> scores_at(int64_t begin, C mask_value) const {
+    Values values{};
+    if constexpr (is_same<Values, const TileBits*>) {
+      values = bits + begin / kTile<In>;
+    } else if constexpr (!is_same<Values, NoOperand>) {
+      const Operand& operand = bias != nullptr ? scores->bias : scores->mask;
+      values = static_cast<Values>(bias != nullptr ? bias : mask) + begin * operand.col_stride;
     }
+    return {input + begin, values, C(scores->scale), mask_value};
+  }
+
+  // Returns what is read after the chunk at `begin`, and is prefetched.
+  FUSEDOPS_INLINE const In* after_chunk(int64_t begin) const {
+    const int64_t end = begin + chunk_cols(begin).end;
+    return end < computed.end ? input + end : next + computed.begin;
   }
 
   // Combines the chunks' maxima and sums.
@@ -404,9 +534,9 @@ struct MaskedRow {
     return double(kExpScale<C>) * exp_or_zero<C>(double(sink) - double(max));
   }
 
-  // Whether the columns that are not computed are 0.
+  // Whether the columns that do not count are 0.
   FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C mask_value) const {
-    return is_whole() ||
+    return counts_hidden() ||
         (mask_value < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
   }
 
@@ -417,8 +547,8 @@ struct MaskedRow {
   FUSEDOPS_INLINE C write_plain(int64_t begin, C mask_value) const {
     const RowRange seen = in_chunk(visible, begin);
     const auto first = [&](auto operand) {
-      return scores_of<In>(
-          input + begin, C(scores->scale), operand, scratch + begin, mask_value, seen,
+      return scores_of(
+          input + begin, operand, C(scores->scale), mask_value, scratch + begin, seen,
           cols - begin);
     };
     if (bias != nullptr) {
@@ -451,17 +581,70 @@ struct MaskedRow {
 template <class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_exponentials(MaskedRow<In>* rows, int64_t count, C mask_value) {
   for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
-    const auto chunk = [&](int64_t i) -> SoftmaxChunk<C>& {
-      return rows[i].chunks[begin / kSoftmaxChunk<C>];
-    };
     for (int64_t i = 0; i < count; ++i) {
-      if (rows[i].has_chunk(begin)) chunk(i).max = rows[i].write_chunk(begin, mask_value);
+      const MaskedRow<In>& row = rows[i];
+      if (row.has_chunk(begin)) row.chunk_at(begin).max = row.write_chunk(begin, mask_value);
     }
     for (int64_t i = 0; i < count; ++i) {
-      if (!rows[i].has_chunk(begin)) continue;
-      rows[i].prefetch_after(begin);
-      chunk(i) = exponentials_of_chunk<Out>(
-          rows[i].scratch + begin, chunk(i).max, rows[i].chunk_cols(begin));
+      const MaskedRow<In>& row = rows[i];
+      if (!row.has_chunk(begin)) continue;
+      const RowRange cols = row.chunk_cols(begin);
+      const In* after = row.after_chunk(begin) - cols.begin;
+      const Out* written = static_cast<const Out*>(row.written) + begin;
+      for (int64_t col = cols.begin; col < cols.end; col += kTile<In>) {
+        prefetch_tile<Cache::kL2>(after + col);
+        prefetch_tile<Cache::kL2>(written + col);
+      }
+      exponentials_in_scratch<Out>(row.scratch + begin, row.chunk_at(begin), cols);
+    }
+  }
+}
+
+// Returns the scores of a tile with hidden columns, which have the score `hidden` before the
+// visible columns and -inf after them.
+template <class In, class Values, class C>
+FUSEDOPS_INLINE Tile<C> scores_at_edge(
+    ChunkScores<In, Values> scores, int64_t col, RowRange visible, int64_t cols, C hidden) {
+  const Between seen = part_of_tile<In>(visible, col);
+  const Tile<C> all = col + kTile<In> <= cols ? scores.at(col, Full{})
+                                              : scores.at(col, Tail{static_cast<int>(cols - col)});
+  return filled<In>(
+      filled<In>(all, Between{0, seen.end}, -kInfinity<C>), Between{seen.begin, kTile<In>}, hidden);
+}
+
+// Does what compute_exponentials() does, for rows whose scores have one operand, of type `Values`,
+// or none. To compute such scores twice takes less time than to write them. All loops over columns
+// are here: to pass a row's scores to functions takes as long as 128 columns.
+template <class Out, class Values, class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE void compute_one_operand(MaskedRow<In>* rows, int64_t count, C mask_value) {
+  for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
+    for (int64_t i = 0; i < count; ++i) {
+      const MaskedRow<In>& row = rows[i];
+      if (!row.has_chunk(begin)) continue;
+      const auto scores = row.template scores_at<Values>(begin, mask_value);
+      const RowRange seen = row.in_chunk(row.visible, begin);
+      const C max = scores.max(seen, row.cols - begin);
+      const bool all = seen.begin == row.chunk_cols(begin).begin;
+      row.chunk_at(begin).max = all ? max : Max(max, row.hidden_score(mask_value));
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const MaskedRow<In>& row = rows[i];
+      if (!row.has_chunk(begin)) continue;
+      const auto scores = row.template scores_at<Values>(begin, mask_value);
+      const RowRange cols = row.chunk_cols(begin), seen = row.in_chunk(row.visible, begin);
+      const In* after = row.after_chunk(begin) - cols.begin;
+      const Out* written = static_cast<const Out*>(row.written) + begin;
+      const int64_t left = row.cols - begin;
+      const C hidden = row.hidden_score(mask_value);
+      const auto at = [=](int64_t col) FUSEDOPS_LAMBDA {
+        prefetch_tile<Cache::kL1>(after + col);
+        prefetch_tile<Cache::kL2>(written + col);
+        const bool inside = col >= seen.begin && col + kTile<In> <= seen.end;
+        if (__builtin_expect(inside, true)) return scores.at(col, Full{});
+        return scores_at_edge(scores, col, seen, left, hidden);
+      };
+      const auto counted = [=](int64_t col) FUSEDOPS_LAMBDA { return scores.counted(col); };
+      write_exponentials<Out>(at, counted, row.scratch + begin, row.chunk_at(begin), cols);
     }
   }
 }
@@ -489,6 +672,13 @@ FUSEDOPS_INLINE void write_zeros_around(
   write_zeros<In>(output, RowRange{written.end, cols}, mode);
 }
 
+// Whether a bool mask with a value for each column is the only operand.
+inline bool is_bool_mask_alone(const Scores& scores) {
+  const Operand& mask = scores.mask;
+  const bool is_mask = mask.data != nullptr && mask.is_bool && mask.col_stride != 0;
+  return is_mask && scores.bias.data == nullptr && scores.softcap == 0;
+}
+
 template <class In, class Out>
 struct MaskedSoftmax {
   using C = Compute<In>;
@@ -496,16 +686,18 @@ struct MaskedSoftmax {
   StoreMode mode;
   char *repeated, *scratch;
   int64_t group_rows, row_bytes;
+  bool keeps_bits;  // whether a bool mask is the only operand, and is converted to bits
 
   void run(RowRange range) const {
     MaskedRow<In> rows[kMaxMaskedGroupRows];
     OperandRows operands(args.scores, range.begin);
+    MaskBits<In> bits(scratch + group_rows * row_bytes, args.cols, group_rows);
     for (int64_t first = range.begin; first < range.end; first += group_rows) {
       const int64_t count = range.end - first < group_rows ? range.end - first : group_rows;
       for (int64_t i = 0; i < count; ++i, operands.next()) {
-        rows[i] = row_at(first + i, operands, i);
+        describe(first + i, operands, i, bits, rows[i]);
       }
-      compute_exponentials<Out>(rows, count, mask_value());
+      compute(rows, count);
       for (int64_t i = 0; i < count; ++i) finish(first + i, rows[i]);
     }
   }
@@ -513,27 +705,78 @@ struct MaskedSoftmax {
  private:
   FUSEDOPS_INLINE C mask_value() const { return C(args.scores.mask_value); }
 
-  // Describes row `index`, which has place `place` in its group, and thus in scratch memory.
-  FUSEDOPS_INLINE MaskedRow<In> row_at(int64_t index, OperandRows& operands, int64_t place) const {
+  // Returns the visible columns of a row, and sets row.bits if the row has a mask of bits.
+  FUSEDOPS_INLINE VisibleColumns
+  visible_columns(OperandRows& operands, MaskBits<In>& bits, MaskedRow<In>& row) const {
+    row.bits = nullptr;
+    if constexpr (kHasLaneBits) {
+      if (keeps_bits) {
+        const RowRange range = operands.interval(args.cols);
+        const RowBits& mask = bits.of(static_cast<const Bool*>(operands.mask()));
+        if (mask.all) return {range, true};
+        row.bits = mask.bits;
+        return {common(range, mask.shown), false};
+      }
+    }
+    return operands.visible(args.cols);
+  }
+
+  // Describes row `index`, which has place `place` in its group, and thus in scratch memory. The
+  // fields are set one by one: a load of several would wait for the stores of each.
+  FUSEDOPS_INLINE void describe(
+      int64_t index, OperandRows& operands, int64_t place, MaskBits<In>& bits,
+      MaskedRow<In>& row) const {
     const Scores& scores = args.scores;
     const int64_t chunk = args.cols < kSoftmaxChunk<C> ? args.cols : kSoftmaxChunk<C>;
     char* copies = repeated + place * chunk * sizeof(C);
-    const VisibleColumns seen = operands.visible(args.cols);
-    C* values = reinterpret_cast<C*>(scratch + place * row_bytes);
-    const In* input = start_of<In>(args.input, index);
-    return {
-        &scores,
-        input,
-        input + group_rows * args.input.spacing.stride,
-        values_of(scores.bias, operands.bias(), copies, chunk),
-        seen.all ? nullptr
-                 : values_of(scores.mask, operands.mask(), copies + kRepeatedBytes, chunk),
-        seen.range,
-        RowRange{seen.range.begin / kFoldedCols * kFoldedCols, seen.range.end},
-        args.cols,
-        operands.sink<C>(),
-        values,
-        reinterpret_cast<SoftmaxChunk<C>*>(values + padded_cols(args.cols))};
+    const VisibleColumns seen = visible_columns(operands, bits, row);
+    row.scores = &scores;
+    row.input = start_of<In>(args.input, index);
+    row.next = row.input + group_rows * args.input.spacing.stride;
+    row.bias = values_of(scores.bias, operands.bias(), copies, chunk);
+    row.mask = seen.all ? nullptr
+                        : values_of(scores.mask, operands.mask(), copies + kRepeatedBytes, chunk);
+    row.visible = seen.range;
+    row.computed = RowRange{seen.range.begin / kFoldedCols * kFoldedCols, seen.range.end};
+    row.cols = args.cols;
+    row.sink = operands.sink<C>();
+    row.scratch = reinterpret_cast<C*>(scratch + place * row_bytes);
+    row.written = mode.prefetched(start_of<Out>(args.output, index), row.scratch);
+    row.chunks = reinterpret_cast<SoftmaxChunk<C>*>(row.scratch + padded_cols(args.cols));
+  }
+
+  // Computes the exponentials of a group: at once those of adjacent rows that have a mask, or have
+  // none. Where masks are not bits, the registers do not suffice for compute_one_operand() either.
+  FUSEDOPS_INLINE void compute(MaskedRow<In>* rows, int64_t count) const {
+    if constexpr (kHasLaneBits) {
+      int64_t end;
+      for (int64_t i = 0; i < count; i = end) {
+        const bool has_mask = rows[i].mask != nullptr;
+        for (end = i + 1; end < count && (rows[end].mask != nullptr) == has_mask;) ++end;
+        compute_alike(rows + i, end - i);
+      }
+    } else {
+      compute_exponentials<Out>(rows, count, mask_value());
+    }
+  }
+
+  FUSEDOPS_INLINE void compute_alike(MaskedRow<In>* rows, int64_t count) const {
+    const bool has_bias = rows->bias != nullptr, has_mask = rows->mask != nullptr;
+    if (args.scores.softcap != 0 || (has_bias && has_mask)) {
+      return compute_exponentials<Out>(rows, count, mask_value());
+    }
+    if (!has_bias && !has_mask) {
+      return compute_one_operand<Out, NoOperand>(rows, count, mask_value());
+    }
+    const Operand& operand = has_bias ? args.scores.bias : args.scores.mask;
+    with_values<In>(operand, nullptr, 0, [&](auto values) {
+      using Values = decltype(values);
+      if constexpr (is_same<Values, const Bool*>) {
+        compute_one_operand<Out, const TileBits*>(rows, count, mask_value());
+      } else {
+        compute_one_operand<Out, Values>(rows, count, mask_value());
+      }
+    });
   }
 
   // Writes the results of a row whose exponentials are in scratch memory.
@@ -552,6 +795,7 @@ struct MaskedSoftmax {
     // If hidden columns have a probability, or become NaN, the whole row is computed.
     if (!row.is_rest_zero(whole, mask_value())) {
       row.computed = {0, args.cols};
+      row.bits = nullptr;
       compute_exponentials<Out>(&row, /*count=*/1, mask_value());
       whole = row.with_sink(row.whole());
     }
@@ -601,7 +845,8 @@ FUSEDOPS_INLINE void masked_softmax_rows(
       repeated,
       repeated + 2 * kRepeatedBytes,
       masked_group_rows(args.cols, dtype),
-      masked_row_bytes(args.cols, dtype)}
+      masked_row_bytes(args.cols, dtype),
+      kHasLaneBits && is_bool_mask_alone(args.scores)}
       .run(range);
 }
 

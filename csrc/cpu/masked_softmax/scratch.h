@@ -18,8 +18,14 @@ constexpr int64_t masked_group_rows(int64_t cols, DType dtype) {
 constexpr int64_t masked_row_bytes(int64_t cols, DType dtype) {
   return ceil_div(softmax_scratch_bytes(cols, dtype), 64) * 64;
 }
+
+// The bits of a bool mask take 4 bytes for each tile, and no tile with bits has less than 16
+// columns.
+constexpr int64_t mask_bits_bytes(int64_t cols) { return ceil_div(cols, 16) * 4; }
+
 constexpr int64_t masked_softmax_scratch_bytes(int64_t cols, DType dtype) {
-  return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * masked_row_bytes(cols, dtype);
+  const int64_t row_bytes = masked_row_bytes(cols, dtype) + mask_bits_bytes(cols);
+  return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * row_bytes;
 }
 
 // The backward pass with dropout keeps a row of gradients, and otherwise nothing.

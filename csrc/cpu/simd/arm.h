@@ -16,11 +16,15 @@ namespace {
 static_assert(kVectorBytes == 16);
 
 using portable::BetweenZeroAnd;
+using portable::BitsOfBytePairs;
+using portable::BitsOfBytes;
 using portable::CombineBlocks;
 using portable::ExtractBlocks;
 using portable::FlushStream;
+using portable::kHasLaneBits;
 using portable::kHasMaskedLoads;
 using portable::kHasMulByPow2;
+using portable::LaneBits;
 using portable::LessThan;
 using portable::LoadBlockN;
 using portable::MaskedMin;

@@ -93,14 +93,14 @@ FUSEDOPS_INLINE V zero_outside(M mask, V x) {
   }
 }
 
-// Returns exp(x) * 2^kUp, and 0 where x <= lowest. `least` is updated to the minimum of itself and
-// the nonzero results.
-template <class Stored, int kUp, class C = Compute<Stored>>
-FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least) {
+// Returns exp(x) * 2^kUp, and 0 where x <= lowest or outside of `visible`. `least` is updated to
+// the minimum of itself and the nonzero results.
+template <class Stored, int kUp, class Visible = AllLanes, class C = Compute<Stored>>
+FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least, Visible visible = {}) {
   using K = typename ExpFor<Stored>::type;
   // MulByPow2() may leave the factor 2^kUp to the polynomial.
   constexpr C kUnit = kHasMulByPow2 && kUp != 0 ? kExpScale<C> : C(1);
-  const auto above = NotLessEqual(x, lowest);  // true for NaN
+  const auto above = NotLessEqual(x, lowest) & visible;  // true for a visible NaN
   x = zero_outside(above, x);
   const Vec<C> n = (x * K::kLog2E + K::kRound) - K::kRound;
   Vec<C> r = x;
@@ -118,16 +118,21 @@ FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least) {
   return zero_outside(above, e);
 }
 
-// Returns exp(x) * 2^kExpScaleBits.
-template <class Stored, class C = Compute<Stored>>
-FUSEDOPS_INLINE Vec<C> scaled_exp(Vec<C> x, Vec<C>& least) {
-  return exp_above<Stored, kExpScaleBits<C>>(ExpFor<Stored>::type::kLowest, x, least);
+// Returns exp(x) * 2^kExpScaleBits, and 0 outside of `visible`.
+template <class Stored, class Visible = AllLanes, class C = Compute<Stored>>
+FUSEDOPS_INLINE Vec<C> scaled_exp(Vec<C> x, Vec<C>& least, Visible visible = {}) {
+  return exp_above<Stored, kExpScaleBits<C>>(ExpFor<Stored>::type::kLowest, x, least, visible);
 }
 
 template <class Stored, class C = Compute<Stored>>
-FUSEDOPS_INLINE Tile<C> scaled_exp(Tile<C> x, Vec<C>& least) {
+FUSEDOPS_INLINE Tile<C> scaled_exp(Tile<C> x, Vec<C>& least, AllLanes = {}) {
   const Vec<C> first = scaled_exp<Stored>(x.v[0], least);
   return {{first, scaled_exp<Stored>(x.v[1], least)}};
+}
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Tile<C> scaled_exp(Tile<C> x, Vec<C>& least, TileBits visible) {
+  const Vec<C> first = scaled_exp<Stored>(x.v[0], least, visible.of_half<C>(0));
+  return {{first, scaled_exp<Stored>(x.v[1], least, visible.of_half<C>(1))}};
 }
 
 template <class Stored, class C = Compute<Stored>>

@@ -28,7 +28,7 @@ FUSEDOPS_INLINE Tile<float> load(const Half* from) {
   return {{PromoteHalf(Load<VecU16>(from)), PromoteHalf(Load<VecU16>(from + kLanes<float>))}};
 }
 
-// Returns what store() writes: vectors in memory order. Of the pointer only the type counts.
+// Returns what store() writes: vectors in memory order. Only the type of the pointer matters.
 template <class C>
 FUSEDOPS_INLINE Tile<C> packed(Tile<C> tile, const C*) {
   return tile;
@@ -149,6 +149,13 @@ FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Tail part, Comput
 struct StoreMode {
   bool streams;
 
+  // Returns what is to be prefetched before a row is written: the row unless it is streamed, which
+  // reads nothing, and otherwise memory that is in the cache.
+  template <class T, class C>
+  FUSEDOPS_INLINE const T* prefetched(const T* row, const C* cached) const {
+    return streams ? reinterpret_cast<const T*>(cached) : row;
+  }
+
   template <class T, class V>
   FUSEDOPS_INLINE void store(T* to, Full part, V value) const {
     if (streams) return stream(to, value);
@@ -178,7 +185,7 @@ struct StoreMode {
 
 // --- bools --------------------------------------------------------------------------------------
 
-// Loads bools as a mask whose lanes have T's order.
+// Loads bools as a mask whose lanes have the column order of a tile of T.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Mask<C> load_bools(const Bool* from, Full) {
   if constexpr (kEvenOdd<T>) {
@@ -193,6 +200,18 @@ FUSEDOPS_INLINE Mask<C> load_bools(const Bool* from, Tail part) {
   Bool bools[kVectorBytes];
   LoadN(bools, from, part.count);
   return load_bools<T>(bools, Full{});
+}
+
+// Loads bools as bits.
+template <class T>
+FUSEDOPS_INLINE TileBits bits_of(const Bool* from, Full) {
+  return {kEvenOdd<T> ? BitsOfBytePairs(from) : BitsOfBytes<kTile<T>>(from)};
+}
+template <class T>
+FUSEDOPS_INLINE TileBits bits_of(const Bool* from, Tail part) {
+  Bool bools[kVectorBytes];
+  LoadN(bools, from, part.count);
+  return bits_of<T>(bools, Full{});
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ struct DropoutRow {
   DropoutRow(const Dropout& dropout, int64_t row_)
       : key(*dropout.seed), threshold(dropout.threshold), row(uint64_t(row_)) {}
 
-  // Returns a tile of floats in T's order: 1 where column col + i is kept, else 0.
+  // Returns floats in the column order of a tile of T: 1 where column col + i is kept, else 0.
   template <class T>
   FUSEDOPS_INLINE Tile<float> kept(int64_t col) const {
     VecU64 index;
@@ -65,9 +65,9 @@ struct DropoutRow {
   }
 };
 
-// Applies dropout to `cols` values, the columns from `begin` on in T's order. Dropped values are
-// multiplied by 0, so that a NaN stays. `values` is padded to kColumnPadding, and `begin` is a
-// multiple of kTile<float>.
+// Applies dropout to `cols` values: the columns from `begin` on, in the column order of a tile of
+// T. Dropped values are multiplied by 0, so that a NaN stays. `values` is padded to kColumnPadding,
+// and `begin` is a multiple of kTile<float>.
 template <class T>
 void drop_columns(DropoutRow dropout, float* values, int64_t begin, int64_t cols) {
   for (int64_t col = 0; col < cols; col += kTile<float>) {

@@ -1,4 +1,4 @@
-// Defines the primitives of processor.h in the language alone.
+// Defines the primitives of processor.h without intrinsics.
 #pragma once
 
 #include "cpu/simd/vec.h"
@@ -67,6 +67,25 @@ FUSEDOPS_INLINE auto NotLessEqual(V x, C low) {
 template <class M, class V>
 FUSEDOPS_INLINE V IfThenElseZero(M mask, V yes) {
   return mask ? yes : V{};
+}
+
+// Whether masks are bits, LaneBits<C>, of which the lowest is that of the first lane.
+constexpr bool kHasLaneBits = false;
+template <class C>
+using LaneBits = uint32_t;
+
+// Returns a bit for each byte: 1 if it is not 0.
+template <int kCount>
+FUSEDOPS_INLINE uint32_t BitsOfBytes(const Bool* from) {
+  uint32_t bits = 0;
+  for (int i = 0; i < kCount; ++i) bits |= uint32_t(from[i].value != 0) << i;
+  return bits;
+}
+// Returns the bits of the even ones of 32 bytes, and after them those of the odd ones.
+FUSEDOPS_INLINE uint32_t BitsOfBytePairs(const Bool* from) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 32; ++i) bits |= uint32_t(from[i].value != 0) << (i / 2 + i % 2 * 16);
+  return bits;
 }
 
 // Returns Min(a, b) where `mask` is true, and `a` elsewhere.

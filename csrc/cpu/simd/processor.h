@@ -1,7 +1,7 @@
 // Selects the primitives: operations on vectors for which the language has no operator. They have
 // the names that Google Highway has for them.
 //
-// portable.h defines each primitive in the language alone. A processor's file defines those for
+// portable.h defines each primitive without intrinsics. A processor's file defines those for
 // which the processor has an instruction, and takes the others from portable.h.
 #pragma once
 

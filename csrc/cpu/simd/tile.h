@@ -6,9 +6,10 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// A tile is two vectors. Their columns have the order in which T is cheapest to load; for bfloat16
-// that is first the even columns, then the odd ones, with one instruction each. Tiles in scratch
-// memory, including those of weight and bias, have that order too; store() undoes it.
+// A tile is two vectors. Their columns have the order in which the stored type T is cheapest to
+// load; for bfloat16 that is first the even columns, then the odd ones, with one instruction each.
+// Tiles in scratch memory, including those of weight and bias, have that order too; store() undoes
+// it.
 template <class C>
 struct Tile {
   Vec<C> v[2];
@@ -107,6 +108,36 @@ FUSEDOPS_INLINE Tile<C> IfThenElse(Mask<C> mask, Tile<C> yes, C no) {
   return tile;
 }
 
+// Holds a condition for each column as a bit, in the order of the tile's lanes. A mask that a
+// kernel reads more than once is converted to bits where the processor has them (kHasLaneBits).
+struct TileBits {
+  uint32_t bits;
+
+  template <class C>
+  FUSEDOPS_INLINE LaneBits<C> of_half(int half) const {
+    return LaneBits<C>(bits >> half * kLanes<C>);
+  }
+};
+// Stands for a condition, of a vector or of a tile, that is true everywhere.
+struct AllLanes {};
+template <class M>
+FUSEDOPS_INLINE M operator&(M mask, AllLanes) {
+  return mask;
+}
+
+// Returns the maximum of both where `mask` is true, and `a` elsewhere.
+template <class C>
+FUSEDOPS_INLINE Tile<C> MaskedMax(AllLanes, Tile<C> a, Tile<C> b) {
+  return Max(a, b);
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> MaskedMax(TileBits mask, Tile<C> a, Tile<C> b) {
+  for (int half = 0; half < 2; ++half) {
+    a.v[half] = MaskedMax(mask.of_half<C>(half), a.v[half], b.v[half]);
+  }
+  return a;
+}
+
 // --- order --------------------------------------------------------------------------------------
 
 // Lane i of the result is lane `lane[i]` of `low` and `high` side by side.
@@ -122,7 +153,7 @@ FUSEDOPS_INLINE Vec<C> Permute2(Vec<C> low, Vec<C> high, Lanes<C> lane) {
 #endif
 }
 
-// Permutes a tile from From's order to To's.
+// Permutes a tile of From into the column order of a tile of To.
 template <class From, class To, class C>
 FUSEDOPS_INLINE Tile<C> in_order(Tile<C> tile) {
   if constexpr (kEvenOdd<From> == kEvenOdd<To>) {

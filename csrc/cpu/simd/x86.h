@@ -78,8 +78,12 @@ FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
 using portable::InterleaveRounded;
 #if !defined(__AVX512F__)
 using portable::BetweenZeroAnd;
+using portable::BitsOfBytePairs;
+using portable::BitsOfBytes;
 using portable::IfThenElseZero;
+using portable::kHasLaneBits;
 using portable::kHasMulByPow2;
+using portable::LaneBits;
 using portable::LessThan;
 using portable::MaskedMin;
 using portable::MulByPow2;
@@ -181,6 +185,31 @@ FUSEDOPS_INLINE L PromoteBytes(const Bool* from) {
 }
 FUSEDOPS_INLINE VecI32 PromoteBytePairs(const Bool* from) {
   return (VecI32)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+}
+
+constexpr bool kHasLaneBits = true;
+template <class C>
+using LaneBits = decltype(NotLessEqual(Vec<C>{}, C(0)));
+template <int kCount>  // 16 or 32
+FUSEDOPS_INLINE uint32_t BitsOfBytes(const Bool* from) {
+  if constexpr (kCount == 16) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
+    return _mm_test_epi8_mask(bytes, bytes);
+  } else {
+    const __m256i bytes = _mm256_loadu_si256((const __m256i*)from);
+    return _mm256_test_epi8_mask(bytes, bytes);
+  }
+}
+FUSEDOPS_INLINE uint32_t BitsOfBytePairs(const Bool* from) {
+  const __m256i pairs = _mm256_loadu_si256((const __m256i*)from);
+  const uint32_t odd = _mm256_test_epi16_mask(pairs, _mm256_set1_epi16(int16_t(0xff00)));
+  return odd << 16 | _mm256_test_epi16_mask(pairs, _mm256_set1_epi16(0xff));
+}
+FUSEDOPS_INLINE Vec<float> MaskedMax(__mmask16 mask, Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm512_mask_max_ps((__m512)a, mask, (__m512)b, (__m512)a);
+}
+FUSEDOPS_INLINE Vec<double> MaskedMax(__mmask8 mask, Vec<double> a, Vec<double> b) {
+  return (Vec<double>)_mm512_mask_max_pd((__m512d)a, mask, (__m512d)b, (__m512d)a);
 }
 
 FUSEDOPS_INLINE VecU32 Combine(VecU16 lower, VecU16 upper) {

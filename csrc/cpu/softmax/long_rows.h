@@ -25,7 +25,8 @@ template <bool Log, class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void reduce_softmax_chunks(
     const In* input, SoftmaxChunk<C>* chunks, RowRange cols) {
   C* nowhere = nullptr;
-  softmax_chunks<Log, Save::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
+  const Out* unwritten = nullptr;
+  softmax_chunks<Log, Save::kNot>(input, input + cols.end, unwritten, nowhere, chunks, cols);
 }
 
 template <bool Log, class In, class Out>
@@ -37,7 +38,8 @@ FUSEDOPS_INLINE void long_softmax_chunks(
   if constexpr (kMaySave<Log, In, Out>) {
     C* output = start_of<C>(args.output, row);
     if (!streaming) {
-      return softmax_chunks<Log, Save::kInRow, Out>(input, input + cols.end, output, chunks, cols);
+      return softmax_chunks<Log, Save::kInRow, Out>(
+          input, input + cols.end, output, output, chunks, cols);
     }
   }
   reduce_softmax_chunks<Log, Out>(input, chunks, cols);

@@ -70,23 +70,29 @@ FUSEDOPS_INLINE ExpSum<C> no_exp_sum() {
   return {Broadcast(C(0)), Set(kInfinity<C>)};
 }
 
-// Combines the two accumulators of a chunk.
+// Sets a chunk, combining its two accumulators. The fields are set one by one: a copy of the whole
+// would wait for the store of each, which takes as long as 64 columns.
 template <class In, class C>
-FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Accumulators<ExpSum<C>> sums, int64_t cols) {
-  const Vec<C> least = Min(sums.even.least, sums.odd.least);
+FUSEDOPS_INLINE void set_chunk(
+    SoftmaxChunk<C>& chunk, C max, Accumulators<ExpSum<C>> sums, int64_t cols) {
   const Accumulators<Tile<C>> sum{sums.even.sum, sums.odd.sum};
-  return {least, max, sum_of_columns<In>(sum, cols)};
+  chunk.least = Min(sums.even.least, sums.odd.least);
+  chunk.max = max;
+  chunk.sum = sum_of_columns<In>(sum, cols);
 }
 
 // Says where exponentials are saved: nowhere, in scratch memory, which is padded to full tiles, or
 // in a row of memory.
 enum class Save { kNot, kInScratch, kInRow };
 
-// Computes exp(input - max), saves it to `saved`, and returns the chunk's maximum and sum.
-// Meanwhile `next`, the chunk that is read after this one, is prefetched.
+// Computes exp(input - max), saves it to `saved`, and sets the chunk's maximum and sum. Meanwhile
+// `next`, the chunk that is read after this one, is prefetched, and so is what becomes `written`
+// later, if the exponentials are in scratch memory: from 2048 floats on, rows that exceed the L2
+// cache take up to a fifth less time.
 template <bool Log, Save save, class Out, class In, class C = Compute<In>>
-FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
-    const In* input, const In* next, C* saved, int64_t cols) {
+FUSEDOPS_INLINE void softmax_chunk(
+    const In* input, const In* next, const Out* written, C* saved, SoftmaxChunk<C>& chunk,
+    int64_t cols) {
   const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return filled<In>(load(input + col, part), part, -kInfinity<C>);
   };
@@ -101,13 +107,14 @@ FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
   const auto sums = fold_columns<In>(
       cols, no_exp_sum<C>(), [&](ExpSum<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(next + col);
+        if constexpr (save == Save::kInScratch) prefetch_tile<Cache::kL2>(written + col);
         const Tile<C> e = softmax_exp<Log, Out>(at(col, part) - shift, so_far.least);
         if constexpr (save == Save::kInScratch) store(saved + col, e);
         if constexpr (save == Save::kInRow) store(saved + col, part, e);
         so_far.sum = so_far.sum + e;
         return so_far;
       });
-  return chunk_of<In>(chunk_max, sums, cols);
+  set_chunk<In>(chunk, chunk_max, sums, cols);
 }
 
 // Partial sums are combined after one of them is multiplied by exp(its maximum - the larger one).
@@ -148,16 +155,18 @@ FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count)
 }
 
 // Computes maximum and sum of the chunks of columns [begin, end); begin is a multiple of
-// kSoftmaxChunk. `after` is read after the row, and is prefetched.
+// kSoftmaxChunk. `after` is read after the row, and `written` is the row that is written.
 template <bool Log, Save save, class Out, class In, class C>
 FUSEDOPS_INLINE void softmax_chunks(
-    const In* input, const In* after, C* saved, SoftmaxChunk<C>* chunks, RowRange cols) {
+    const In* input, const In* after, const Out* written, C* saved, SoftmaxChunk<C>* chunks,
+    RowRange cols) {
   for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
     const bool last = cols.end - begin <= kSoftmaxChunk<C>;
     const int64_t count = last ? cols.end - begin : kSoftmaxChunk<C>;
     const In* next = last ? after : input + begin + count;
-    chunks[begin / kSoftmaxChunk<C>] =
-        softmax_chunk<Log, save, Out>(input + begin, next, saved + begin, count);
+    softmax_chunk<Log, save>(
+        input + begin, next, written + begin, saved + begin, chunks[begin / kSoftmaxChunk<C>],
+        count);
   }
 }
 
@@ -210,7 +219,7 @@ FUSEDOPS_INLINE void write_softmax(
     const int64_t index = begin / kSoftmaxChunk<C>, whole = (index + 1) * kSoftmaxChunk<C>;
     end = whole < cols.end ? whole : cols.end;
     const int64_t count = end - begin;
-    const SoftmaxChunk<C> chunk = chunks[index];
+    const SoftmaxChunk<C>& chunk = chunks[index];
     const Divisor<Out> by(exp_difference(chunk.max, C(row.max)), row.sum);
     const C shift = shift_of(chunk.max);
     if (__builtin_expect(any_below(chunk.least, by.least), false)) {
@@ -246,7 +255,9 @@ FUSEDOPS_INLINE void softmax_rows(
     const In* input = start_of<In>(args.input, row);
     Out* output = start_of<Out>(args.output, row);
     constexpr Save save = Log ? Save::kNot : Save::kInScratch;
-    softmax_chunks<Log, save, Out>(input, input + args.input.spacing.stride, scratch, chunks, cols);
+    softmax_chunks<Log, save>(
+        input, input + args.input.spacing.stride, mode.prefetched(output, scratch), scratch, chunks,
+        cols);
     const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
     if constexpr (Log) {
       write_log_softmax(output, input, whole, cols, mode);
