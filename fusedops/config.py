@@ -69,7 +69,7 @@ RULES = (
     "linear_cross_entropy",
     "expand",
 )
-#: What each setting may be, for errors.
+#: What each setting may be, in the words of error messages.
 _WANTED = {
     "fuse": 'a string as "profitable" or "always,layer_norm=never"',
     "repair_inductor": '"always" or "never"',

@@ -5,7 +5,9 @@
 // have exactly these types goes directly to the dispatcher. Every other call, and every call that
 // fails, goes to torch.ops, which knows all conversions and raises the error.
 //
-// A call that autograd records, or that a mode, a transform or a subclass has to see, goes there.
+// An EagerOp first finds out who has to see a call. A call that autograd records goes to the op's
+// autograd function, and a call that a mode, a trace, a transform, forward mode or a subclass has
+// to see goes to torch.ops.
 //
 // ops/registration/call.py does the same in Python, for Pythons that do not load this module.
 //

@@ -190,7 +190,7 @@ def _translation(name: str, translate: Callable[[Any], dict[str, Any]]) -> Calla
 
     def translation(*args: Any, **kwargs: Any) -> Any:
         results = translate(call_of(*args, **kwargs))
-        # The result of an op that has only one has no name in the schema.
+        # If an op has a single result, the schema has no name for it.
         returned = tuple(results[result.name or "output"] for result in schema.returns)
         return returned if len(returned) > 1 else returned[0]
 

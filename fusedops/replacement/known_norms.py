@@ -60,7 +60,7 @@ def _norm(self, x):
 
 def known_norm(module: nn.Module) -> KnownNorm | None:
     """Returns what a module computes if its class is a form of RMSNorm above, else None."""
-    if type(module).__call__ is not nn.Module.__call__:  # it need not call forward
+    if type(module).__call__ is not nn.Module.__call__:  # another __call__ need not call forward
         return None
     methods = tuple(getattr(type(module), name, None) for name in ("forward", "_norm"))
     try:

@@ -29,7 +29,7 @@ class WarpContext:
     blocks: int
     cluster: int
     constants: bytes
-    masks: frozenset[int] = frozenset()  # regions that hold true, where others hold zeros
+    masks: frozenset[int] = frozenset()  # regions that read as true; others read as zeros
 
     def special(self, name: str) -> Value:
         """Returns the value of a special register, or None for one that is not known."""

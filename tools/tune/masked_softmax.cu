@@ -100,7 +100,8 @@ class MaskedSoftmax final : public Family {
     return as_plan(plan_rows(pass, q.cols, width, bytes, cluster_limit()), q);
   }
 
-  // A soft cap shares the plans of scores of any terms, so that it cannot decide them alone.
+  // Scores with a soft cap have the plans of scores with any terms. Their times alone cannot decide
+  // these plans, so they have no candidates.
   std::vector<Plan> candidates(const Question& q) const override {
     if (is_capped(q)) return {};
     const int32_t width = width_of(q);

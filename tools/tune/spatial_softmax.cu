@@ -41,7 +41,8 @@ SpatialSoftmaxBackward backward_of(const Question& q, const Memory& memory) {
   return {grad, output, slices_at(memory[2], q), q.rows / inner, q.cols, inner, /*log=*/false};
 }
 
-// Nothing chooses among plans of spatial softmax, so that the incumbent is measured alone.
+// Spatial softmax has no list of plans to choose from. Only the incumbent, the plan that
+// plan_spatial() computes, is measured.
 class SpatialSoftmax final : public Family {
  public:
   std::vector<Array> arrays(const Question& q) const override {

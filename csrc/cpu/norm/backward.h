@@ -411,7 +411,7 @@ FUSEDOPS_INLINE bool any_tiny(const NormBackward& args, RowRange rows) {
   return any;
 }
 
-// Computes rows of a partition, and adds them to its sums.
+// Writes the gradients of rows of a partition, and adds to the partition's sums.
 template <bool kCenters, class T, SumsOverRows kSums>
 void norm_backward_rows(
     const NormBackward& args, int64_t partition, RowRange range, void* scratch, StoreMode mode) {

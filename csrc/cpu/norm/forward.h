@@ -48,8 +48,8 @@ struct BranchInMemory {
 };
 
 // Describes rows that are dropout(input) + residual. They are computed in the memory of the sum, or
-// in scratch memory if the sum is not wanted or is streaming. The code for the input's dtype is
-// chosen once a chunk.
+// in scratch memory if the sum is not wanted or bypasses the cache (`streams`). The code for the
+// input's dtype is chosen once a chunk.
 template <class T, int kCount>
 struct AddedRows {
   using C = Compute<T>;

@@ -32,7 +32,8 @@ inline ConstColumns columns_of(ConstColumns columns, RowRange cols) {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// Holds the moments of a row's segments, and input + residual if the caller does not want it.
+// Points to the moments of a row's segments, and to `sum`, which is input + residual if there is a
+// residual. The sum lies behind the moments, or in args.sum if the caller wants it.
 template <class T>
 struct NormPartials {
   Moments<Wider<T>>* moments;
@@ -193,7 +194,8 @@ struct LongNormBackward {
  private:
   void* tiny_row() const { return scratch + 6 * kRowSegment; }
 
-  // Writes the gradients of a partition's rows, and sets `sums` to its sums over them.
+  // Writes the gradients of a partition's rows, and sets `sums` to what these rows add to
+  // grad_weight and grad_bias.
   void write_partition(RowRange segment, RowRange partition, C* sums) const {
     std::memset(sums, 0, 2 * kRowSegment * sizeof(C));
     const NormBackward first = segment_of(args, partition.begin, segment);

@@ -47,8 +47,8 @@ FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + Broadcast(0.0f);
 }
 
-// Adds up in double the sums that each lane has for several rows, in the order of totals(), so that
-// short rows have the bits of long ones.
+// Adds up tiles that stand for the lanes of a vector, in double and in the order of totals()
+// (forward.h), so that short rows have the bits of long ones.
 template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
@@ -222,7 +222,7 @@ FUSEDOPS_INLINE bool gains_from_groups(const NormForward& args) {
   return args.residual.data == nullptr || args.cols <= 32 || end_within_a_tile<T>(args.cols);
 }
 
-// Computes whole groups of rows. Returns the remaining rows.
+// Normalizes whole groups of rows, where groups are faster. Returns the remaining rows.
 template <bool kCenters, class T>
 RowRange short_norm_groups(const NormForward& args, RowRange rows, void* memory) {
   if constexpr (!kComputedInGroups<T>) {
@@ -414,7 +414,8 @@ FUSEDOPS_INLINE bool gains_from_groups(const NormBackward& args) {
   return args.cols <= kTile<T> * (sizeof(T) == 2 ? 6 : 3) / 4 || end_within_a_tile<T>(args.cols);
 }
 
-// Computes rows of a partition. Returns the remaining rows.
+// Writes the gradients of whole groups of a partition's rows, where groups are faster, and adds to
+// the partition's sums. Returns the remaining rows.
 template <bool kCenters, class T>
 RowRange short_norm_backward_groups(
     const NormBackward& args, RowRange rows, void* scratch, PartitionSums<Compute<T>> sums) {

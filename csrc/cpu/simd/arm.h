@@ -76,8 +76,9 @@ FUSEDOPS_INLINE bool AnyTrue(L lanes) {
   return vmaxvq_u32((uint32x4_t)lanes) != 0;
 }
 
-// NEON has no comparison that is true for NaN, but an instruction that clears the lanes of a mask
-// (BIC). Opaque() separates the two, of which GCC would make six instructions.
+// NEON has no comparison that is true for NaN, but its instruction BIC clears the lanes that a mask
+// selects: here those where x <= low. Opaque() keeps the comparison and BIC apart, because GCC
+// would make six instructions of the two.
 template <class L>
 struct NotTrue {
   L lanes;

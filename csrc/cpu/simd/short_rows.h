@@ -104,8 +104,8 @@ struct GroupRows {
   FUSEDOPS_INLINE T* operator[](int64_t row) const { return first + row * stride; }
 };
 
-// Calls body(first column, Full{}) for each block of a row of T, and in a row that is shorter than
-// a block body(0, number of bytes).
+// Calls body(first column, Full{}) for each block of a row of T. For a row that is shorter than a
+// block, it calls body(0, number of bytes) once.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_blocks(int64_t cols, Body body) {
   if (cols < kBlockCols<T>) return body(0, static_cast<int>(cols * sizeof(T)));

@@ -14,8 +14,9 @@ namespace {
 static_assert(kRowSegment % kSoftmaxChunk<float> == 0);
 static_assert(kRowSegment % kSoftmaxChunk<double> == 0);
 
-// Exponentials are saved in the output if it is not streaming and has the compute type, so that
-// nothing is rounded. Otherwise they are computed again, with the same bits: that costs less than
+// Whether exponentials may be saved in the output of a softmax: it has to have the compute type, so
+// that nothing is rounded. They are saved if the output does not bypass the cache (is_streaming()).
+// Exponentials that are not saved are computed again, with the same bits: that costs less than
 // memory for them.
 template <bool Log, class In, class Out>
 constexpr bool kMaySave = !Log && std::is_same_v<In, Compute<In>> && std::is_same_v<Out, In>;

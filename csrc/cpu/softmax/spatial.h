@@ -73,7 +73,7 @@ FUSEDOPS_INLINE int64_t group_cols(int64_t rows) {
 template <class C>
 struct TileAccumulators {
   const Tile<C>* first;
-  int64_t stride, count;  // accumulators_read()
+  int64_t stride, count;  // `count` is accumulators_read()
 };
 
 // Converts some lanes of an accumulator to double: those in vector `index` of a WideTile.
@@ -84,9 +84,9 @@ FUSEDOPS_INLINE Vec<double> promoted_vector(const Tile<double>& accumulator, int
   return accumulator.v[index];
 }
 
-// Computes sums[i]: accumulator begin + i * kLaneAccumulators, plus the accumulators that
-// promoted_sum() and sum_of() add to that lane. kDistance lists how far away the latter are, in the
-// reverse order of the additions.
+// Computes sums[i], for lane i of the vector of doubles that sum_of() adds up last: accumulator
+// begin + i * kLaneAccumulators, plus the accumulators that promoted_sum() and sum_of() have added
+// to that lane before. kDistance lists how far away these are, that of the last addition first.
 template <class T, int64_t... kDistance>
 struct AccumulatorsAt {
   using C = Compute<T>;

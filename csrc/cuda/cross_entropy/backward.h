@@ -34,7 +34,8 @@ struct RowGradients {
         device::reciprocal(static_cast<Acc>(args.cols));
     lse = value_at(args.lse, row);
     lse_error = value_at(args.lse_error, row);
-    // The scale was rounded to Acc, which took as much from logits near lse as from lse.
+    // The rounding of the scale to Acc changes logits near lse by about lse * relative_rounding().
+    // lse, which is subtracted from them, gets the same change, in lse_error.
     lse_error -= lse * LogitMap<T>::relative_rounding(args.logits);
   }
 

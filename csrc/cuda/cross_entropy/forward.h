@@ -144,8 +144,8 @@ FUSEDOPS_DEVICE void store_row(
   const bool is_linear = LogitMap<Acc>::is_factor(args.logits);
   double lse = 0, loss = 0;
   if (is_read) {
-    // The scale was rounded to Acc, which took as much from logits near the largest as from the
-    // largest itself.
+    // The rounding of the scale to Acc changes the largest logit, and logits near it, by about the
+    // same amount. The shift makes up for that: it is the largest logit with the exact scale.
     const double rounding = LogitMap<Acc>::relative_rounding(args.logits);
     const double largest = finite_shift(others.largest), log_sum = device::log(others.sum);
     const double shift = largest + largest * rounding;
@@ -201,8 +201,8 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
     const RowClass target(args.targets, row, args.cols);
     const int64_t start = int64_t{block.segment} * segments.cols, left = args.cols - start;
     const bool is_read = args.reads_ignored || !target.is_ignored;
-    // The last vector of the segment may have a word that reaches into the next one: columns of the
-    // next segment can be read, up to kWidth of them.
+    // The segment's last vector may lie across two aligned words (vectors.h), of which the second
+    // reaches into the next segment: up to kWidth columns of that segment can be read.
     const int64_t most = is_read ? segments.cols + kWidth : 0;
     const int32_t end = static_cast<int32_t>(left < most ? left : most);
     RowVectors<T, kWidth, kVectors> vectors(

@@ -1,4 +1,5 @@
-// Launch plans say how many blocks, threads and elements per thread a row gets, from plans.def.
+// Launch plans say how many blocks, threads and elements per thread a row gets. plans.def lists
+// those that kernels are compiled for.
 //
 // A row's plan depends on cols, dtype and vector width, never on the number of rows: a row alone
 // and the same row in any batch have the same bits. It depends on the device only in that some
@@ -208,7 +209,8 @@ constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector
   return threads;
 }
 
-// Completes a listed plan for a row of `cols` columns, which the plan must be for.
+// Completes a listed plan for a row of `cols` columns. The plan has to take rows of that length
+// (max_cols).
 constexpr RowPlan plan_from(
     const ListedPlan& listed, int64_t cols, int32_t width, int32_t element_bytes,
     int32_t block_threads) {

@@ -216,7 +216,9 @@ struct UnalignedScores {
   using Tile = Vec<In, 1>[kRows][kElements];
   Acc values[kRows][kElements] = {};
   Acc factor;
-  uint32_t seen[kRows];  // whether a score is visible and not -inf; for zero_masked_rows
+  // For each row, whether any score of this thread is visible and not -inf. It is set only with
+  // zero_masked_rows.
+  uint32_t seen[kRows];
 
   FUSEDOPS_DEVICE UnalignedScores(const ForwardArgs& args, const UnalignedRows& rows)
       : factor(static_cast<Acc>(args.scores.scale)) {

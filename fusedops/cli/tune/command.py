@@ -210,9 +210,11 @@ def _case(graph: Graph) -> tuple[str, str, str]:
 
 
 def _numbers(cost: costs.Cost) -> tuple[str | int, ...]:
-    """Returns the numbers of a line with four digits, more than a timing is accurate to."""
-    times = cost.inductor, cost.ours, 1e-6 / cost.ms_per_byte
-    return cost.rows, cost.cols, *(f"{number:.4g}" for number in times)
+    """Returns the numbers of a line of the table: the size and, with four digits, more than a
+    timing is accurate to, both times and the speed of a copy."""
+    copy_gb_per_s = 1e-6 / cost.ms_per_byte
+    measured = cost.inductor, cost.ours, copy_gb_per_s
+    return cost.rows, cost.cols, *(f"{number:.4g}" for number in measured)
 
 
 def _summary(measured: Measured) -> Iterator[str]:

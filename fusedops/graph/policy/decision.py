@@ -320,7 +320,8 @@ def _barrier_bytes(match: Match) -> int:
     fused = [user for user in after if is_pointwise(user)]
     # An input is read by the op; it is written only for the op if it has no other user.
     input_bytes = sum((1 + ours.issuperset(users(node))) * _bytes(node) for node in before)
-    # Readers that Inductor fuses would not read the result; if it fuses all, none is written.
+    # Without the op, the readers that Inductor fuses would not read the result from memory. If it
+    # fuses all readers, the result would not be written either.
     result_passes = bool(fused) * (1 + (len(fused) == len(after)))
     result_bytes = result_passes * _bytes(next(iter(match.results)))
     return input_bytes + result_bytes + _expanded_bytes(match)

@@ -58,7 +58,7 @@ struct Case {
   int64_t rows, cols;
 };
 
-// Makes the arrays of a case's arguments, and launches them.
+// Makes the arrays that the arguments of a case point to, and launches kernels for the arguments.
 class Arguments {
  public:
   explicit Arguments(const Case& of) : case_(of) {}
