@@ -153,18 +153,28 @@ def test_confident_rows_keep_their_digits(dtype, cols, place, logit):
     assert relative(of_class, exact.gradient[:, place]) <= max(1e-6, torch.finfo(dtype).eps)
 
 
-def test_a_common_offset_costs_no_digits():
-    """Beside 1000 a float has steps of 6e-5. The logits are multiples of one."""
-    x = (torch.randn(8, 3000) * 3 * 2**14).round() / 2**14
+@pytest.mark.parametrize("offset, step", [(1000, 2**-14), (-1_000_000, 2**-4)])
+def test_a_common_offset_costs_no_digits(offset, step):
+    """The logits are multiples of the float's step beside the offset."""
+    x = (torch.randn(8, 3000) * 3 / step).round() * step
     target, ones = torch.randint(0, 3000, (8,)), torch.ones(8)
     options = Options(label_smoothing=0.1)
-    saved, moved = forward(x, target, options), forward(x + 1000, target, options)
+    saved, moved = forward(x, target, options), forward(x + offset, target, options)
     torch.testing.assert_close(moved[0], saved[0], rtol=5e-7, atol=0)
-    exact = exactly(x + 1000, target, options, ones)
+    exact = exactly(x + offset, target, options, ones)
     assert relative(moved[0], exact.losses) <= 1e-6
     assert np.abs(whole_lse(moved) - exact.lse).max() <= 1e-6
-    gradient = backward(x + 1000, target, moved, ones, None, options)
+    gradient = backward(x + offset, target, moved, ones, None, options)
     assert np.abs(wide(gradient) - exact.gradient).max() <= 1e-6 * np.abs(exact.gradient).max()
+
+
+@pytest.mark.parametrize("cols", [70, 5000])
+def test_logits_may_be_as_large_as_a_float(cols):
+    """log2(e) times such a logit is infinite."""
+    x = torch.zeros(2, cols)
+    x[:, :64] = 3e38
+    losses, lse, _ = forward(x, torch.tensor([cols - 1, 66]))
+    assert losses.tolist() == lse.tolist() == x[:, 0].tolist()
 
 
 SPECIAL = {

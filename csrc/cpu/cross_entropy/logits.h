@@ -23,6 +23,12 @@ struct LogitsOf {
     if constexpr (kCapped) return tanh_of(x * inner);
     return x;
   }
+  // Returns a function whose logits are `factor` times these, but for rounding.
+  FUSEDOPS_INLINE LogitsOf times(double factor) const {
+    LogitsOf scaled = *this;
+    scaled.outer = C(outer * factor);
+    return scaled;
+  }
   FUSEDOPS_INLINE Tile<C> minus(Tile<C> base, C subtrahend) const {
     return base * outer - subtrahend;
   }

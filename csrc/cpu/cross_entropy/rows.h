@@ -53,7 +53,63 @@ FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, AnyLogits logits) 
   return 0;
 }
 
-// Hold two sums for each lane: of exp(logit - shift), without the class, and of logit - shift. The
+// Computes exp(logit - shift()) from the base of a logit. The shift is near `near`, a float.
+template <class C, class AnyLogits>
+struct ExpOfLogits {
+  AnyLogits logits;
+  C near;
+
+  FUSEDOPS_INLINE double shift() const { return double(near); }
+
+  template <class In, class Part>
+  FUSEDOPS_INLINE Tile<C> of(Tile<C> base, Part part) const {
+    return exp_or_infinity<C>(filled<In>(logits.minus(base, near), part, -kInfinity<C>));
+  }
+};
+
+// Computes it as 2^(in_base_2 - 0.5), where in_base_2 = (log2(e) * logit) - subtrahend. log2(e)
+// times the factor of the logits is rounded to a float, as if all logits were (1 + error) times as
+// large. For those near the maximum that is a constant, error * near, which the shift contains.
+template <class AnyLogits>
+struct Exp2OfLogits {
+  AnyLogits logits, times_log2e;
+  float near, subtrahend;
+  double shift_;
+
+  FUSEDOPS_INLINE Exp2OfLogits(AnyLogits logits_, float near_)
+      : logits(logits_), times_log2e(logits_.times(kLog2E)), near(near_) {
+    const double log2e = double(times_log2e.outer) / double(logits.outer);
+    subtrahend = float(log2e * double(near) - 0.5);
+    const double error = log2e / kLog2E - 1;
+    shift_ = (double(subtrahend) + 0.5) / kLog2E - error * double(near);
+  }
+  FUSEDOPS_INLINE double shift() const { return shift_; }
+
+  template <class In, class Part>
+  FUSEDOPS_INLINE Tile<float> of(Tile<float> base, Part part) const {
+    const Tile<float> in_base_2 = times_log2e.minus(base, subtrahend);
+    return exp2_or_infinity(filled<In>(in_base_2, part, -kInfinity<float>));
+  }
+
+ private:
+  static constexpr double kLog2E = 1.44269504088896340736;
+};
+
+// Calls body(exponential): Exp2OfLogits, or ExpOfLogits for doubles and where log2(e) times a
+// number may overflow or be denormal.
+template <class C, class AnyLogits, class Body>
+FUSEDOPS_INLINE auto with_exponential(AnyLogits logits, C near, Body body) {
+  if constexpr (kHasExp2 && sizeof(C) == sizeof(float)) {
+    constexpr C kLeast = C(0x1p-120), kMost = C(0x1p120);
+    const C factor = magnitude(logits.outer);
+    if (factor > kLeast && factor < kMost && magnitude(near) < kMost) {
+      return body(Exp2OfLogits<AnyLogits>(logits, near));
+    }
+  }
+  return body(ExpOfLogits<C, AnyLogits>{logits, near});
+}
+
+// Hold two sums for each lane: of the exponentials, without the class, and of logit - near. The
 // lanes are those of a vector of doubles, or of a tile.
 struct LaneSums {
   Vec<double> exponentials, differences;
@@ -68,26 +124,32 @@ struct TileSums {
 constexpr int64_t kMaxComparedCols = 256;
 
 // Adds up a segment. The order of operations depends on the number of columns alone. The
-// differences are not complete unless the total is wanted.
-template <class In, class AnyLogits, class C = Compute<In>>
-FUSEDOPS_NOINLINE LaneSums sums_of_lanes(Segment<In> segment, AnyLogits logits, C shift) {
+// differences are 0 unless the total is wanted.
+template <class In, class Exponential, class C = Compute<In>>
+FUSEDOPS_NOINLINE LaneSums sums_of_lanes(const Segment<In>& segment, const Exponential& of_logits) {
   constexpr int64_t kPair = 2 * kTile<In>;
-  const auto difference = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-    return logits.minus(logits.base(load(segment.input + col, part)), shift);
+  const In* input = segment.input;
+  const int64_t class_col = segment.class_col;
+  const Exponential exponential = of_logits;
+  const auto base_at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return exponential.logits.base(load(input + col, part));
   };
-  const auto add = [&](TileSums<C> sums, int64_t col, auto with_total) FUSEDOPS_LAMBDA {
-    const Tile<C> d = difference(col, Full{});
-    sums.exponentials = sums.exponentials + exp_or_infinity<C>(d);
-    if constexpr (with_total.value) sums.differences = sums.differences + d;
+  const auto add = [=](TileSums<C> sums, int64_t col, auto with_total) FUSEDOPS_LAMBDA {
+    const Tile<C> base = base_at(col, Full{});
+    sums.exponentials = sums.exponentials + exponential.template of<In>(base, Full{});
+    if constexpr (with_total.value) {
+      sums.differences = sums.differences + exponential.logits.minus(base, exponential.near);
+    }
     return sums;
   };
-  const auto add_compared = [&](TileSums<C> sums, int64_t col, auto part) FUSEDOPS_LAMBDA {
-    const Tile<C> d = difference(col, part);
-    const Tile<C> e = exp_or_infinity<C>(filled<In>(d, part, -kInfinity<C>));
-    const Lanes<C> class_col = Lanes<C>{} + static_cast<int>(segment.class_col - col);
+  const auto add_compared = [=](TileSums<C> sums, int64_t col, auto part) FUSEDOPS_LAMBDA {
+    const Tile<C> base = base_at(col, part);
+    const Tile<C> d = exponential.logits.minus(base, exponential.near);
+    const Tile<C> e = exponential.template of<In>(base, part);
+    const Lanes<C> of_class = Lanes<C>{} + static_cast<int>(class_col - col);
     for (int half = 0; half < 2; ++half) {
       Vec<C>& sum = sums.exponentials.v[half];
-      sum = columns_of_lanes<In>(half) == class_col ? sum : sum + e.v[half];
+      sum = columns_of_lanes<In>(half) == of_class ? sum : sum + e.v[half];
     }
     sums.differences = sums.differences + filled<In>(d, part, C(0));
     return sums;
@@ -120,23 +182,28 @@ FUSEDOPS_NOINLINE LaneSums sums_of_lanes(Segment<In> segment, AnyLogits logits, 
   if (col < segment.cols) {
     even = add_compared(even, col, Tail{static_cast<int>(segment.cols - col)});
   }
-  return {
-      lanes_of_sum<In>({even.exponentials, odd.exponentials}, segment.cols),
-      lanes_of_sum<In>({even.differences, odd.differences}, segment.cols)};
+  LaneSums lanes{lanes_of_sum<In>({even.exponentials, odd.exponentials}, segment.cols), {}};
+  if (segment.wants_total) {
+    lanes.differences = lanes_of_sum<In>({even.differences, odd.differences}, segment.cols);
+  }
+  return lanes;
 }
 
-// Returns the sums of a segment. The logits add up to their differences from the shift and a shift
-// each.
-FUSEDOPS_INLINE LogitSums sums_of(double shift, double sum, double differences, int64_t cols) {
-  return {shift, sum, differences + shift * double(cols)};
+// Returns the sum of logits from the sum of their differences from `near`.
+FUSEDOPS_INLINE double total_of(double differences, double near, int64_t cols) {
+  return differences + near * double(cols);
 }
 
-template <class In, class AnyLogits, class C = Compute<In>>
-FUSEDOPS_NOINLINE LogitSums sums_of_segment(Segment<In> segment, AnyLogits logits, C shift) {
-  const LaneSums lanes = sums_of_lanes(segment, logits, shift);
-  return sums_of(
-      shift, ReduceLanes<double>(lanes.exponentials, Add{}),
-      ReduceLanes<double>(lanes.differences, Add{}), segment.cols);
+template <class In, class Exponential>
+FUSEDOPS_INLINE LogitSums
+sums_of_segment(const Segment<In>& segment, const Exponential& exponential) {
+  const LaneSums lanes = sums_of_lanes(segment, exponential);
+  LogitSums sums{exponential.shift(), ReduceLanes<double>(lanes.exponentials, Add{}), 0};
+  if (segment.wants_total) {
+    const double differences = ReduceLanes<double>(lanes.differences, Add{});
+    sums.total = total_of(differences, exponential.near, segment.cols);
+  }
+  return sums;
 }
 
 // Whether a sum of exponentials is a number: none has overflowed, and none is that of +inf or NaN.
@@ -146,7 +213,9 @@ FUSEDOPS_INLINE bool is_usable(double sum) { return sum >= 0 && sum < kInfinity<
 template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogits logits) {
   const C max = max_of_logits(segment.input, segment.cols, logits);
-  if (max < kInfinity<C>) return sums_of_segment(segment, logits, shift_of(max));
+  if (max < kInfinity<C>) {
+    return sums_of_segment(segment, ExpOfLogits<C, AnyLogits>{logits, shift_of(max)});
+  }
   // A logit is +inf, and so is the sum, unless another logit is NaN.
   const auto sums = fold_columns<In>(
       segment.cols, Broadcast(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -158,27 +227,29 @@ FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogi
 }
 
 // Returns the sums of two segments, whose exponentials are converted to the larger shift.
-template <class C>
-FUSEDOPS_NOINLINE LogitSums combined(LogitSums a, LogitSums b) {
+FUSEDOPS_INLINE LogitSums combined(LogitSums a, LogitSums b) {
+  const double total = a.total + b.total;
+  if (a.shift == b.shift) return {a.shift, a.sum + b.sum, total};  // nearly all segments
   const double shift = a.shift < b.shift ? b.shift : a.shift;
   const double sum =
-      a.sum * exp_difference(C(a.shift), C(shift)) + b.sum * exp_difference(C(b.shift), C(shift));
-  return {shift, sum, a.total + b.total};
+      a.sum * exp_difference(a.shift, shift) + b.sum * exp_difference(b.shift, shift);
+  return {shift, sum, total};
 }
 
 // Calls body(index, sums) for the segments of [begin, end); kRowSegment divides begin.
 template <class In, class AnyLogits, class Body>
 FUSEDOPS_INLINE void for_row_segments(Segment<In> row, AnyLogits logits, RowRange cols, Body body) {
-  const Compute<In> shift = shift_of_row(row.input, row.cols, logits);
-  for (int64_t begin = cols.begin; begin < cols.end; begin += kRowSegment) {
-    const int64_t left = cols.end - begin, count = left < kRowSegment ? left : kRowSegment;
-    const Segment<In> segment{row.input + begin, count, row.class_col - begin, row.wants_total};
-    LogitSums sums = sums_of_segment(segment, logits, shift);
-    if (__builtin_expect(!is_usable(sums.sum), false)) {
-      sums = sums_of_special_segment(segment, logits);
+  with_exponential(logits, shift_of_row(row.input, row.cols, logits), [&](const auto& exponential) {
+    for (int64_t begin = cols.begin; begin < cols.end; begin += kRowSegment) {
+      const int64_t left = cols.end - begin, count = left < kRowSegment ? left : kRowSegment;
+      const Segment<In> segment{row.input + begin, count, row.class_col - begin, row.wants_total};
+      LogitSums sums = sums_of_segment(segment, exponential);
+      if (__builtin_expect(!is_usable(sums.sum), false)) {
+        sums = sums_of_special_segment(segment, logits);
+      }
+      body(begin / kRowSegment, sums);
     }
-    body(begin / kRowSegment, sums);
-  }
+  });
 }
 
 // --- losses -------------------------------------------------------------------------------------
@@ -289,16 +360,20 @@ FUSEDOPS_NOINLINE void add_lanes(const Vec<double> (&lanes)[kBatchRows], RowValu
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits, LossBatch& sums) {
   using C = Compute<In>;
-  C shifts[kBatchRows];
+  C near[kBatchRows];
   for (int i = 0; i < batch.count; ++i) {
     const Segment<In>& row = batch.rows[i];
-    if (batch.is_read[i]) shifts[i] = shift_of_row(row.input, row.cols, logits);
+    if (batch.is_read[i]) near[i] = shift_of_row(row.input, row.cols, logits);
   }
   Vec<double> exponentials[kBatchRows] = {}, differences[kBatchRows] = {};
+  RowValue shifts;
   for (int i = 0; i < batch.count; ++i) {
     if (!batch.is_read[i]) continue;
-    const LaneSums lanes = sums_of_lanes(batch.rows[i], logits, shifts[i]);
-    exponentials[i] = lanes.exponentials, differences[i] = lanes.differences;
+    with_exponential(logits, near[i], [&](const auto& exponential) {
+      const LaneSums lanes = sums_of_lanes(batch.rows[i], exponential);
+      exponentials[i] = lanes.exponentials, differences[i] = lanes.differences;
+      shifts[i] = exponential.shift();
+    });
   }
   RowValue of_exponentials, of_differences;
   add_lanes(exponentials, of_exponentials);
@@ -307,7 +382,8 @@ FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits,
     if (!batch.is_read[i]) continue;
     const Segment<In>& row = batch.rows[i];
     if (__builtin_expect(is_usable(of_exponentials[i]), true)) {
-      sums.set(i, sums_of(shifts[i], of_exponentials[i], of_differences[i], row.cols));
+      const double total = total_of(of_differences[i], near[i], row.cols);
+      sums.set(i, LogitSums{shifts[i], of_exponentials[i], total});
     } else {
       sums.set(i, sums_of_special_segment(row, logits));
     }
@@ -317,14 +393,13 @@ FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits,
 // Adds up rows of several segments, one row after the other.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void sum_rows(const RowBatch<In>& batch, AnyLogits logits, LossBatch& batch_sums) {
-  using C = Compute<In>;
   for (int i = 0; i < batch.count; ++i) {
     if (!batch.is_read[i]) continue;
     LogitSums sums;
     for_row_segments(
         batch.rows[i], logits, RowRange{0, batch.rows[i].cols},
         [&](int64_t index, LogitSums part)
-            FUSEDOPS_LAMBDA { sums = index == 0 ? part : combined<C>(sums, part); });
+            FUSEDOPS_LAMBDA { sums = index == 0 ? part : combined(sums, part); });
     batch_sums.set(i, sums);
   }
 }
@@ -366,7 +441,7 @@ FUSEDOPS_INLINE void write_long_losses(
   const RowBatch<In> batch(args, RowRange{row, row + 1}, logits, batch_sums);
   if (batch.is_read[0]) {
     LogitSums sums = partials[0];
-    for (int64_t i = 1; i < row_segments(args.cols); ++i) sums = combined<C>(sums, partials[i]);
+    for (int64_t i = 1; i < row_segments(args.cols); ++i) sums = combined(sums, partials[i]);
     batch_sums.set(0, sums);
   }
   write_losses<C>(args, row, /*count=*/1, batch_sums);

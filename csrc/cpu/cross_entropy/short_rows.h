@@ -112,7 +112,8 @@ FUSEDOPS_INLINE void cross_entropy_groups(
         if (!is_read(args, target)) continue;
         const double sum = sums.exponentials[row];
         if (__builtin_expect(is_usable(sum), true)) {
-          batch.set(i, sums_of(sums.shift[row], sum, sums.differences[row], args.cols));
+          const double shift = sums.shift[row];
+          batch.set(i, LogitSums{shift, sum, total_of(sums.differences[row], shift, args.cols)});
         } else {
           const In* input = start_of<In>(args.logits.input, first + row);
           // Segments of so few columns have a total anyway (kMaxComparedCols).

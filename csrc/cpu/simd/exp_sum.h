@@ -56,5 +56,29 @@ FUSEDOPS_INLINE Tile<C> exp_or_infinity(Tile<C> x) {
   return exp_or_zero<SumOf<C>>(x);
 }
 
+// Where an instruction rounds exponents down, powers of 2 for sums take a sixth fewer instructions
+// than exponentials. 2^(t - 0.5) for t in [0, 1) is a polynomial, a minimax fit with an error of
+// 7.5e-8, and of 1.7e-7 with what its evaluation rounds.
+constexpr bool kHasExp2 = kHasMulByPow2;
+struct Exp2FloatSum {
+  static constexpr float kLowest = -125.0f;  // up to it, the result may be denormal
+  static constexpr float kPolynomial[] = {1.3276472454890609e-3f, 6.356423255056143e-3f,
+                                          3.947516903281212e-2f,  1.6981424391269684e-1f,
+                                          4.9013322591781616e-1f, 7.071067094802856e-1f};
+};
+
+// Returns 2^(x - 0.5), 0 where that would be denormal, and infinity or NaN where it overflows.
+FUSEDOPS_INLINE Tile<float> exp2_or_infinity(Tile<float> x) {
+  using K = Exp2FloatSum;
+  for (auto& vec : x.v) {
+    const auto above = NotLessEqual(vec, K::kLowest);  // true for NaN
+    const Vec<float> t = Fraction(vec);
+    Vec<float> p = Set(K::kPolynomial[0]);
+    for (int i = 1; i < 6; ++i) p = p * t + K::kPolynomial[i];
+    vec = MulByPow2<0>(above, p, vec);
+  }
+  return x;
+}
+
 }  // namespace
 }  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -97,7 +97,8 @@ FUSEDOPS_INLINE V MaskedMin(M mask, V a, V b) {
 // Returns value * 2^(n + kUp) for an integral n held in a floating-point vector. If an instruction
 // does this (kHasMulByPow2), the result is 0 outside of the mask, whatever the lanes hold, and
 // 2^kUp must be part of `value`. Here 2^(n + kUp) is made of its exponent bits, and must be a
-// normal number or infinity.
+// normal number or infinity. The instruction rounds n down, and beside it there is Fraction(n), n
+// minus the n that is rounded down.
 constexpr bool kHasMulByPow2 = false;
 template <int kUp, class M>
 FUSEDOPS_INLINE Vec<float> MulByPow2(M, Vec<float> value, Vec<float> n) {
