@@ -52,7 +52,9 @@ EQUIVALENT = {
         "int64_t(1) >> 14;": "it decides what is prefetched",
     },
     "csrc/cpu/masked_softmax/rows.h": {
-        "input - group_rows * args.input.spacing.stride,": "the row there is only prefetched",
+        "row.next = row.input - group_rows * args.input.spacing.stride;": (
+            "the row there is only prefetched"
+        ),
     },
     "csrc/cpu/softmax/short_rows.h": {
         "(args.dim_size < kShortRowCols && args.inner <= InnerSegments::kMaxCols);": (

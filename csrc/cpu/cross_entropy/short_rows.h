@@ -42,7 +42,8 @@ FUSEDOPS_INLINE double base_in_group(const Tile<C>* bases, int64_t row, int64_t 
 
 // --- forward ------------------------------------------------------------------------------------
 
-// Holds for each row of a group the sums of LaneSums over its columns, and their shift.
+// Holds for each row of a group the shift and two sums over its columns: of exp(logit - shift),
+// without the class, and of logit - shift.
 template <class C>
 struct alignas(kVectorBytes) GroupSums {
   RowLanes<C> shift;

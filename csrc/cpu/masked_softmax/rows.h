@@ -1,15 +1,18 @@
 // Masked softmax of rows on the CPU: forward with and without dropout, and backward.
 //
-// Forward: scores that take one operand, a mask or a bias, are computed twice, for the maximum of a
-// chunk and for its exponentials. Other scores, with a soft cap or two operands, take several
-// loops, each of which writes the scores of a chunk to scratch memory in the L1 cache. The
-// exponentials are in scratch memory in either case, and from there on all rows are alike.
+// Forward: with AVX-512, scores that take at most one operand, a mask or a bias, are computed
+// twice, for the maximum of a chunk and for its exponentials. All other scores take several loops,
+// one for the first operand or the soft cap and one for each further operand, each of which writes
+// the scores of a chunk to scratch memory in the L1 cache. The exponentials are in scratch memory
+// in either case, and from there on all rows are alike.
 //
-// Columns outside the row's interval, and those after the last one that a bool mask leaves visible,
-// are skipped where their result is 0. Chunks and tiles begin at the same columns whether others
-// are skipped or not, so that an interval gives the bits of a bool mask that hides the same
-// columns.
+// Columns outside the row's interval, and those that a bool mask hides at the end of the row (as
+// bits, at its start too), are skipped where their result is 0. Chunks and tiles begin at the same
+// columns whether others are skipped or not, so that an interval gives the bits of a bool mask that
+// hides the same columns.
 #pragma once
+
+#include <type_traits>
 
 #include "cpu/masked_softmax/scratch.h"
 #include "cpu/simd/philox.h"
@@ -22,11 +25,6 @@ namespace {
 // --- operands -----------------------------------------------------------------------------------
 
 struct NoOperand {};
-
-template <class A, class B>
-constexpr bool is_same = false;
-template <class A>
-constexpr bool is_same<A, A> = true;
 
 // Describes which columns of a row its interval and a bool mask leave visible.
 struct VisibleColumns {
@@ -58,7 +56,7 @@ constexpr RowRange range_of(int64_t begin, int64_t end) {
   return begin < end ? RowRange{begin, end} : RowRange{0, 0};
 }
 
-constexpr RowRange common(RowRange a, RowRange b) {
+constexpr RowRange intersection(RowRange a, RowRange b) {
   return range_of(a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end);
 }
 
@@ -261,8 +259,8 @@ constexpr RowRange columns_computed(RowRange visible, int64_t cols) {
   return {visible.begin / kTile<T> * kTile<T>, whole < cols ? whole : cols};
 }
 
-// Computes the scores scale * input of the columns from a chunk's first one on, with one operand
-// applied. A mask of bits is not applied, but says which columns count.
+// Computes the scores of a chunk, scale * input with one operand applied. Columns are counted from
+// the chunk's first one. A mask of bits is not applied; counted() returns it.
 template <class In, class OperandValues>
 struct ChunkScores {
   using C = Compute<In>;
@@ -270,7 +268,7 @@ struct ChunkScores {
   OperandValues operand;
   C scale, mask_value;
 
-  static constexpr bool kHasBits = is_same<OperandValues, const TileBits*>;
+  static constexpr bool kHasBits = std::is_same_v<OperandValues, const TileBits*>;
 
   template <class Part>
   FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part) const {
@@ -282,6 +280,7 @@ struct ChunkScores {
     }
   }
 
+  // Returns which columns of a tile count.
   FUSEDOPS_INLINE auto counted(int64_t col) const {
     if constexpr (kHasBits) {
       return operand[col / kTile<In>];
@@ -316,9 +315,10 @@ FUSEDOPS_INLINE C write_scores(Source at, C* scratch, RowRange visible, int64_t 
   return max_of(max, max);
 }
 
-// The values of ChunkScores are passed in registers, one by one.
+// Writes the scores of a chunk to `scratch`, and returns the maximum. The fields of ChunkScores are
+// arguments of their own, because these are passed in registers.
 template <class In, class OperandValues, class C = Compute<In>>
-FUSEDOPS_NOINLINE C scores_of(
+FUSEDOPS_NOINLINE C write_chunk_scores(
     const In* input, OperandValues operand, C scale, C mask_value, C* scratch, RowRange visible,
     int64_t cols) {
   const ChunkScores<In, OperandValues> scores{input, operand, scale, mask_value};
@@ -384,7 +384,8 @@ FUSEDOPS_INLINE void write_exponentials(
   set_chunk<C>(chunk, max, sums, end_of_tiles);
 }
 
-// Replaces the scores in `cols` by their exponentials; those after `cols` are -inf.
+// Replaces the scores in `cols` by their exponentials. The scores after `cols`, up to the end of
+// its last tile, have to be -inf.
 template <class Out, class C>
 FUSEDOPS_NOINLINE void exponentials_in_scratch(C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
   const auto at = [=](int64_t col) FUSEDOPS_LAMBDA { return load(scratch + col); };
@@ -400,8 +401,9 @@ struct RowBits {
   bool all;
 };
 
-// Converts bool masks to bits. Rows in succession that have the same mask share its bits. Memory
-// for as many masks as a group has rows is used in turn, so that all masks of a group are there.
+// Converts bool masks to bits. Rows in succession that have the same mask share its bits. The
+// memory holds as many masks as a group has rows and is filled in turn, so that the bits of all
+// rows of a group exist at once.
 template <class In>
 class MaskBits {
  public:
@@ -446,7 +448,7 @@ struct MaskedRow {
   using C = Compute<In>;
   const Scores* scores;
   const In *input, *next;   // `next` is the row to prefetch
-  const void* written;      // StoreMode::prefetched()
+  const void* written;      // where the results are written, or what is prefetched in its place
   const void *bias, *mask;  // null if there is none, or if the mask hides no column of `visible`
   const TileBits* bits;     // the mask, if it is a bool mask and kept as bits
   RowRange visible;
@@ -456,8 +458,8 @@ struct MaskedRow {
   C* scratch;
   SoftmaxChunk<C>* chunks;
 
-  // Whether hidden columns count, with the mask value as their score. Otherwise the row is computed
-  // as if they were not there.
+  // Whether the columns outside of `visible` count, with the mask value as their score. If not, the
+  // row is computed as if they were not there, and as if those that a mask of bits hides were not.
   FUSEDOPS_INLINE bool counts_hidden() const {
     return bits == nullptr && computed.begin == 0 && computed.end == cols;
   }
@@ -500,9 +502,9 @@ struct MaskedRow {
   template <class Values>
   FUSEDOPS_INLINE ChunkScores<In, Values> scores_at(int64_t begin, C mask_value) const {
     Values values{};
-    if constexpr (is_same<Values, const TileBits*>) {
+    if constexpr (std::is_same_v<Values, const TileBits*>) {
       values = bits + begin / kTile<In>;
-    } else if constexpr (!is_same<Values, NoOperand>) {
+    } else if constexpr (!std::is_same_v<Values, NoOperand>) {
       const Operand& operand = bias != nullptr ? scores->bias : scores->mask;
       values = static_cast<Values>(bias != nullptr ? bias : mask) + begin * operand.col_stride;
     }
@@ -547,7 +549,7 @@ struct MaskedRow {
   FUSEDOPS_INLINE C write_plain(int64_t begin, C mask_value) const {
     const RowRange seen = in_chunk(visible, begin);
     const auto first = [&](auto operand) {
-      return scores_of(
+      return write_chunk_scores(
           input + begin, operand, C(scores->scale), mask_value, scratch + begin, seen,
           cols - begin);
     };
@@ -613,8 +615,9 @@ FUSEDOPS_INLINE Tile<C> scores_at_edge(
 }
 
 // Does what compute_exponentials() does, for rows whose scores have one operand, of type `Values`,
-// or none. To compute such scores twice takes less time than to write them. All loops over columns
-// are here: to pass a row's scores to functions takes as long as 128 columns.
+// or none, and whose `computed` ends where `visible` does. Columns that a mask of bits hides become
+// 0, whatever the mask value. To compute such scores twice takes less time than to write them. All
+// loops over columns are here: to pass a row's scores to functions takes as long as 128 columns.
 template <class Out, class Values, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_one_operand(MaskedRow<In>* rows, int64_t count, C mask_value) {
   for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
@@ -624,8 +627,8 @@ FUSEDOPS_NOINLINE void compute_one_operand(MaskedRow<In>* rows, int64_t count, C
       const auto scores = row.template scores_at<Values>(begin, mask_value);
       const RowRange seen = row.in_chunk(row.visible, begin);
       const C max = scores.max(seen, row.cols - begin);
-      const bool all = seen.begin == row.chunk_cols(begin).begin;
-      row.chunk_at(begin).max = all ? max : Max(max, row.hidden_score(mask_value));
+      const bool begins_visible = seen.begin == row.chunk_cols(begin).begin;
+      row.chunk_at(begin).max = begins_visible ? max : Max(max, row.hidden_score(mask_value));
     }
     for (int64_t i = 0; i < count; ++i) {
       const MaskedRow<In>& row = rows[i];
@@ -639,6 +642,8 @@ FUSEDOPS_NOINLINE void compute_one_operand(MaskedRow<In>* rows, int64_t count, C
       const auto at = [=](int64_t col) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(after + col);
         prefetch_tile<Cache::kL2>(written + col);
+        // The branch keeps the product of scores.at() from being fused into the subtraction of the
+        // maximum, which would give other bits.
         const bool inside = col >= seen.begin && col + kTile<In> <= seen.end;
         if (__builtin_expect(inside, true)) return scores.at(col, Full{});
         return scores_at_edge(scores, col, seen, left, hidden);
@@ -715,7 +720,7 @@ struct MaskedSoftmax {
         const RowBits& mask = bits.of(static_cast<const Bool*>(operands.mask()));
         if (mask.all) return {range, true};
         row.bits = mask.bits;
-        return {common(range, mask.shown), false};
+        return {intersection(range, mask.shown), false};
       }
     }
     return operands.visible(args.cols);
@@ -745,8 +750,8 @@ struct MaskedSoftmax {
     row.chunks = reinterpret_cast<SoftmaxChunk<C>*>(row.scratch + padded_cols(args.cols));
   }
 
-  // Computes the exponentials of a group: at once those of adjacent rows that have a mask, or have
-  // none. Where masks are not bits, the registers do not suffice for compute_one_operand() either.
+  // Computes the exponentials of a group. Adjacent rows that all have a mask, or all have none, are
+  // computed together. With 16 registers compute_one_operand() gains nothing.
   FUSEDOPS_INLINE void compute(MaskedRow<In>* rows, int64_t count) const {
     if constexpr (kHasLaneBits) {
       int64_t end;
@@ -769,9 +774,9 @@ struct MaskedSoftmax {
       return compute_one_operand<Out, NoOperand>(rows, count, mask_value());
     }
     const Operand& operand = has_bias ? args.scores.bias : args.scores.mask;
-    with_values<In>(operand, nullptr, 0, [&](auto values) {
+    with_values<In>(operand, nullptr, 0, [&](auto values) {  // only their type is used
       using Values = decltype(values);
-      if constexpr (is_same<Values, const Bool*>) {
+      if constexpr (std::is_same_v<Values, const Bool*>) {
         compute_one_operand<Out, const TileBits*>(rows, count, mask_value());
       } else {
         compute_one_operand<Out, Values>(rows, count, mask_value());
@@ -785,11 +790,11 @@ struct MaskedSoftmax {
     // If no visible score exceeds the mask value, perhaps nothing is visible. The exponentials are
     // computed for a mask value of -inf to find out, and again if something is.
     if (args.zero_masked_rows && whole.max <= mask_value()) {
-      if (is_nothing_visible<Out>(row)) {
+      if (row.bits != nullptr ? whole.sum == 0 : is_nothing_visible<Out>(row)) {
         write_sink(index, /*probability=*/1);
         return write(index, row, whole, RowRange{0, 0});
       }
-      compute_exponentials<Out>(&row, /*count=*/1, mask_value());
+      if (row.bits == nullptr) compute_exponentials<Out>(&row, /*count=*/1, mask_value());
     }
     whole = row.with_sink(whole);
     // If hidden columns have a probability, or become NaN, the whole row is computed.

@@ -19,7 +19,7 @@ constexpr int64_t masked_row_bytes(int64_t cols, DType dtype) {
   return ceil_div(softmax_scratch_bytes(cols, dtype), 64) * 64;
 }
 
-// The bits of a bool mask take 4 bytes for each tile, and no tile with bits has less than 16
+// The bits of a bool mask take 4 bytes for each tile, and no tile with bits has fewer than 16
 // columns.
 constexpr int64_t mask_bits_bytes(int64_t cols) { return ceil_div(cols, 16) * 4; }
 

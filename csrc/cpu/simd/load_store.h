@@ -149,8 +149,8 @@ FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Tail part, Comput
 struct StoreMode {
   bool streams;
 
-  // Returns what is to be prefetched before a row is written: the row unless it is streamed, which
-  // reads nothing, and otherwise memory that is in the cache.
+  // Returns what to prefetch before a row is written: the row or, if it is streamed, which reads
+  // nothing, `cached`, which is in the cache already.
   template <class T, class C>
   FUSEDOPS_INLINE const T* prefetched(const T* row, const C* cached) const {
     return streams ? reinterpret_cast<const T*>(cached) : row;

@@ -81,7 +81,7 @@ FUSEDOPS_INLINE uint32_t BitsOfBytes(const Bool* from) {
   for (int i = 0; i < kCount; ++i) bits |= uint32_t(from[i].value != 0) << i;
   return bits;
 }
-// Returns the bits of the even ones of 32 bytes, and after them those of the odd ones.
+// Returns a bit for each of 32 bytes, first those of the even bytes, then those of the odd ones.
 FUSEDOPS_INLINE uint32_t BitsOfBytePairs(const Bool* from) {
   uint32_t bits = 0;
   for (int i = 0; i < 32; ++i) bits |= uint32_t(from[i].value != 0) << (i / 2 + i % 2 * 16);

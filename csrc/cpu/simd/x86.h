@@ -65,8 +65,8 @@ FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
 FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
   return (Vec<float>)MM(cvtph_ps)((HalfIntegers)bits);
 }
-// Values that float16 rounds to 0 first become a zero of the same sign, because the instruction
-// would report an underflow for them.
+// Values that float16 rounds to 0 are replaced by a zero of the same sign beforehand, because the
+// instruction would report an underflow for them.
 FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
   constexpr int32_t kMagnitude = 0x7fffffff, kHalfOfLeast = 0x33000000;  // 2^-25
   const VecI32 bits = (VecI32)value, zero = bits & ~kMagnitude;

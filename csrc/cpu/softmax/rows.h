@@ -86,9 +86,9 @@ FUSEDOPS_INLINE void set_chunk(
 enum class Save { kNot, kInScratch, kInRow };
 
 // Computes exp(input - max), saves it to `saved`, and sets the chunk's maximum and sum. Meanwhile
-// `next`, the chunk that is read after this one, is prefetched, and so is what becomes `written`
-// later, if the exponentials are in scratch memory: from 2048 floats on, rows that exceed the L2
-// cache take up to a fifth less time.
+// `next`, the chunk that is read after this one, is prefetched. So is `written`, where the results
+// are written later, if the exponentials are in scratch memory: rows from 2048 floats on take up to
+// a fifth less time where the tensors exceed the L2 cache.
 template <bool Log, Save save, class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE void softmax_chunk(
     const In* input, const In* next, const Out* written, C* saved, SoftmaxChunk<C>& chunk,
@@ -155,7 +155,7 @@ FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count)
 }
 
 // Computes maximum and sum of the chunks of columns [begin, end); begin is a multiple of
-// kSoftmaxChunk. `after` is read after the row, and `written` is the row that is written.
+// kSoftmaxChunk. `after`, which is read after the row, and `written` are prefetched.
 template <bool Log, Save save, class Out, class In, class C>
 FUSEDOPS_INLINE void softmax_chunks(
     const In* input, const In* after, const Out* written, C* saved, SoftmaxChunk<C>* chunks,
@@ -318,7 +318,7 @@ struct RowsAhead {
   }
 };
 
-// Writes a gradient, and prefetches the rows ahead if the results are streaming.
+// Writes a gradient, and prefetches the rows ahead if the results bypass the cache (`streams`).
 template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void write_softmax_backward(
     In* result, SoftmaxGradRow<Out> row, C sum, RowRange cols, RowsAhead ahead, StoreMode mode) {
