@@ -21,6 +21,7 @@ using portable::BitsOfBytes;
 using portable::CombineBlocks;
 using portable::ExtractBlocks;
 using portable::FlushStream;
+using portable::Fraction;
 using portable::kHasLaneBits;
 using portable::kHasMaskedLoads;
 using portable::kHasMulByPow2;

@@ -95,10 +95,9 @@ FUSEDOPS_INLINE V MaskedMin(M mask, V a, V b) {
 }
 
 // Returns value * 2^(n + kUp) for an integral n held in a floating-point vector. If an instruction
-// does this (kHasMulByPow2), the result is 0 outside of the mask, whatever the lanes hold, and
-// 2^kUp must be part of `value`. Here 2^(n + kUp) is made of its exponent bits, and must be a
-// normal number or infinity. The instruction rounds n down, and beside it there is Fraction(n), n
-// minus the n that is rounded down.
+// does this (kHasMulByPow2), it rounds n down, the result is 0 outside of the mask, whatever the
+// lanes hold, and 2^kUp must be part of `value`. Here 2^(n + kUp) is made of its exponent bits, and
+// must be a normal number or infinity.
 constexpr bool kHasMulByPow2 = false;
 template <int kUp, class M>
 FUSEDOPS_INLINE Vec<float> MulByPow2(M, Vec<float> value, Vec<float> n) {
@@ -109,6 +108,12 @@ template <int kUp, class M>
 FUSEDOPS_INLINE Vec<double> MulByPow2(M, Vec<double> value, Vec<double> n) {
   const VecI64 power = __builtin_convertvector(n, VecI64) + (1023 + kUp);
   return value * (Vec<double>)(power << 52);
+}
+
+// Returns x minus the integer below it.
+FUSEDOPS_INLINE Vec<float> Fraction(Vec<float> x) {
+  for (int i = 0; i < kLanes<float>; ++i) x[i] -= __builtin_floorf(x[i]);
+  return x;
 }
 
 // --- conversion ---------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ using portable::InterleaveRounded;
 using portable::BetweenZeroAnd;
 using portable::BitsOfBytePairs;
 using portable::BitsOfBytes;
+using portable::Fraction;
 using portable::IfThenElseZero;
 using portable::kHasLaneBits;
 using portable::kHasMulByPow2;
@@ -136,7 +137,7 @@ FUSEDOPS_INLINE Vec<float> MaskedMin(__mmask16 mask, Vec<float> a, Vec<float> b)
 FUSEDOPS_INLINE Vec<double> MaskedMin(__mmask8 mask, Vec<double> a, Vec<double> b) {
   return (Vec<double>)_mm512_mask_min_pd((__m512d)a, mask, (__m512d)b, (__m512d)a);
 }
-constexpr bool kHasMulByPow2 = true;  // it rounds n down
+constexpr bool kHasMulByPow2 = true;
 FUSEDOPS_INLINE Vec<float> Fraction(Vec<float> x) {
   return (Vec<float>)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
