@@ -67,47 +67,40 @@ struct ExpOfLogits {
   }
 };
 
-// Computes it as 2^(in_base_2 - 0.5), where in_base_2 = (log2(e) * logit) - subtrahend. log2(e)
-// times the factor of the logits is rounded to a float, as if all logits were (1 + error) times as
-// large. For those near the maximum that is a constant, error * near, which the shift contains.
-template <class AnyLogits>
-struct Exp2OfLogits {
-  AnyLogits logits, times_log2e;
-  float near, subtrahend;
+// Computes it as 2^(in_base_2 - 0.5), where in_base_2 = log2(e) * logit - subtrahend. log2(e) times
+// the factor of the logits is rounded to a float, as if all logits were (1 + error) times as large.
+// For those near the maximum that is a constant, error * near, which the shift contains.
+template <class C, class AnyLogits>
+struct Exp2OfLogits : ExpOfLogits<C, AnyLogits> {
+  AnyLogits times_log2e;
+  C subtrahend;
   double shift_;
 
-  FUSEDOPS_INLINE Exp2OfLogits(AnyLogits logits_, float near_)
-      : logits(logits_), times_log2e(logits_.times(kLog2E)), near(near_) {
+  FUSEDOPS_INLINE Exp2OfLogits(AnyLogits logits, C near)
+      : ExpOfLogits<C, AnyLogits>{logits, near}, times_log2e(logits.times(kLog2E)) {
     const double log2e = double(times_log2e.outer) / double(logits.outer);
-    subtrahend = float(log2e * double(near) - 0.5);
+    subtrahend = C(log2e * double(near) - 0.5);
     const double error = log2e / kLog2E - 1;
     shift_ = (double(subtrahend) + 0.5) / kLog2E - error * double(near);
   }
   FUSEDOPS_INLINE double shift() const { return shift_; }
 
+  // Whether log2(e) times either number is finite and normal, or 0.
+  static FUSEDOPS_INLINE bool is_for(AnyLogits logits, C near) {
+    constexpr C kLeast = C(0x1p-120), kMost = C(0x1p120);
+    const C factor = magnitude(logits.outer);
+    return factor > kLeast && factor < kMost && magnitude(near) < kMost;
+  }
+
   template <class In, class Part>
-  FUSEDOPS_INLINE Tile<float> of(Tile<float> base, Part part) const {
-    const Tile<float> in_base_2 = times_log2e.minus(base, subtrahend);
-    return exp2_or_infinity(filled<In>(in_base_2, part, -kInfinity<float>));
+  FUSEDOPS_INLINE Tile<C> of(Tile<C> base, Part part) const {
+    const Tile<C> in_base_2 = times_log2e.minus(base, subtrahend);
+    return exp2_or_infinity(filled<In>(in_base_2, part, -kInfinity<C>));
   }
 
  private:
   static constexpr double kLog2E = 1.44269504088896340736;
 };
-
-// Calls body(exponential): Exp2OfLogits, or ExpOfLogits for doubles and where log2(e) times a
-// number may overflow or be denormal.
-template <class C, class AnyLogits, class Body>
-FUSEDOPS_INLINE auto with_exponential(AnyLogits logits, C near, Body body) {
-  if constexpr (kHasExp2 && sizeof(C) == sizeof(float)) {
-    constexpr C kLeast = C(0x1p-120), kMost = C(0x1p120);
-    const C factor = magnitude(logits.outer);
-    if (factor > kLeast && factor < kMost && magnitude(near) < kMost) {
-      return body(Exp2OfLogits<AnyLogits>(logits, near));
-    }
-  }
-  return body(ExpOfLogits<C, AnyLogits>{logits, near});
-}
 
 // Hold two sums for each lane: of the exponentials, without the class, and of logit - near. The
 // lanes are those of a vector of doubles, or of a tile.
@@ -194,17 +187,45 @@ FUSEDOPS_INLINE double total_of(double differences, double near, int64_t cols) {
   return differences + near * double(cols);
 }
 
-template <class In, class Exponential>
+template <class C>
 FUSEDOPS_INLINE LogitSums
-sums_of_segment(const Segment<In>& segment, const Exponential& exponential) {
-  const LaneSums lanes = sums_of_lanes(segment, exponential);
-  LogitSums sums{exponential.shift(), ReduceLanes<double>(lanes.exponentials, Add{}), 0};
-  if (segment.wants_total) {
-    const double differences = ReduceLanes<double>(lanes.differences, Add{});
-    sums.total = total_of(differences, exponential.near, segment.cols);
+sums_of(const LaneSums& lanes, double shift, C near, int64_t cols, bool wants_total) {
+  LogitSums sums{shift, ReduceLanes<double>(lanes.exponentials, Add{}), 0};
+  if (wants_total) {
+    sums.total = total_of(ReduceLanes<double>(lanes.differences, Add{}), near, cols);
   }
   return sums;
 }
+
+// Adds up the segments of a row: with powers of 2 where that is as precise.
+template <class C, class AnyLogits>
+class RowExponentials {
+ public:
+  FUSEDOPS_INLINE RowExponentials(AnyLogits logits, C near)
+      : exp_{logits, near}, exp2_(logits, near), in_base_2_(exp2_.is_for(logits, near)) {}
+
+  FUSEDOPS_INLINE double shift() const {
+    return kMayUseExp2 && in_base_2_ ? exp2_.shift() : exp_.shift();
+  }
+
+  template <class In>
+  FUSEDOPS_INLINE LaneSums lanes_of(const Segment<In>& segment) const {
+    if constexpr (kMayUseExp2) {
+      if (in_base_2_) return sums_of_lanes(segment, exp2_);
+    }
+    return sums_of_lanes(segment, exp_);
+  }
+  template <class In>
+  FUSEDOPS_INLINE LogitSums sums(const Segment<In>& segment) const {
+    return sums_of(lanes_of(segment), shift(), exp_.near, segment.cols, segment.wants_total);
+  }
+
+ private:
+  static constexpr bool kMayUseExp2 = kHasExp2 && sizeof(C) == sizeof(float);
+  ExpOfLogits<C, AnyLogits> exp_;
+  Exp2OfLogits<C, AnyLogits> exp2_;
+  bool in_base_2_;
+};
 
 // Whether a sum of exponentials is a number: none has overflowed, and none is that of +inf or NaN.
 FUSEDOPS_INLINE bool is_usable(double sum) { return sum >= 0 && sum < kInfinity<double>; }
@@ -214,7 +235,9 @@ template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogits logits) {
   const C max = max_of_logits(segment.input, segment.cols, logits);
   if (max < kInfinity<C>) {
-    return sums_of_segment(segment, ExpOfLogits<C, AnyLogits>{logits, shift_of(max)});
+    const ExpOfLogits<C, AnyLogits> exponential{logits, shift_of(max)};
+    const LaneSums lanes = sums_of_lanes(segment, exponential);
+    return sums_of(lanes, exponential.shift(), exponential.near, segment.cols, segment.wants_total);
   }
   // A logit is +inf, and so is the sum, unless another logit is NaN.
   const auto sums = fold_columns<In>(
@@ -239,17 +262,16 @@ FUSEDOPS_INLINE LogitSums combined(LogitSums a, LogitSums b) {
 // Calls body(index, sums) for the segments of [begin, end); kRowSegment divides begin.
 template <class In, class AnyLogits, class Body>
 FUSEDOPS_INLINE void for_row_segments(Segment<In> row, AnyLogits logits, RowRange cols, Body body) {
-  with_exponential(logits, shift_of_row(row.input, row.cols, logits), [&](const auto& exponential) {
-    for (int64_t begin = cols.begin; begin < cols.end; begin += kRowSegment) {
-      const int64_t left = cols.end - begin, count = left < kRowSegment ? left : kRowSegment;
-      const Segment<In> segment{row.input + begin, count, row.class_col - begin, row.wants_total};
-      LogitSums sums = sums_of_segment(segment, exponential);
-      if (__builtin_expect(!is_usable(sums.sum), false)) {
-        sums = sums_of_special_segment(segment, logits);
-      }
-      body(begin / kRowSegment, sums);
+  const RowExponentials exponentials(logits, shift_of_row(row.input, row.cols, logits));
+  for (int64_t begin = cols.begin; begin < cols.end; begin += kRowSegment) {
+    const int64_t left = cols.end - begin, count = left < kRowSegment ? left : kRowSegment;
+    const Segment<In> segment{row.input + begin, count, row.class_col - begin, row.wants_total};
+    LogitSums sums = exponentials.sums(segment);
+    if (__builtin_expect(!is_usable(sums.sum), false)) {
+      sums = sums_of_special_segment(segment, logits);
     }
-  });
+    body(begin / kRowSegment, sums);
+  }
 }
 
 // --- losses -------------------------------------------------------------------------------------
@@ -369,11 +391,10 @@ FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits,
   RowValue shifts;
   for (int i = 0; i < batch.count; ++i) {
     if (!batch.is_read[i]) continue;
-    with_exponential(logits, near[i], [&](const auto& exponential) {
-      const LaneSums lanes = sums_of_lanes(batch.rows[i], exponential);
-      exponentials[i] = lanes.exponentials, differences[i] = lanes.differences;
-      shifts[i] = exponential.shift();
-    });
+    const RowExponentials of_row(logits, near[i]);
+    const LaneSums lanes = of_row.lanes_of(batch.rows[i]);
+    exponentials[i] = lanes.exponentials, differences[i] = lanes.differences;
+    shifts[i] = of_row.shift();
   }
   RowValue of_exponentials, of_differences;
   add_lanes(exponentials, of_exponentials);

@@ -687,6 +687,8 @@ inline bool is_bool_mask_alone(const Scores& scores) {
 template <class In, class Out>
 struct MaskedSoftmax {
   using C = Compute<In>;
+  // Whether compute_one_operand() is used.
+  static constexpr bool kComputesTwice = kHasLaneBits && sizeof(In) < sizeof(double);
   const MaskedSoftmaxForward& args;
   StoreMode mode;
   char *repeated, *scratch;
@@ -714,7 +716,7 @@ struct MaskedSoftmax {
   FUSEDOPS_INLINE VisibleColumns
   visible_columns(OperandRows& operands, MaskBits<In>& bits, MaskedRow<In>& row) const {
     row.bits = nullptr;
-    if constexpr (kHasLaneBits) {
+    if constexpr (kComputesTwice) {
       if (keeps_bits) {
         const RowRange range = operands.interval(args.cols);
         const RowBits& mask = bits.of(static_cast<const Bool*>(operands.mask()));
@@ -751,9 +753,10 @@ struct MaskedSoftmax {
   }
 
   // Computes the exponentials of a group. Adjacent rows that all have a mask, or all have none, are
-  // computed together. With 16 registers compute_one_operand() gains nothing.
+  // computed together. With 16 registers compute_one_operand() gains nothing; for doubles and mixed
+  // dtypes, which are rare, it would not be worth its size.
   FUSEDOPS_INLINE void compute(MaskedRow<In>* rows, int64_t count) const {
-    if constexpr (kHasLaneBits) {
+    if constexpr (kComputesTwice) {
       int64_t end;
       for (int64_t i = 0; i < count; i = end) {
         const bool has_mask = rows[i].mask != nullptr;
@@ -778,8 +781,10 @@ struct MaskedSoftmax {
       using Values = decltype(values);
       if constexpr (std::is_same_v<Values, const Bool*>) {
         compute_one_operand<Out, const TileBits*>(rows, count, mask_value());
-      } else {
+      } else if constexpr (std::is_same_v<Values, const In*>) {
         compute_one_operand<Out, Values>(rows, count, mask_value());
+      } else {  // floats beside 16 bits
+        compute_exponentials<Out>(rows, count, mask_value());
       }
     });
   }
@@ -851,7 +856,7 @@ FUSEDOPS_INLINE void masked_softmax_rows(
       repeated + 2 * kRepeatedBytes,
       masked_group_rows(args.cols, dtype),
       masked_row_bytes(args.cols, dtype),
-      kHasLaneBits && is_bool_mask_alone(args.scores)}
+      is_bool_mask_alone(args.scores)}
       .run(range);
 }
 
