@@ -2,9 +2,9 @@
 // result is.
 //
 // Nearly always one or two multiplications suffice (divided()). If one of their products would be
-// denormal, the same operations are carried out in a wider type, and each is rounded to the
-// precision of the result (divided_in_steps()). The results then have the bits that the
-// multiplications would give, and a result that is 0 or a normal number involves no denormal.
+// denormal, the same operations are carried out with numbers that are not, and each is rounded to
+// the precision of the result ("in steps"). The results then have the bits that the multiplications
+// would give, and a result that is 0 or a normal number involves no denormal.
 #pragma once
 
 #include "cpu/simd/exp.h"
@@ -125,23 +125,63 @@ FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
   return wide + promoted(demoted(large));
 }
 
-// Returns e / kExpScale * scale. `e` is scaled, and `scale` is not.
-template <class Out>
-FUSEDOPS_INLINE Vec<float> divided_in_steps(Vec<float> e, Wide<float> scale) {
-  const Wide<float> unit{{Set(1.0 / kExpScale<float>), Set(1.0 / kExpScale<float>)}};
-  const Wide<float> x = rounded_to_float(promoted(e) * unit), high = rounded_to_float(scale);
-  Wide<float> result = rounded_to_float(x * high);
-  if constexpr (kTwoParts<Out>) {
-    const Wide<float> rest = x * rounded_to_float(scale - high);
-    result = result + (kFusesProducts ? rest : rounded_to_float(rest));
+// Multiplies scaled exponentials by `scale` / kExpScale.
+template <class Out, bool kFuses>
+struct InSteps {
+  Wide<float> scale;
+
+  FUSEDOPS_INLINE Vec<float> operator()(Vec<float> e) const {
+    const Wide<float> unit{{Set(1.0 / kExpScale<float>), Set(1.0 / kExpScale<float>)}};
+    const Wide<float> x = rounded_to_float(promoted(e) * unit), high = rounded_to_float(scale);
+    Wide<float> result = rounded_to_float(x * high);
+    if constexpr (kTwoParts<Out>) {
+      result = result + rounded_to_float(x * rounded_to_float(scale - high));
+    }
+    for (auto& vec : result.v) vec = magnitude(vec) <= kVanishes<Out> ? Vec<double>{} : vec;
+    return demoted(result);
   }
-  for (auto& vec : result.v) vec = magnitude(vec) <= kVanishes<Out> ? Vec<double>{} : vec;
-  return demoted(result);
-}
+};
+
+// With FMA, floats that are multiplied by powers of 2 take the place of doubles, which saves most
+// of the time: factors are 2^48 times as large, and products 2^96 times. Added to 2^96 times the
+// smallest normal number, a product is rounded as a denormal number is, and the difference between
+// the bits of the sum and those of that number is the bits of the denormal number.
+template <class Out>
+struct InSteps<Out, true> {
+  Vec<float> high, low;
+  VecI32 sign;
+
+  FUSEDOPS_INLINE InSteps(Wide<float> scale) {
+    const Wide<float> up{{Set(0x1p48), Set(0x1p48)}};
+    const Wide<float> size{{magnitude(scale.v[0]), magnitude(scale.v[1])}};
+    const Wide<float> rounded = rounded_to_float(size);
+    high = demoted(rounded * up);
+    low = demoted(rounded_to_float(size - rounded) * up);
+    sign = (VecI32)demoted(scale) & int32_t(0x80000000);
+  }
+
+  FUSEDOPS_INLINE Vec<float> operator()(Vec<float> e) const {
+    // 2^48 and 2^96 times kLeastFloat.
+    constexpr float kLeastFactor = 0x1p-78f, kLeastProduct = 0x1p-30f;
+    Vec<float> x = e * (0x1p48f / kExpScale<float>);
+    x = x < kLeastFactor ? (x + kLeastFactor) - kLeastFactor : x;
+    // The compiler fuses a product into a sum only if it has no other use.
+    const Vec<float> product = Opaque(x) * high;
+    Vec<float> normal = product, beside_least = x * high + kLeastProduct;
+    if constexpr (kTwoParts<Out>) {
+      normal = Opaque(x) * low + Opaque(product);
+      beside_least = x * low + Opaque(beside_least);
+    }
+    const VecI32 denormal = (VecI32)beside_least - (VecI32)Set(kLeastProduct);
+    const auto is_denormal = product < kLeastProduct;
+    normal = is_denormal ? Vec<float>{} : normal;
+    const VecI32 result = is_denormal ? denormal : (VecI32)(normal * 0x1p-96f);
+    return (Vec<float>)(result | sign);
+  }
+};
 
 // double has no wider type, so its exponentials stay scaled until it is known which results are
 // denormal. If any is, the vector is computed unscaled.
-template <class Out>
 FUSEDOPS_INLINE Vec<double> divided_in_steps(Vec<double> e, Vec<double> factor, Vec<double> sum) {
   constexpr double kOntoMultiples = 0x1p-958;  // adding it rounds to a multiple of 2^(64 - 1074)
   // 2^64 times the smallest normal number, and times the largest one that rounds to 0.
@@ -159,19 +199,38 @@ FUSEDOPS_INLINE Vec<double> divided_in_steps(Vec<double> e, Vec<double> factor, 
   return (size < kScaledLeast ? Vec<double>{} : result) * (1 / kExpScale<double>);
 }
 
-template <class Out>
-FUSEDOPS_NOINLINE Tile<float> divided_in_steps(Tile<float> e, const Divisor<Out>& by) {
-  const Vec<double> scale = Set(by.scale * kExpScale<float>);
-  for (auto& vec : e.v) vec = divided_in_steps<Out>(vec, Wide<float>{{scale, scale}});
-  return e;
-}
-template <class Out>
-FUSEDOPS_NOINLINE Tile<double> divided_in_steps(Tile<double> e, const Divisor<Out>& by) {
-  for (auto& vec : e.v) {
-    vec = divided_in_steps<Out>(vec, Set(by.high), Set(by.low));
+// Divides tiles of scaled exponentials: in steps those of which an exponential has to be.
+template <class Out, class C = Compute<Out>>
+class DivisionAsNeeded {
+ public:
+  FUSEDOPS_INLINE explicit DivisionAsNeeded(const Divisor<Out>& by)
+      : by_(by), in_steps_{Wide<C>{{Set(by.scale * kExpScale<C>), Set(by.scale * kExpScale<C>)}}} {}
+
+  FUSEDOPS_INLINE Tile<C> operator()(Tile<C> e) const {
+    const bool as_needed = any_between(e, Broadcast(by_.least));
+    if (__builtin_expect(!as_needed, true)) return divided(e, by_);
+    for (auto& vec : e.v) vec = in_steps_(vec);
+    return e;
   }
-  return e;
-}
+
+ private:
+  Divisor<Out> by_;
+  InSteps<Out, kFusesProducts> in_steps_;
+};
+template <>
+class DivisionAsNeeded<double> {
+ public:
+  FUSEDOPS_INLINE explicit DivisionAsNeeded(const Divisor<double>& by) : by_(by) {}
+
+  FUSEDOPS_INLINE Tile<double> operator()(Tile<double> e) const {
+    if (!any_between(e, Broadcast(by_.least))) return divided(e, by_);
+    for (auto& vec : e.v) vec = divided_in_steps(vec, Set(by_.high), Set(by_.low));
+    return e;
+  }
+
+ private:
+  Divisor<double> by_;
+};
 
 }  // namespace
 }  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -85,13 +85,12 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
   Out* output = start_of<Out>(args.output, row);
   const C shift = shift_of(static_cast<const C*>(args.max)[row]);
   const double sum = static_cast<const C*>(args.sum)[row];
-  const Divisor<Out> by(1.0, sum * kExpScale<C>);  // the exponentials are scaled, the sum is not
+  // The exponentials are scaled, and the sum is not.
+  const DivisionAsNeeded<Out> divide(Divisor<Out>(1.0, sum * kExpScale<C>));
   for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
     const Tile<C> e = Recomputed<In, Out>{input}.at(col, part, shift);
-    const bool by_steps = __builtin_expect(any_between(e, Broadcast(by.least)), false);
-    const Tile<C> result = by_steps ? divided_in_steps(e, by) : divided(e, by);
-    mode.store(output + col, part, in_order<In, Out>(result));
+    mode.store(output + col, part, in_order<In, Out>(divide(e)));
   });
 }
 

@@ -197,15 +197,16 @@ struct Recomputed {
   }
 };
 
-// Writes columns of a chunk, dividing each exponential in steps: where a result or an intermediate
-// value is denormal, a multiplication would lose bits.
+// Writes columns of a chunk of which an exponential has to be divided in steps: where a result or
+// an intermediate value is denormal, a multiplication would lose bits. With ALiBi most rows have
+// some such exponentials, but few tiles have one.
 template <class In, class Out, class C, class Exponentials>
-FUSEDOPS_NOINLINE void write_in_steps(
+FUSEDOPS_NOINLINE void write_as_needed(
     Out* output, Exponentials exponentials, C shift, Divisor<Out> by, RowRange cols) {
+  const DivisionAsNeeded<Out> divide(by);
   for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) {
     const int64_t col = cols.begin + offset;
-    const Tile<C> e = exponentials.at(col, part, shift);
-    store(output + col, part, in_order<In, Out>(divided_in_steps(e, by)));
+    store(output + col, part, in_order<In, Out>(divide(exponentials.at(col, part, shift))));
   });
 }
 
@@ -223,7 +224,7 @@ FUSEDOPS_INLINE void write_softmax(
     const Divisor<Out> by(exp_difference(chunk.max, C(row.max)), row.sum);
     const C shift = shift_of(chunk.max);
     if (__builtin_expect(any_below(chunk.least, by.least), false)) {
-      write_in_steps<In>(output, exponentials, shift, by, RowRange{begin, begin + count});
+      write_as_needed<In>(output, exponentials, shift, by, RowRange{begin, begin + count});
       continue;
     }
     for_columns<In>(count, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {

@@ -449,14 +449,17 @@ template <class Out>
 FUSEDOPS_NOINLINE Tile<float> divided_in_steps(Tile<float> e, const ColumnFactors<float>& factors) {
   const auto exp_scale = promoted(Broadcast(kExpScale<float>));
   const auto scale = each(factors.scale, exp_scale, [](auto a, auto b) { return a * b; });
-  return {{divided_in_steps<Out>(e.v[0], scale.v[0]), divided_in_steps<Out>(e.v[1], scale.v[1])}};
+  for (int half = 0; half < 2; ++half) {
+    e.v[half] = InSteps<Out, kFusesProducts>{scale.v[half]}(e.v[half]);
+  }
+  return e;
 }
 template <class Out>
 FUSEDOPS_NOINLINE Tile<double> divided_in_steps(
     Tile<double> e, const ColumnFactors<double>& factors) {
   return {
-      {divided_in_steps<Out>(e.v[0], factors.high.v[0], factors.low.v[0]),
-       divided_in_steps<Out>(e.v[1], factors.high.v[1], factors.low.v[1])}};
+      {divided_in_steps(e.v[0], factors.high.v[0], factors.low.v[0]),
+       divided_in_steps(e.v[1], factors.high.v[1], factors.low.v[1])}};
 }
 
 // Multiplies scaled exponentials by the factors of their columns.
