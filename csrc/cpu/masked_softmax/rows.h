@@ -687,8 +687,10 @@ inline bool is_bool_mask_alone(const Scores& scores) {
 template <class In, class Out>
 struct MaskedSoftmax {
   using C = Compute<In>;
-  // Whether compute_one_operand() is used.
-  static constexpr bool kComputesTwice = kHasLaneBits && sizeof(In) < sizeof(double);
+  // Whether compute_one_operand() is used: for doubles and mixed dtypes, which are rare, it would
+  // not be worth its size.
+  static constexpr bool kComputesTwice =
+      kHasLaneBits && std::is_same_v<In, Out> && sizeof(In) < sizeof(double);
   const MaskedSoftmaxForward& args;
   StoreMode mode;
   char *repeated, *scratch;
@@ -753,8 +755,7 @@ struct MaskedSoftmax {
   }
 
   // Computes the exponentials of a group. Adjacent rows that all have a mask, or all have none, are
-  // computed together. With 16 registers compute_one_operand() gains nothing; for doubles and mixed
-  // dtypes, which are rare, it would not be worth its size.
+  // computed together. With 16 registers compute_one_operand() gains nothing.
   FUSEDOPS_INLINE void compute(MaskedRow<In>* rows, int64_t count) const {
     if constexpr (kComputesTwice) {
       int64_t end;

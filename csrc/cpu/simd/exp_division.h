@@ -207,13 +207,16 @@ class DivisionAsNeeded {
       : by_(by), in_steps_{Wide<C>{{Set(by.scale * kExpScale<C>), Set(by.scale * kExpScale<C>)}}} {}
 
   FUSEDOPS_INLINE Tile<C> operator()(Tile<C> e) const {
-    const bool as_needed = any_between(e, Broadcast(by_.least));
-    if (__builtin_expect(!as_needed, true)) return divided(e, by_);
+    const bool needs_steps = any_between(e, Broadcast(by_.least));
+    return __builtin_expect(needs_steps, false) ? in_steps(e) : divided(e, by_);
+  }
+
+ private:
+  FUSEDOPS_NOINLINE Tile<C> in_steps(Tile<C> e) const {
     for (auto& vec : e.v) vec = in_steps_(vec);
     return e;
   }
 
- private:
   Divisor<Out> by_;
   InSteps<Out, kFusesProducts> in_steps_;
 };
@@ -223,12 +226,16 @@ class DivisionAsNeeded<double> {
   FUSEDOPS_INLINE explicit DivisionAsNeeded(const Divisor<double>& by) : by_(by) {}
 
   FUSEDOPS_INLINE Tile<double> operator()(Tile<double> e) const {
-    if (!any_between(e, Broadcast(by_.least))) return divided(e, by_);
+    const bool needs_steps = any_between(e, Broadcast(by_.least));
+    return __builtin_expect(needs_steps, false) ? in_steps(e) : divided(e, by_);
+  }
+
+ private:
+  FUSEDOPS_NOINLINE Tile<double> in_steps(Tile<double> e) const {
     for (auto& vec : e.v) vec = divided_in_steps(vec, Set(by_.high), Set(by_.low));
     return e;
   }
 
- private:
   Divisor<double> by_;
 };
 
