@@ -202,27 +202,26 @@ template <class C, class AnyLogits>
 class RowExponentials {
  public:
   FUSEDOPS_INLINE RowExponentials(AnyLogits logits, C near)
-      : exp_{logits, near}, exp2_(logits, near), in_base_2_(exp2_.is_for(logits, near)) {}
+      : exp2_(logits, near), in_base_2_(kMayUseExp2 && exp2_.is_for(logits, near)) {}
 
-  FUSEDOPS_INLINE double shift() const {
-    return kMayUseExp2 && in_base_2_ ? exp2_.shift() : exp_.shift();
-  }
+  FUSEDOPS_INLINE double shift() const { return in_base_2_ ? exp2_.shift() : exp().shift(); }
 
   template <class In>
   FUSEDOPS_INLINE LaneSums lanes_of(const Segment<In>& segment) const {
     if constexpr (kMayUseExp2) {
       if (in_base_2_) return sums_of_lanes(segment, exp2_);
     }
-    return sums_of_lanes(segment, exp_);
+    return sums_of_lanes(segment, exp());
   }
   template <class In>
   FUSEDOPS_INLINE LogitSums sums(const Segment<In>& segment) const {
-    return sums_of(lanes_of(segment), shift(), exp_.near, segment.cols, segment.wants_total);
+    return sums_of(lanes_of(segment), shift(), exp2_.near, segment.cols, segment.wants_total);
   }
 
  private:
   static constexpr bool kMayUseExp2 = kHasExp2 && sizeof(C) == sizeof(float);
-  ExpOfLogits<C, AnyLogits> exp_;
+  FUSEDOPS_INLINE const ExpOfLogits<C, AnyLogits>& exp() const { return exp2_; }
+
   Exp2OfLogits<C, AnyLogits> exp2_;
   bool in_base_2_;
 };

@@ -224,9 +224,7 @@ template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Between part, Compute<T> value) {
   using C = Compute<T>;
   for (int half = 0; half < 2; ++half) {
-    Lanes<C> column;
-    for (int lane = 0; lane < kLanes<C>; ++lane) column[lane] = column_of<T>(half, lane);
-    const Lanes<C> none = {};
+    const Lanes<C> column = columns_of_lanes<T>(half), none = {};
     const auto inside = (column >= none + part.begin) & (column < none + part.end);
     tile.v[half] = inside ? tile.v[half] : Set(value);
   }
