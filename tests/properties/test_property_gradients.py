@@ -41,6 +41,13 @@ def test_the_gradient_of_a_softmax_is_within_its_bound(op, given, scale):
 
 # The mean is kept with an error of a fifth of the scale.
 @example("layer_norm", drawn.Drawn(torch.float32, (1, 3), "shifted", 1e-3, 1e4), 1e-5, False)
+# The bound is that of the mean's rounding alone, and the error is that large.
+@example(
+    "layer_norm",
+    drawn.Drawn(torch.float64, (2, 5), "shifted", 1e-3, 1e4, seed=4048675),
+    1e-5,
+    False,
+)
 @given(
     st.sampled_from(("layer_norm", "std_norm", "rms_norm", "add_layer_norm", "add_rms_norm")),
     drawn.tensors(
