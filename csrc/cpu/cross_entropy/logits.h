@@ -8,8 +8,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// A logit is outer * base: the base is the input or, for a soft cap, a tanh. The product is fused
-// with the subtraction that follows, so that a scale costs nothing with FMA.
+// A logit is outer * base: the base is the input or, for a soft cap, a tanh. With FMA the product is
+// fused with the subtraction that follows, so that a scale costs nothing.
 template <class C, bool kCapped>
 struct LogitsOf {
   static constexpr bool kIsCapped = kCapped;
@@ -30,7 +30,7 @@ struct LogitsOf {
     return scaled;
   }
   FUSEDOPS_INLINE Tile<C> minus(Tile<C> base, C subtrahend) const {
-    return base * outer - subtrahend;
+    return MulSub(base, outer, subtrahend);
   }
 
   // Returns a gradient times the derivative of the soft cap.
