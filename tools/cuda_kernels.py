@@ -60,7 +60,7 @@ def instances(words: list[str]) -> Iterator[str]:
             if (plan_pass, plan_scope) != (pass_, scope):
                 continue
             for width in widths(vectors, dtype):
-                if kind == "kStack" and width * BYTES[dtype] < 16:  # find_in_plan()
+                if kind == "kStack" and width * BYTES[dtype] < 16:  # as in find_in_plan()
                     continue
                 values = {
                     "T": SYMBOLS.get(dtype, dtype),
@@ -73,7 +73,7 @@ def instances(words: list[str]) -> Iterator[str]:
 
 
 def terms() -> dict[str, int]:
-    """Returns the numbers of the terms of scores, by name."""
+    """Returns the values of the constants of scores.h that say which terms scores have, by name."""
     text = (CUDA / "masked_softmax/scores.h").read_text()
     found = {name: int(value) for name, value in re.findall(r"\b(k\w+Terms?) = (\d+)\b", text)}
     return found | {"kCappedTerms": found["kAllTerms"] | found["kCapTerm"]}

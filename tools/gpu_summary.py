@@ -51,8 +51,8 @@ def shares_lines(shares: Shares) -> list[str]:
 
 
 def draw_shares(shares: Shares, path: Path) -> bool:
-    """Draws the shares over the length, once: tune ends before the next stage begins. Returns
-    whether there is a picture; there is none without matplotlib."""
+    """Draws the shares over the length, unless the picture exists: tune.csv does not grow once its
+    stage has ended. Returns whether there is a picture; there is none without matplotlib."""
     if path.exists():
         return True
     try:

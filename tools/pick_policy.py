@@ -5,8 +5,8 @@
     python tools/pick_policy.py tune.csv --write    # writes it
 
 For each pass, kind of vectors and row length the plan wins whose shares of a copy have the best
-geometric mean over row counts and operators, but an incumbent within 2 % of the best stays. (Why
-not the best worst share? It would always be that of the fewest rows.) Neighbouring lengths with the
+geometric mean over row counts and operators, but an incumbent within 2 % of the best stays. (The
+worst share would not do: it is always that of the fewest rows.) Neighbouring lengths with the
 same plan become one line. Lengths without a measurement stay as they are. After the difference the
 tool prints what blocks of fewer threads would change in the backward pass of norms.
 """
@@ -34,7 +34,7 @@ INTEGERS = (
 COLUMNS = ("op", "direction", "dtype", *INTEGERS, "share_of_copy", "error")
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 VECTOR_BYTES = 16
-#: The threads of a block of short rows, where a candidate does not vary them.
+#: The threads of a block that has several short rows, unless a candidate varies them.
 BLOCK_THREADS = 128
 
 SOFTMAX = ("softmax", "log_softmax")
@@ -50,7 +50,7 @@ PASSES = {
     **dict.fromkeys(SOFTMAX, "kSoftmax"), **dict.fromkeys(MASKED, "kMasked"),
     **dict.fromkeys(NORMS, "kNorm"), **dict.fromkeys(ADD_NORMS, "kAddNorm"),
 }  # fmt: skip
-#: Numbers that hold for all lengths, and the column that varies them.
+#: The constants of plans.def that hold for all lengths, and the columns of the CSV that vary them.
 CONSTANTS = {"kRowBlockThreads": "threads", "kSegmentCols": "segment"}
 #: The passes whose blocks may have fewer threads, with more partitions.
 THREADS_SHOWN = ("kNormBackward", "kAddNormBackward")
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def is_listed(self) -> bool:
-        """Whether a row stays in registers; segments and loops have no lengths of their own."""
+        """Whether a row stays in registers. plans.def has lengths of rows for such plans alone."""
         return self.elements > 0 and self.segment == 0
 
 
@@ -167,7 +167,7 @@ class Line:
 
     @property
     def most(self) -> int:
-        """The longest row that threads of a fixed number hold."""
+        """The longest row that a fixed number of threads holds; above all lengths without one."""
         is_fixed = self.macro == "REGISTERS" and self.last > 0
         return self.elements * self.last if is_fixed else 1 << 62
 
@@ -205,7 +205,8 @@ class Choice:
 def choose(cases: Sequence[Case]) -> Choice | None:
     """Returns the best plan of cases of one length, or None without an incumbent that was measured.
 
-    Plans are compared where all of them were measured, on the questions that have candidates.
+    Plans are compared on the questions that have candidates. A plan is left out if it was not
+    measured on one of them.
     """
     shares: dict[Plan, dict[Question, float | None]] = defaultdict(dict)
     for case in cases:
@@ -228,8 +229,8 @@ def choose(cases: Sequence[Case]) -> Choice | None:
 
 
 def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
-    """Yields the cases without candidates that vary what no line of plans.def has: the threads of a
-    block of several rows, and partitions of the rows, which depend on their number."""
+    """Yields the cases, except candidates that vary what no line of plans.def has: the threads of a
+    block of several rows, and partitions of the rows, whose number depends on that of the rows."""
     for case in cases:
         usual = max(BLOCK_THREADS, case.plan.row_threads)
         varies = case.plan.threads > usual or (case.plan.partitions > 0 and case.plan.blocks == 1)
@@ -330,8 +331,8 @@ def changes(plan: Plan, incumbent: Plan) -> set[str]:
 
 
 def best_constant(cases: Sequence[Case], column: str, now: int) -> tuple[int, float] | None:
-    """Returns the value with the best worst share in relation to the incumbent's, and that ratio,
-    or None if no case varies that number alone."""
+    """Returns the value of `column` whose worst ratio to the incumbent's share is the largest, and
+    that ratio, or None if no case varies that number alone."""
     incumbents = incumbents_of(cases)
     ratios = defaultdict(list)
     for case in cases:
@@ -374,7 +375,7 @@ def updated_plans(text: str, cases: Sequence[Case]) -> str:
 
 def threads_alone(cases: Sequence[Case]) -> list[Case]:
     """Returns the incumbents and the cases that differ from them only in the threads of a block and
-    the partitions that follow. Their plans keep only the threads, which choose() compares."""
+    the partitions that result. Their plans keep only the threads, which choose() compares."""
     incumbents = incumbents_of(cases)
     kept = []
     for case in cases:

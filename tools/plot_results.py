@@ -65,7 +65,7 @@ def models() -> Figure:
 
 
 def memory() -> Figure:
-    """Draws the peak memory of a forward and a backward pass, beyond and in units of the input."""
+    """Draws the peak memory of forward and backward, beyond the input and in units of its size."""
     table = pd.read_csv(ZEN4 / "bench-memory.csv").query("dtype == 'float32'")
     training = table[(table.direction == "training") & table.provider.isin(COLOURS)]
     bars = training.pivot_table(
@@ -107,7 +107,7 @@ def _bars(
     table: pd.DataFrame, axes: plt.Axes, colours: dict[str, str] = COLOURS, form: str = "%.1f"
 ) -> None:
     """Draws a row for each line of the table, with its bars in the order of `colours`, and their
-    numbers, which no line crosses."""
+    numbers on white, so that the line at 1 does not cross them."""
     names = [name for name in colours if name in table.columns][::-1]
     table[names].plot.barh(ax=axes, color=[colours[name] for name in names], width=0.8)
     axes.set(ylabel="", xlabel="")

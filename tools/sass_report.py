@@ -13,8 +13,8 @@ Gates: no kernel has spills or a stack. Hot kernels are those of 16-byte vectors
 bfloat16. Every load and store of a hot kernel is 128 bits wide, except the few that sass_budget.csv
 lists (a row's mean and rstd, partials of columns and of rows, branches and results of 16 bits
 beside float vectors, masks of bytes, operands with one value for a row, dropout's seed, the ends of
-rows that are not aligned). Its registers and bytes in flight keep the budget in that file.
-Instructions and bytes of each shape keep the budget in sass_shapes.csv.
+rows that are not aligned). The registers of a hot kernel and its bytes in flight keep the budget in
+that file. Instructions and bytes of each shape keep the budget in sass_shapes.csv.
 
 Shapes: docs/cuda_counts.md says what is followed, and what is counted.
 """

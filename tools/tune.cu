@@ -62,7 +62,7 @@ void check(cudaError_t status, const char* what) {
 
 constexpr int64_t kAlignment = 256;
 constexpr int32_t kMostRuns = 21, kFewestRuns = 5, kWarmUps = 2;
-// The bytes that the runs of a case move: 20 ms at 4 TB/s.
+// A case has as many runs as move this many bytes, within the bounds above: 20 ms at 4 TB/s.
 constexpr int64_t kBytesOfRuns = int64_t{80} << 30;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -276,8 +276,8 @@ class Bench {
     return status;
   }
 
-  // Allows errors of a few roundings of the largest value, and one rounding to the result's dtype:
-  // other partitions add up rows in another order.
+  // Records an error if results differ by more than a few roundings of the largest value, one of
+  // them to the result's dtype. Other partitions add up rows in another order.
   Status compare_array(
       const Array& array, const void* actual, const void* expected, Outcome& outcome) {
     using fusedops::BFloat16;

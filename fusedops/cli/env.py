@@ -105,8 +105,8 @@ def _guarded(probe: Callable[[], Any]) -> Any:
 
 
 def _library() -> Any:
-    """Returns the module that loads the libraries. The import is here because it fails without
-    them, and the report has to exist."""
+    """Returns the module that loads the libraries. It is imported here and not at the top, because
+    the import fails without the libraries, and there has to be a report even then."""
     return importlib.import_module("fusedops.ops.registration.libraries")
 
 
@@ -121,7 +121,7 @@ def probe_package() -> Report:
 
 
 def _import_all() -> bool:
-    """Raises if a part of the package, which `python -m fusedops` starts without, does not load."""
+    """Raises if a part of the package does not load; `python -m fusedops` starts even then."""
     package = importlib.import_module("fusedops")
     return all(getattr(package, name) is not None for name in package.__all__)
 

@@ -15,7 +15,8 @@ from typing import NoReturn
 
 INTERRUPTED = 130  # 128 plus the number of the signal, as in shells
 
-# Long messages are shortened in the middle: the head names the option, the end has the fix.
+# Longer messages keep this many characters of their head, which names the option, and of their end,
+# which has the fix.
 HEAD, TAIL = 700, 200
 
 
@@ -64,7 +65,7 @@ def end_in_one_line(program: str, run: Callable[[], int]) -> int:
 
 
 def location_of(error: BaseException, file: str | None = None) -> str:
-    """Returns the traceback's innermost line, in `file` if given, such as "model.py:12"."""
+    """Returns the innermost line of the traceback, or of its frames in `file`: "model.py:12"."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if file in (None, frame.filename)]
     return f"{os.path.basename(inside[-1].filename)}:{inside[-1].lineno}" if inside else ""
@@ -107,12 +108,12 @@ def _make_streams_safe() -> None:
 
 
 def _discard_what_cannot_be_written() -> None:
-    """Redirects output that cannot be written to the null device, because Python flushes it again
-    at exit and would report the error again."""
+    """Redirects standard output to the null device if it cannot be written, because Python flushes
+    it again at exit and would report the error again."""
     try:
         sys.stdout.flush()
     except OSError:
-        with contextlib.suppress(OSError, ValueError):  # a stream without a file of its own
+        with contextlib.suppress(OSError, ValueError):  # the stream may have no file descriptor
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, sys.stdout.fileno())
             os.close(null)

@@ -1,4 +1,4 @@
-"""Makes Hugging Face models for `explain` from their config, without weights and without memory."""
+"""Makes Hugging Face models for `explain` from their config, without loading any weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_model(target: str) -> bool:
-    """Returns whether a target is a config or a folder with one, or could be the id of a model."""
+    """Returns whether a target is a JSON file or a folder, or could be the id of a model."""
     looks_like_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", target) is not None
     try:
         path = Path(target)
@@ -79,7 +79,7 @@ def _model(target: str, attention: str | None) -> nn.Module:
 
 
 def _inputs(model: Any, batch: int, length: int | None) -> dict[str, torch.Tensor]:
-    """Returns token ids of `length`, or images of the size that the config names."""
+    """Returns `length` token ids for each sequence, or images of the size that the config names."""
     config, name = model.config, model.main_input_name
     if name == "pixel_values":
         size = config.image_size

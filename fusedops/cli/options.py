@@ -91,8 +91,8 @@ def _writable(text: str, kind: str, check: Callable[[Path], None]) -> Path:
 
 
 def require_memory(what: str, size: float) -> None:
-    """Raises if this machine has less memory. Linux would grant the allocation, and kill the
-    process later."""
+    """Raises if `what`, of `size` bytes, does not fit into this machine's memory. Linux would grant
+    the allocation, and kill the process later."""
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > has:
         raise UsageError(

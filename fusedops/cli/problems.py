@@ -51,8 +51,8 @@ def source_that_hides_the_package(report: Report) -> Iterator[Problem]:
 
 
 def what_does_not_load(report: Report) -> Iterator[Problem]:
-    """The shared library is missing or does not fit this torch, or a Python file is broken. Another
-    problem reports a hidden package or a refused setting, which explain it."""
+    """The shared library is missing or does not fit this torch, or a Python file is broken. A
+    hidden package or a refused setting has the same effect, but a problem of its own."""
     if report["package"].get("hides"):
         return
     if error := report["operators"].get("error"):
@@ -167,8 +167,8 @@ CHECKS: tuple[Check, ...] = (
     compiler_that_is_switched_off,
 )
 
-#: The checks whose problems prevent any use of fusedops. Those below prevent capturing a model too,
-#: and compiling one.
+#: The checks whose problems prevent any use of fusedops. The tuples below add the checks whose
+#: problems prevent capturing a model, and compiling one.
 FATAL: tuple[Check, ...] = (
     source_that_hides_the_package,
     what_does_not_load,

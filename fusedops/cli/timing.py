@@ -49,8 +49,8 @@ class WallClock:
 class CudaClock:
     """Measures on a GPU by events around each call, with the L2 cache overwritten before it.
 
-    The cache is overwritten for twice as long as the host takes to launch the call: the kernels are
-    then queued before the first event, and the events enclose nothing else.
+    The cache is overwritten for twice as long as the host takes to launch the call. The kernels are
+    then queued before the GPU reaches the first event, and the events enclose nothing else.
     """
 
     def __init__(self, device: str) -> None:

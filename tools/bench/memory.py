@@ -96,7 +96,7 @@ def _filled_decomposed(x: Tensor, hidden: Tensor) -> Tensor:
 
 
 def _into_buffer_or_input(into: Callable[..., Tensor]) -> dict[str, Way]:
-    """Returns a masked softmax into a buffer, which `into` takes last, and into its input."""
+    """Returns a softmax into a buffer, which `into` takes as last argument, and into its input."""
     return {
         OURS_OUT: Way(into, into_buffer=True),
         OURS_IN_PLACE: Way(lambda x, *operands: into(x, *operands, x)),

@@ -1,8 +1,8 @@
 """Times a step of a whole model in eager, with Inductor and with fusedops, and its sites' share.
 
 Inference is a forward pass without gradients, training a forward and a backward pass with the
-model's default dropout. Models have no head: the loss over a vocabulary would take more time than
-the two layers. A cell is a model in one mode, with one dtype and number of threads.
+model's default dropout. The models of DEFAULT have no head: the loss over a vocabulary would take
+more time than the two layers. A cell is a model in one mode, with one dtype and number of threads.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ INDUCTOR = "inductor"
 COMPILED = (INDUCTOR, OURS)
 INFERENCE, TRAINING = "inference", "training"
 MODES = {FORWARD: INFERENCE, BACKWARD: TRAINING}
-# A head has this width in most transformers. The narrower a model, the more of its time goes to
-# scores.
+# A head has this width in most transformers, whatever the width of the model. In a narrower model
+# scores take a larger share of the time.
 HEAD_WIDTH = 64
 DEFAULT = ("gpt2", "bert", "llama", "t5", "vit", "swin")
 QUICK = (("gpt2", TRAINING), ("bert", INFERENCE))
@@ -235,7 +235,7 @@ def _spread(times: dict[str, list[float]]) -> float:
 
 
 def _ratio(before: float, after: float) -> float:
-    """Returns the ratio, or NaN if no named kernel takes any time, as in opaque calls."""
+    """Returns the ratio, or NaN if `after` is 0, because no kernel in the profile is of a site."""
     return before / after if after else math.nan
 
 

@@ -18,7 +18,7 @@ from .toolchain import Code
 
 GOLDEN = 0.6180339887
 FEW_BLOCKS, MANY_BLOCKS = 2, 16
-ALIKE = 0.01  # blocks whose instructions and bytes differ by less are the same
+ALIKE = 0.01  # blocks whose instructions and bytes differ by at most this share count as alike
 # Blocks that walk over rows are followed for two numbers of rows: 2 and 4 times as many as fill the
 # grid.
 FILLED = (2, 4)
@@ -79,7 +79,7 @@ def sampled_blocks(count: int, wanted: int) -> list[int]:
 def demand_of(
     code: Code, launch: Launch, regions: dict[int, Region], least_blocks: int = FEW_BLOCKS
 ) -> Demand:
-    """Returns what a launch needs, from `least_blocks` blocks or more that are followed."""
+    """Returns what a launch needs, as computed from at least `least_blocks` of its blocks."""
     trace = mean_trace(code, launch, regions, least_blocks)
     blocks = launch.blocks
     return Demand(
@@ -95,7 +95,7 @@ def demand_of(
 
 
 def extrapolated(few: Demand, more: Demand, factor: float) -> Demand:
-    """Returns the demand at `few` plus `factor` times what is added from it to `more`."""
+    """Returns `few` plus `factor` times the difference between `more` and `few`."""
 
     def line(a: float, b: float) -> float:
         return a + (b - a) * factor
@@ -175,7 +175,7 @@ def alike(a: Plan, b: Plan) -> bool:
 
 
 def filling_rows(case: Case, plan: Plan, plans: Plans) -> int:
-    """Returns the fewest rows, a power of two, whose launches have every full grid's size."""
+    """Returns the fewest rows, a power of two, with which every full grid of `plan` is full."""
     sizes = [1 << i for i in range(case.rows.bit_length())]
     full = full_grids(case, plan, plans)
     if not any(full):

@@ -44,7 +44,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources of a multiprocessor that a launch uses."""
+    """The resources of a kernel: registers and stack of a thread, shared memory and most threads of
+    a block."""
 
     registers: int
     stack: int

@@ -23,7 +23,7 @@ from .semantics import HANDLERS
 
 JUMPS = {"BRA", "EXIT", "CALL", "RET", "BRX"}
 MOST_STEPS = 400_000  # of a warp; more is a loop that a guess has made endless
-REGION_SHIFT = 40  # arrays are that many bits of address apart; null is region 0
+REGION_SHIFT = 40  # the bits above number the arrays, which are 2^40 bytes apart; null is region 0
 UNKNOWN_REGION = -1
 TRUE_BYTES = 0x01010101
 
@@ -128,7 +128,8 @@ class Walk:
         raise ReportError(f"a warp executes more than {MOST_STEPS} instructions")
 
     def compute(self, step: Step, guard: Mask | None, lanes: np.ndarray) -> None:
-        """Executes an instruction in the lanes whose guard is true, or is not known."""
+        """Executes an instruction in the lanes whose guard is true. If the guard is not known, all
+        outputs become unknown, and the bytes of all lanes count."""
         where: Mask | None = guard
         if where is not None and not step.name.startswith("U") and not lanes.all():
             where = lanes & where

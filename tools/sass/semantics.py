@@ -104,7 +104,7 @@ def multiply_wide(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 
 @handles("LEA")
 def shift_add(warp: Warp, step: Step) -> Sequence[Value]:
-    """Adds b to a shifted left, or with .HI to the upper word of 64 bits shifted left."""
+    """Adds b to `a << shift`, or with .HI to the upper word of 64 bits that are shifted left."""
     values, carry = step.values, 0
     a, b = (warp.read(operand) for operand in values[:2])
     shift = int(values[-1], 16)
@@ -196,7 +196,8 @@ def is_only_one_known(a: Value, b: Value) -> bool:
 
 @handles("FSETP", "DSETP")
 def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
-    """Compares a value from memory with a constant. A result of arithmetic equals no constant."""
+    """Compares a value from memory with a constant. A result of arithmetic, which is unknown, is
+    taken to equal no constant."""
     if step.name == "DSETP":
         bits, floating = np.uint64, np.float64
         values = [warp.read_pair(operand) for operand in step.values[:2]]
@@ -390,7 +391,7 @@ def from_predicates(warp: Warp, step: Step) -> Sequence[Value]:
     return [result]
 
 
-# A wait for other threads is over when it is first asked.
+# The predicates say that a wait for other threads is over, so that no warp waits.
 @handles("SYNCS")
 def synchronise(warp: Warp, step: Step) -> Sequence[Value | Mask]:
     return [True if is_predicate(output) else None for output in step.outputs]

@@ -11,7 +11,7 @@ from .errors import ReportError
 from .shapes import Shape
 
 SHAPES = Path(__file__).parents[1] / "sass_shapes.csv"
-TOLERANCE = 1.03  # of what the file says
+TOLERANCE = 1.03  # times the number in the file is the limit
 
 
 @dataclass(frozen=True)

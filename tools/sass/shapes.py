@@ -95,7 +95,7 @@ def issue_share(instructions: float, regions: dict[int, Region], chip: Chip) -> 
 
 @dataclass(frozen=True)
 class Counter:
-    """What counting a case takes, which each process gets once."""
+    """What is needed to count a case; each process gets it once."""
 
     codes: dict[str, Code]  # by symbol, as are the names
     names: dict[str, str]

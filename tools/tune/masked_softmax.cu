@@ -83,13 +83,13 @@ class MaskedSoftmax final : public Family {
     return {input, output, mask};
   }
 
-  // A causal row does not read half of its inputs.
+  // Causal rows read half of their inputs on average.
   int64_t bytes(const Question& q) const override {
     const int64_t inputs = (1 + q.backward) * tensor_bytes(q);
     return (q.op == Op::kPaddedSoftmax ? inputs : inputs / 2) + tensor_bytes(q);
   }
 
-  // Rows that no block or cluster holds are walked along by one block.
+  // Returns the plan of the package. One block walks along a row that no block or cluster holds.
   Plan incumbent(const Question& q) const override {
     const int32_t width = width_of(q);
     const auto bytes = static_cast<int32_t>(size_of(q.dtype));

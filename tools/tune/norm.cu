@@ -95,7 +95,7 @@ Status launch_forward(const NormForward& args, const Plan& plan) {
 // fewer partials may be faster.
 constexpr int64_t kMostWaves = 4;
 
-// Returns the incumbent.
+// Returns the incumbent, the plan that the package has for the backward pass.
 Plan backward_plan(const Question& q) {
   const NormBackward args = backward_of(q, any_memory(std::vector<Array>(kGradSum + 1)));
   const NormBackwardPlan plan = plan_of(args, width_of(args), cluster_limit());
@@ -132,8 +132,8 @@ std::vector<Plan> smaller_backward_blocks(const Question& q, const Plan& incumbe
   return plans;
 }
 
-// Returns the candidates. They have the elements of plans.def, which are as many as registers
-// allow.
+// Returns the candidates. Their threads have the numbers of elements in plans.def, which are as
+// large as registers allow.
 std::vector<Plan> backward_candidates(const Question& q) {
   const Plan incumbent = backward_plan(q);
   std::vector<Plan> plans = backward_clusters(q, incumbent.width);
@@ -161,7 +161,8 @@ Status launch_backward(const NormBackward& args, const Plan& plan) {
   return launch_scope(args, as_chosen, nullptr);
 }
 
-// Returns the bytes of a workspace for the incumbent, and for pairs of floats of any candidate.
+// Returns the bytes of a workspace that is large enough for the incumbent, and for the candidates,
+// which have up to two floats for each column and partition.
 int64_t backward_workspace(const Question& q) {
   const NormBackward args = backward_of(q, any_memory(std::vector<Array>(kGradSum + 1)));
   const int64_t most = kMostWaves * device::multiprocessors();

@@ -40,7 +40,7 @@ constexpr Pass kCausal[] = {{Op::kCausalSoftmax, false}, {Op::kCausalSoftmax, tr
 
 using Lengths = std::vector<int64_t>;
 const Lengths kMainLengths = {4096, 1024, 8192, 2048, 16384, 32768, 65536};
-// These are the lengths of rows at which plans of the list end, and two shorter ones.
+// Plans of rows in 16-byte vectors end at these lengths, except at the two shortest.
 const Lengths kBorders = {4096, 1024, 8192, 512, 16384, 2048, 32768, 65536, 131072, 262144, 524288};
 const Lengths kOdd = {49, 197, 577, 1023, 50257, 128256};
 
@@ -54,7 +54,7 @@ constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat32};
 constexpr int64_t kSmall = int64_t{16} << 20, kMedium = int64_t{512} << 20,
                   kLarge = int64_t{2} << 30;
 constexpr int64_t kFewRows = 264;  // two for each multiprocessor of a Hopper
-// The numbers of rows in a step of decoding, and the lengths of rows.
+// A step of decoding has so many rows. kHidden has their lengths, the widths of models.
 constexpr int64_t kDecodingRows[] = {1, 8, 64};
 const Lengths kHidden = {4096, 1024, 8192, 512, 2048};
 

@@ -111,7 +111,8 @@ class Softmax final : public Family {
   }
 
  private:
-  // The steps of softmax in two steps have one plan for all rows.
+  // Whether plans.def has plans of the operator. Each step of softmax in two steps has one plan for
+  // all rows.
   static bool is_planned(const Question& q) {
     return q.op != Op::kSoftmaxStatistics && q.op != Op::kSoftmaxApply;
   }

@@ -130,7 +130,7 @@ CAUSAL_WITH_SOFTCAP = replace(
     CAUSAL,
     eager=lambda x, future: _causal_softmax(torch.tanh(x / SOFTCAP) * SOFTCAP, future),
     fused=lambda x, future: fusedops.masked_softmax(x, causal=True, softcap=SOFTCAP),
-    # The derivative of the cap takes the scores, beside gradient and probabilities.
+    # The derivative of the cap also reads half of the scores, so three halves are read.
     moved=HALF_READ | {BACKWARD: 3 / 2 + 1},
 )
 

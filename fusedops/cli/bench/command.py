@@ -47,7 +47,7 @@ class Effort:
 
 
 def scores(*lengths: int) -> list[Shape]:
-    """Returns scores of a batch of 8 with 12 heads, as in BERT base."""
+    """Returns the shapes of scores, for a batch of 8 and the 12 heads of BERT base."""
     return [(8, 12, length, length) for length in lengths]
 
 

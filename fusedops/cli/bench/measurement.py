@@ -16,7 +16,8 @@ from fusedops.cli.timing import Call, Clock, interleave, median_ratio, relative_
 
 REFERENCE, COPY, OURS = "eager", "copy", "fusedops"
 
-#: Bounds that are far above rounding errors, and far below the errors of a wrong kernel.
+#: Bounds of the relative difference from eager (L2): far above rounding errors, and far below the
+#: errors of a wrong kernel.
 MAX_DISAGREEMENT = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -91,7 +92,7 @@ def with_dropout_of(
 ) -> Tensor:
     """Returns eager's result or gradient with the elements dropped that are zero in `output`.
 
-    Providers draw different random numbers, so that the drawn ones are read off the result.
+    Providers draw different random numbers; `output` shows which elements a provider has dropped.
     """
 
     def chain(x: Tensor, *operands: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def _gpus() -> Iterator[Result]:
 
 
 def _guarded(check: Check) -> list[Result]:
-    """Returns the results up to the first error, and the error as one that failed."""
+    """Returns the results up to the first error, then a failed result with the error."""
     results: list[Result] = []
     try:
         results.extend(check())

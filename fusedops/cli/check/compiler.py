@@ -17,7 +17,7 @@ import fusedops
 from fusedops.cli.check.result import Result
 
 BATCH, LENGTH, WIDTH = 2, 16, 32
-#: Results are of order one, in float32, after a chain of a dozen roundings.
+#: The largest difference allowed. Results are of order one, in float32, after a dozen roundings.
 TOLERANCE = 1e-5
 #: The model is so small that no replacement would pay.
 FUSE = "always"

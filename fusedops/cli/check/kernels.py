@@ -17,7 +17,7 @@ from fusedops.cli.check.result import Result
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 #: docs/numerics.md bounds the errors for rows of 1,000 columns. 64 rows occupy several threads.
 ROWS, COLS, EPS, SCALE = 64, 1000, 1e-5, 0.5
-#: Rows that several threads share.
+#: The size of inputs with so many columns that several threads share a row.
 LONG = (2, 100_000)
 #: Results of 16 bits are computed in float32 and rounded once, to half an ulp.
 ULPS_OF_16_BITS = 0.5
@@ -45,7 +45,8 @@ class Operator(NamedTuple):
     leaves: the names of the inputs that it has gradients for.
     exact: its result in float64, and the gradients of the leaves, from the inputs and the
         operator's own result, which the backward pass of a softmax starts from.
-    ulps, gradient_ulps: the root mean square of errors that docs/numerics.md allows float32.
+    ulps, gradient_ulps: the root mean square of errors that docs/numerics.md allows float32 and
+        float64.
     """
 
     call: Callable[[Inputs], Tensor]
@@ -92,7 +93,7 @@ def _exact_norm(norm: Callable[..., Tensor], inputs: Inputs, output: Tensor) -> 
 def _exact_residual_norm(
     norm: Callable[..., Tensor], inputs: Inputs, output: Tensor
 ) -> list[Tensor]:
-    """Returns the norm of the sum, which is rounded to the dtype; both terms have its gradient."""
+    """Returns the norm of the sum, rounded to the dtype, and the sum's gradient for each term."""
     total = (inputs.x.double() + inputs.residual.double()).to(inputs.x.dtype)
     result, gradient, *others = _exact_norm(norm, inputs._replace(x=total), output)
     return [result, gradient, gradient, *others]
@@ -179,7 +180,7 @@ def accuracy(device: str) -> Iterator[Result]:
 
 
 def determinism(device: str) -> Iterator[Result]:
-    """Compares each operator's bits in two runs, with other numbers of threads, and in batches."""
+    """Compares each operator's bits in two runs, on one thread, and for the first row alone."""
     threads = max(2, torch.get_num_threads()) if device == "cpu" else None
     how = f"twice, with 1 and {threads} threads, alone" if threads else "twice, alone"
     drawn = [draw(dtype, device) for dtype in DTYPES]
@@ -221,7 +222,8 @@ def errors_of(operator: Operator, inputs: Inputs) -> list[float]:
 
 
 def _error(actual: Tensor, exact: Tensor) -> float:
-    """Returns the error in ulps of the result or, where it cancels, of its row's usual value."""
+    """Returns the root mean square of the errors. Each is in ulps of the exact value or, where that
+    has cancelled, of the root mean square of its row."""
     usual = exact.square().mean(-1, keepdim=True).sqrt()
     info = torch.finfo(actual.dtype)
     magnitude = torch.maximum(exact.abs(), usual).clamp(min=info.smallest_normal)
@@ -234,7 +236,8 @@ def _limit(dtype: torch.dtype, ulps: float) -> float:
 
 
 def has_same_bits(operator: Operator, inputs: Inputs, threads: int | None) -> bool:
-    """Returns whether a row has the same bits in two runs, on one thread, and as the only row."""
+    """Returns whether the results have the same bits in two runs and on one thread, and the first
+    row also as the only one."""
     with _threads(threads):
         results = [results_of(operator, inputs) for _ in range(2)]
     with _threads(1 if threads else None):

@@ -2,8 +2,8 @@
 
 The weights of all-MiniLM-L6-v2 are in an installed package, so that nothing is downloaded. fusedops
 runs with its defaults, which replace what pays, and with `fuse="always"`, which replaces every site
-that the kernels support. The demo fails if fusedops does not find one of the encoder's sites,
-replaces sites but runs no operator, or changes the result.
+that the kernels support. The demo fails if fusedops misses one of the encoder's sites, replaces
+sites but runs no operator, or changes the result.
 """
 
 from __future__ import annotations

@@ -32,11 +32,12 @@ from fusedops.cli.demo.sentences import SENTENCES, texts
 from fusedops.cli.env import describe_machine
 from fusedops.cli.timing import Call, WallClock, balanced_orders, interleave, median_ratio
 
-# Six layers, each with one softmax and two layer norms, and one norm on the token embeddings.
+# The encoder has six layers, each with one softmax and two layer norms, and one layer norm on the
+# token embeddings.
 EXPECTED_SITES = {"softmax": 6, "layer_norm": 13}
 MAX_DIFFERENCE = 1e-5
 PAIRS_SHOWN = 6
-# All orders of the four variants are repeated for this many seconds.
+# Balanced orders of the four variants are repeated for SECONDS.
 SECONDS, SLOT_MS = 15, 100
 ALWAYS = 'fuse="always"'
 
@@ -115,7 +116,7 @@ def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[s
 def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
     """Returns milliseconds of each call, one number a round."""
     times: dict[str, list[float]] = {name: [] for name in embeds}
-    # There is an even number of calls, for which half of the orders are balanced too.
+    # The number of calls is even, so that the first half of the orders is balanced by itself.
     orders = len(balanced_orders(list(embeds))) // 2
     start = time.perf_counter()
     while not times["eager"] or time.perf_counter() - start < SECONDS:

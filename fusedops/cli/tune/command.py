@@ -181,7 +181,8 @@ def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) ->
     def has_waited_for_a_core(cost: costs.Cost) -> bool:
         single_threaded = alone.get((cost.rows, cost.cols), cost)
         pairs = (cost.inductor, single_threaded.inductor), (cost.ours, single_threaded.ours)
-        # Threads that run at once take at most the time of one, and what it takes to wake them.
+        # Threads that have a core each take at most the time of one thread, and the time to wake
+        # them. Only more than twice the time of one thread counts as waiting.
         return any(several > 2 * one + WAKING_MS for several, one in pairs)
 
     return [cost for cost in found if not has_waited_for_a_core(cost)]
@@ -210,8 +211,8 @@ def _case(graph: Graph) -> tuple[str, str, str]:
 
 
 def _numbers(cost: costs.Cost) -> tuple[str | int, ...]:
-    """Returns the numbers of a line of the table: the size and, with four digits, more than a
-    timing is accurate to, both times and the speed of a copy."""
+    """Returns the numbers of a line of the table: the size, both times and the speed of a copy.
+    Times and speed have four digits, more than a timing is accurate to."""
     copy_gb_per_s = 1e-6 / cost.ms_per_byte
     measured = cost.inductor, cost.ours, copy_gb_per_s
     return cost.rows, cost.cols, *(f"{number:.4g}" for number in measured)

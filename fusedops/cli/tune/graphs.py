@@ -21,16 +21,17 @@ from fusedops.cli.tune.losses import LOSSES
 from fusedops.graph.policy.costs import INFERENCE, TRAINING
 from fusedops.graph.policy.machine import count_of
 
-#: One op of each family: its variants differ less in relative time than sizes do.
+#: These ops stand for their variants too, which differ less than sizes do in the time of fusedops
+#: relative to Inductor's.
 SCORES = ("masked_softmax[additive]", "masked_softmax[causal]", "softmax_dropout[causal]")
 MATRICES = ("softmax", "layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm")
 SELDOM = ("log_softmax", "std_norm")
 #: Dropout is inactive in inference.
 ONLY_TRAINED = {"softmax_dropout[causal]"}
 
-#: Ops, a number of columns, and numbers of rows. The rows reach from sizes at which a call takes
-#: longer than its kernel to sizes beyond a core's caches. The rows of scores are a multiple of the
-#: columns; 49 is the window of Swin.
+#: An entry has ops, a number of columns, and numbers of rows. The rows reach from sizes at which a
+#: call takes longer than its kernel to sizes beyond a core's caches. The rows of scores are a
+#: multiple of the columns; 49 columns are the positions of a window of Swin.
 LONG = ((SCORES, 512, (1024, 6144)), (MATRICES, 768, (32, 512, 4096)))
 SHORT = ((SCORES, 128, (256, 4096)), (MATRICES, 128, (8, 128, 2048)))
 OTHERS = ((SCORES, 49, (98, 6272)), (SELDOM, 768, (32, 512, 4096)), (SCORES, 16, (32,)))
@@ -92,7 +93,7 @@ def _compiled_alike(
     """Yields the numbers of rows, grouped so that Inductor would generate the same code for each
     group.
 
-    On a GPU each number is tuned separately. On a CPU small sizes are not parallelised.
+    On a GPU Inductor tunes the code for each number. On a CPU it does not parallelise small sizes.
     """
     if device != "cpu":
         yield from ((count,) for count in rows)

@@ -32,7 +32,7 @@ def _few_features(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 
 
 def _cross_entropy(keeps_logits: bool) -> Operator:
-    """Returns the mean loss of a product; with ``keeps_logits`` its caller gets the logits too."""
+    """Returns the operator of a product's mean loss, and of the logits too if ``keeps_logits``."""
 
     def of_logits(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
         def of_product(x: Tensor, weight: Tensor, target: Tensor) -> Any:

@@ -23,18 +23,18 @@ from fusedops.cli.tune.graphs import Graph
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost
 
 INDUCTOR = "inductor"
-#: The length of a slot, the time for one size, and the bounds of the number of rounds.
+#: The length of a slot, the time for all rounds of an attempt, and the bounds of their number.
 SLOT_MS, LONGEST_MS = 1.5, 80
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
-#: A minimum is accepted if the next larger time is at most this share above it; otherwise the
-#: measurement is repeated, up to this many times.
+#: A minimum is accepted if it is at most the share STEADY below the next larger time; otherwise the
+#: size is measured again, ATTEMPTS times in all at most.
 STEADY, ATTEMPTS = 0.1, 3
 
 
 def compile_ahead(graphs: Sequence[Graph], deadline: float) -> Iterator[Graph]:
     """Fills Inductor's cache with the code of `graphs`, with one process for each core. Yields each
     graph when it is compiled, until the deadline."""
-    # A forked process has all modules imported. No threads run yet, which it would not inherit.
+    # A forked process has all modules imported. It would inherit no threads, but none run yet.
     context = multiprocessing.get_context("fork")
     with context.Pool(os.cpu_count(), initializer=_leave_interrupts_alone) as pool:
         done = pool.imap_unordered(_compile_ahead, graphs)
@@ -93,7 +93,7 @@ def _settings() -> Iterator[None]:
 
 
 def _inputs(graph: Graph, rows: int) -> tuple[Tensor, ...]:
-    """Returns a case's inputs. The number of rows is a symbol if several share the code."""
+    """Returns the inputs. Their number of rows is a symbol if the graph has several numbers."""
     case = graph.case(rows)
     inputs = graph.operator.split(*case.inputs())
     for tensor in inputs[: graph.differentiated]:

@@ -110,7 +110,8 @@ def _common_fields(size: Size) -> Fields:
         "num_hidden_layers": LAYERS,
         "num_attention_heads": size.heads,
         "intermediate_size": 4 * size.width,
-        # RoBERTa's positions start at its padding id; Longformer pads to whole windows.
+        # More than `length`: RoBERTa's positions start at its padding id, and Longformer pads to
+        # whole windows.
         "max_position_embeddings": 2 * size.length,
         "pad_token_id": 0,
         "bos_token_id": 1,
@@ -263,7 +264,7 @@ def _swin_window(size: Size) -> int:
 
 
 def _swin_side(size: Size) -> int:
-    # Two windows along each side of the second stage: a single window would not be shifted.
+    # The second stage has two windows along each side: a single window would not be shifted.
     return 4 * _swin_window(size) * PATCH
 
 

@@ -51,7 +51,7 @@ class Model:
 
     Args:
         kind: ENCODER, DECODER, ENCODER_DECODER, VISION or PLAIN.
-        sites: the numbers of softmaxes, layer norms and RMS norms that it computes.
+        sites: how many softmaxes, norms and cross entropies it computes, by kind.
         build: builds the model of a size, in training mode, with its default dropout or without.
         inputs: named inputs for a batch of some size. If the model takes a padding mask, the last
             quarter of the first sequence is padding.

@@ -47,7 +47,7 @@ class Attention(nn.Module):
         return output
 
     def split(self, x: Tensor) -> Tensor:
-        """Returns [batch, heads, length, width of a head] of [batch, length, width]."""
+        """Returns x, [batch, length, width], as [batch, heads, length, width of a head]."""
         heads: Tensor = x.unflatten(-1, (self.heads, -1))
         return heads.transpose(1, 2)
 

@@ -203,7 +203,7 @@ void masked_softmax_backward(const Case& of, const std::string& form) {
   make.launch_without_workspace(args);
 }
 
-// Returns classes that are int64, as torch's are. None of them is ignored.
+// Returns int64 classes, as torch's are. They read as zeros, so that no row has the ignored class.
 Targets targets(Arguments& make, const Case& of) {
   return {
       make.added("target", "rows", of.rows * 8), /*is_int64=*/true, /*has_ignored=*/true,
