@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-#: The error of the imports below, where `python -m fusedops` goes on without them.
+#: The error with which the imports below failed; only `python -m fusedops` goes on without them.
 _failure: Exception | None = None
 
 

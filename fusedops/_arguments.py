@@ -1,5 +1,5 @@
-"""Checks types, and values that no op gets as they are passed, such as a window, before an op is
-called. The errors name the argument, which those of Python or torch would not. The ops check all
+"""Checks arguments before an op is called: their types, and values that are converted for the op,
+such as a window. Unlike those of Python or torch, the errors name the argument. The ops check all
 else."""
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     def plain(name: str) -> str:
         return name.rpartition(".")[2].replace("_", "").lower()
 
-    # softmax and softmax_ are both "softmax". The last one in a dict stays: the first candidate.
+    # softmax and softmax_ are both "softmax" here. A dict keeps the last entry of a key, which in
+    # reversed order is the first candidate.
     names = {plain(name): name for name in reversed([*candidates])}
     close = difflib.get_close_matches(plain(name), names, n=1)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
 def number(function: str, name: str, value: Any) -> float:
-    """Returns ``value`` as a float. Refuses what float() takes too: strings, and tensors that
-    require grad."""
+    """Returns ``value`` as a float. Refuses strings, and tensors that require grad, though float()
+    takes them."""
     if type(value) is float:
         return value
     if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -104,8 +105,8 @@ def one_of(name: str, value: Any, words: Sequence[Any]) -> None:
 
 
 def window(value: Any, causal: Any) -> tuple[int, int]:
-    """Returns how many keys a query sees to the left and right of its own. The caller hides those
-    to the right where ``causal`` holds, which an int needs and a pair does not."""
+    """Returns how many keys a query sees to the left and right of its own. An int is refused unless
+    ``causal`` holds, a pair is not. Where it does, the caller hides the keys to the right."""
     if type(value) is int and value > 0:
         if causal:
             return value - 1, 0

@@ -359,7 +359,7 @@ class LayerNorm(_Unscriptable, nn.LayerNorm):
 
 
 class _AffineNorm(_Unscriptable, nn.Module):
-    """A norm with a weight of ones and a bias of zeros, of which it may lack either."""
+    """A norm whose weight begins as ones and whose bias begins as zeros; it may lack either."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None

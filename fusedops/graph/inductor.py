@@ -4,8 +4,8 @@ The first bug is a wrong index. torch 2.10 to 2.13 generate it where an accumula
 gradient of an embedding, `index_put(accumulate=True)`, `scatter_add`) is tiled over two dimensions
 and runs on several threads: the offset inside the tile is added twice, so that values are written
 to other elements, some of them past the end of the tensor. torch 2.14 has the same fix
-(pytorch/pytorch#191837). Plain Inductor has the bug too, but rarely tiles in this way: a value has
-to be read in two layouts, as the gradient of a position bias is that two attention layers share.
+(pytorch/pytorch#191837). Plain Inductor has the bug too, but rarely tiles in this way: for that, a
+value has to be read in two layouts, such as the gradient of a position bias that two layers share.
 Our ops are fusion barriers that keep both layouts in the graph, which makes this case more
 frequent. The method with the bug is replaced when the first of our passes is made. The new method
 behaves like the original in graphs that are compiled without our passes, even concurrently, and

@@ -53,8 +53,9 @@ class Pass(_Pass):
 
 
 class ReusePass(_Pass):
-    """Drops unused outputs, and lets softmax ops write into memory that nothing else needs. It is
-    Inductor's `post_grad_custom_post_pass`, which runs on forward and backward graphs."""
+    """Drops unused outputs, lets ops write into memory that nothing else needs, and calls ops in
+    their no-autograd variants. It is Inductor's `post_grad_custom_post_pass`, which runs on forward
+    and backward graphs."""
 
     def __call__(self, graph: Graph) -> None:
         drop_unused_outputs(graph)
@@ -77,7 +78,7 @@ def options_with_ours(current: Callable[[str], Any]) -> dict[str, Any]:
     """Returns Inductor's options, whose values are `current`, with our passes.
 
     The rewrite comes before the look into Inductor's caches, so that it is logged and counted with
-    a warm cache too. It takes 0.2 s of the 8 s in which 12 layers of BERT start from the cache.
+    a warm cache too. The rewrite takes 0.2 s of the 8 s that 12 layers of BERT then take to start.
     """
     options = {name: with_ours(current(name), name) for name in PASSES}
     if hasattr(inductor_config, _TIMING) and current(_TIMING) == "default":
@@ -86,7 +87,7 @@ def options_with_ours(current: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def options_without_ours(current: Callable[[str], Any]) -> dict[str, Any]:
-    """Undoes `options_with_ours`; without our passes nothing changes."""
+    """Undoes `options_with_ours`. Options that have no pass of ours stay as they are."""
     options = {name: without_ours(current(name)) for name in PASSES}
     had_ours = any(options[name] is not current(name) for name in PASSES)
     if had_ours and hasattr(inductor_config, _TIMING) and current(_TIMING) == "early":
@@ -156,7 +157,7 @@ def _as_tuple(passes: Any) -> tuple[GraphPass, ...]:
 @functools.cache
 def _sources_digest() -> str:
     """Returns a hash of the source files that a compiled graph depends on: the passes, and the ops
-    whose formulas and rules are traced into the graph. The tables are not part of it."""
+    whose formulas and rules are traced into the graph. Policy tables have a hash of their own."""
     import fusedops  # not above: fusedops itself imports this module
 
     package = Path(__file__).parents[1]

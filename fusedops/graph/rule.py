@@ -15,8 +15,8 @@ from fusedops.graph.analysis.calls import Call
 
 @dataclass(frozen=True)
 class OpCall:
-    """A call to insert: of an op, `operator.getitem` or a function of sizes. `args` may contain
-    graph nodes, `ModuleAttribute`s and other `OpCall`s; `kwargs` are plain values."""
+    """A call to insert: of an op, `operator.getitem` or a function that computes a size. `args` may
+    contain graph nodes, `ModuleAttribute`s and other `OpCall`s; `kwargs` are plain values."""
 
     op: Callable[..., Any]
     args: tuple[Any, ...]
@@ -31,7 +31,8 @@ def viewed(operand: Node | OpCall) -> Node:
     return operand
 
 
-#: The output of an op that replaces a node, or a function that computes it from the op's call.
+#: What replaces a node: the op's output with that index, its single output (None), or what the
+#: function makes of the op's call.
 Output = int | None | Callable[[OpCall], OpCall]
 
 
@@ -95,5 +96,6 @@ class Rule(ABC):
         return None
 
     def emit(self, match: Match) -> Iterator[OpCall]:
-        """Yields calls in order of preference; the first with eager's metadata is used."""
+        """Yields calls of the op in order of preference. The first is used whose results have the
+        dtype, device, shape and strides of eager mode."""
         yield op_of(match)

@@ -39,12 +39,12 @@ except ImportError as error:
         "pip install onnx onnxscript onnxruntime"
     ) from error
 
-#: The first opset with RMSNormalization, which ONNX Runtime 1.31 runs.
+#: The first opset with the operator RMSNormalization. ONNX Runtime 1.31 runs this operator.
 OPSET = 23
-_OLDEST = 18  # the first opset with all other operators that are used
+_OLDEST = 18  # the first opset with all operators that are used, but for RMSNormalization
 _END = 2**63 - 1  # where a Slice ends that goes to the end of a dimension
 
-#: opset18's annotations are for values of a script. Here it gets values of a graph, and is Any.
+#: This is Any because opset18 is annotated for values of a script, and gets values of a graph here.
 op: Any = opset18
 Value = Any  # a value of the graph; its dtype is known if torch created it
 
@@ -366,7 +366,7 @@ def _cross_entropy(call: Any) -> dict[str, Any]:
 
 
 def _row_losses(z: Value, call: Any, reads_ignored: bool = False) -> dict[str, Any]:
-    """Returns the results by name. ``lse`` is not rounded further, so that its error is 0."""
+    """Returns the results by name. lse_error is 0: ``lse`` is not rounded to another dtype."""
     lse = op.ReduceLogSumExp(z, [-1], keepdims=0)
     zeros = op.Expand(_like(0.0, lse), op.Shape(lse))
     classes = op.Cast(call.target, to=ir.DataType.INT64)
@@ -418,7 +418,7 @@ def _norm_translation(norm: NormOp, opset_version: int) -> Callable[..., Any]:
 def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, Any]:
     """Returns the results by their names."""
     total, dtype = named["input"], named["input"].dtype
-    if norm.has_residual:  # the sum is also a result, even where none is wanted
+    if norm.has_residual:  # the sum is returned too, even if wants_sum is False
         total, dtype = _sum(total, named["residual"], named["p"])
     computed = _arithmetic(dtype)
     x = _convert(total, dtype, computed)

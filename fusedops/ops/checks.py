@@ -71,8 +71,8 @@ def check_eps(op: str, eps: float) -> None:
 
 
 def check_softcap(op: str, softcap: float | None, computed: torch.dtype) -> None:
-    """Checks that a soft cap and its reciprocal are normal numbers of float64 for ``computed``
-    scores of float64, and of float32 for all others."""
+    """Checks that a soft cap and its reciprocal are normal numbers: of float64 if ``computed``, the
+    dtype of the scores, is float64, and otherwise of float32."""
     if softcap is None:
         return
     wide = torch.float64 if computed == torch.float64 else torch.float32
@@ -142,8 +142,8 @@ def check_term(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
 def check_term_dtypes(
     op: str, sum: MaybeTensor, input: torch.dtype | None, residual: torch.dtype | None
 ) -> tuple[torch.dtype, torch.dtype]:
-    """Returns the dtypes of the two terms of ``sum``, after checking that their sum has its dtype;
-    None stands for that dtype."""
+    """Returns the dtypes of the two terms of ``sum``, after checking that torch promotes them to
+    sum's dtype; None stands for that dtype."""
     check_dtype_of(op, "sum", sum)
     dtype = check_given(op, "sum", sum).dtype
     input, residual = input or dtype, residual or dtype
@@ -180,7 +180,7 @@ def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
         f"{op}: seed is {seed.dtype} of shape {list(seed.shape)}, wanted one torch.int64; "
         "make it with torch.randint",
     )
-    if like[1].device.type != "meta":  # on meta no number is drawn
+    if like[1].device.type != "meta":  # a meta tensor draws no numbers, wherever the seed is
         check_device(op, "seed", seed, like)
 
 
@@ -193,8 +193,8 @@ def check_optional_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> Non
 
 
 def check_distinct(op: str, name: str, written: torch.Tensor) -> None:
-    """Checks that no two elements share memory: by stride, each dimension begins where those before
-    it end. Symbolic strides are not checked, as in :func:`check_cols`."""
+    """Checks that no two elements share memory: ordered by stride, each dimension steps past all
+    elements of those before it. Symbolic strides are not checked, as in :func:`check_cols`."""
     dims = [(s, n) for s, n in zip(written.stride(), written.shape, strict=True)]
     if not all(isinstance(number, int) for dim in dims for number in dim):
         return

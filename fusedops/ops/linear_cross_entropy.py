@@ -238,8 +238,8 @@ def _requires_grad(value: Any) -> bool:
 
 
 def _recorded_loss(*args: Any) -> torch.Tensor:
-    """Returns the loss for a call that autograd records, from the op that computes with it the
-    gradients of those arguments that require grad."""
+    """Returns the loss for a call that autograd records, from the op that also computes the
+    gradients of the arguments that require grad."""
     call = _LOSS.bind(*args)
     if _requires_grad(call.row_weights) or _requires_grad(call.scale):
         raise RuntimeError(

@@ -375,8 +375,8 @@ def _dropout_formula(
 ) -> tuple[Any, ...]:
     visibility, cap, (probabilities, seed) = saved_forward(ctx)
 
-    # The backward op takes the probabilities: a second derivative gives them a gradient of their
-    # own, without dropout.
+    # The backward op takes the probabilities as an argument, so that a second derivative gives them
+    # a gradient of their own, without dropout.
     grads = ((grad_output, (ctx.p, seed)), (grad_probabilities, ()))
     wanted = [(grad, dropout) for grad, dropout in grads if grad is not None]
 
@@ -437,8 +437,8 @@ def save_backward(ctx: Any, call: Any, *tensors: torch.Tensor) -> None:
 def saved_backward(
     ctx: Any, cotangent: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any, list[torch.Tensor]]:
-    """Returns the cotangent of dz = y (m g - sum(m g y)), m g, y, m, and the other tensors that
-    :func:`save_backward` saved. ``cotangent`` is that of the op's result."""
+    """Returns five values: the cotangent of dz = y (m g - sum(m g y)); m g; y; m; and the other
+    tensors that :func:`save_backward` saved. ``cotangent`` is that of the op's result."""
     visibility, (g, y, seed, *tensors) = Visibility.saved(ctx)
     m = 1.0 if seed is None else multiplier(ctx.p, seed, y).to(y.dtype)
     scaled = cotangent.to(y.dtype) * ctx.scale * visibility.visible(y)

@@ -100,7 +100,7 @@ def _forward_formula(
             gradient(op, grad, y, sink_probabilities, *hidden, *dropout, *interval)
             for grad, dropout in wanted
         ]
-        # The sinks' gradient does not depend on the scale, so that one run computes it.
+        # The sinks' gradient does not depend on the scale: every run computes the same.
         to_sinks[:] = [result[1] for result in results]
         total: torch.Tensor = sum((result[0] for result in results[1:]), results[0][0])
         return total

@@ -22,7 +22,7 @@ Inner = Callable[[str, tuple[Any, ...]], tuple[set[int], tuple[Any, ...]]]
 
 
 def _of_dim(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
-    """Returns, of ops whose second argument is ``dim``, what :data:`Inner` says."""
+    """Does what :data:`Inner` says, for ops whose second argument is ``dim``."""
     input, dim, *rest = args
     rank = input.dim()
     checks.check(
@@ -34,7 +34,7 @@ def _of_dim(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
 
 
 def _of_shape(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
-    """Returns, of ops whose second argument is ``normalized_shape``, what :data:`Inner` says."""
+    """Does what :data:`Inner` says, for ops whose second argument is ``normalized_shape``."""
     input, shape, *rest = args
     rank = input.dim()
     checks.check(

@@ -39,8 +39,8 @@ def default_rms_eps(dtype: torch.dtype) -> float:
 
 
 def _parameters_and_settings(op: NormOp) -> tuple[slice, slice]:
-    """Returns the positions of the weight and, if the kind has one, the bias among the arguments of
-    an op; and of those arguments that the backward op takes after its output_mask."""
+    """Returns two slices of an op's arguments: the weight with, if the kind has one, the bias; and
+    those that the backward op takes too, after its output_mask."""
     names = op.names
     of_backward = getattr(torch.ops.fusedops, f"{op.name}_backward").default._schema.arguments
     taken = {argument.name for argument in of_backward} & {"eps", "weight_offset"}
@@ -75,8 +75,8 @@ def _register_formula(op: NormOp) -> None:
 
 
 def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Tensor) -> None:
-    """Marks the statistics, and the sum if neither input nor residual requires grad. Otherwise the
-    sum would require grad where only weight or bias does."""
+    """Marks the statistics, and the sum if neither input nor residual requires grad. A sum without
+    the mark would require grad where only weight or bias does."""
     _, of_input, of_residual, *_ = ctx.needs_input_grad
     has_gradient = of_input or of_residual
     ctx.mark_non_differentiable(*statistics, *(() if has_gradient else (sum,)))
@@ -174,8 +174,8 @@ def _cotangent_of_total(
     sum: torch.Tensor,
     seed: MaybeTensor,
 ) -> MaybeTensor:
-    """Returns the cotangent of d sum. d residual is d sum in the residual's dtype; with dropout d
-    input is a multiple of d sum."""
+    """Returns the cotangent of the total P g + d sum. d residual and, without dropout, d input are
+    the total in dtypes of their own; with dropout d input is a multiple of the total."""
     if to_input is not None:
         to_input = to_input.to(sum.dtype)
     if to_residual is not None:

@@ -99,7 +99,7 @@ class NormOrEps(MeanSquare):
     @staticmethod
     def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
         norm = torch.linalg.vector_norm(centered, dim=dims, keepdim=True)
-        # Where the norm is eps this has the derivative 0, as along_n, and clamp has 1.
+        # Where the norm is eps, masked_fill has the derivative 0, as along_n does; clamp has 1.
         rstd: torch.Tensor = 1 / norm.masked_fill(norm <= eps, eps)
         return rstd
 

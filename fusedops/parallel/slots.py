@@ -1,4 +1,4 @@
-"""The stack, with one slot for each result."""
+"""Collects the results of branches in one stack, with a slot for each."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Slots:
         self._complete = True
 
     def put(self, index: int, result: torch.Tensor) -> None:
-        """Copies a result into its slot. A result that does not fit the stack, which the first one
-        determines, is kept for torch.stack, and one that requires grad for autograd."""
+        """Copies a result into its slot. The first result determines the stack; one that does not
+        fit it is kept for torch.stack, and one that requires grad is kept for autograd."""
         bound = result.dim() + 1
         fits = _is_plain(result) and -bound <= self._dim < bound
         if fits and result.numel() and not result.untyped_storage().nbytes():

@@ -145,7 +145,7 @@ def _intra_op_threads(count: int) -> Iterator[None]:
     and MKL each have a number per thread, and MKL's takes precedence where torch has set it. A
     torch without OpenMP has one pool for all threads, which cannot be divided.
     """
-    before = torch.get_num_threads()  # a thread's first call initialises its numbers
+    before = torch.get_num_threads()  # a thread's first call sets its OpenMP and MKL defaults
     libraries = _torch_libraries()
     if count == before or not hasattr(libraries, "omp_set_num_threads"):
         yield

@@ -72,7 +72,7 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch._C._nn.pad: ("pad", ("input", "pad", "mode", "value")),
 }
 
-# Kind -> (positional parameters, functions, names of methods, with in-place ones).
+# Kind -> (positional parameters, functions, names of methods, those of in-place methods included).
 _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "add": (_BINARY, (operator.add, operator.iadd, torch.add), "add add_"),
     "sub": (_BINARY, (operator.sub, operator.isub, torch.sub, torch.subtract), "sub sub_"),
@@ -294,7 +294,8 @@ KEYWORDS = {operator.and_, operator.or_, operator.not_, operator.is_}
 
 
 def parameters_of(op: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> Iterator[str]:
-    """Returns the names of an ATen op's arguments; for a packet those of its first overload."""
+    """Returns the names of an ATen op's arguments; for a packet, those of its first overload that
+    does not write into an `out` argument."""
     overload: torch._ops.OpOverload
     if isinstance(op, torch._ops.OpOverloadPacket):
         overload = getattr(op, next(name for name in op.overloads() if not name.endswith("out")))

@@ -2,7 +2,7 @@
 
 The capture levels are torch IR (Dynamo and `fx.symbolic_trace`: functions, tensor methods,
 modules) and ATen IR (`torch.export`, before and after decomposition). `as_call` turns a node of any
-of them into a `Call`, by the tables in `aliases.py`. No other module inspects `node.target`.
+of them into a `Call`, by the tables in `aliases.py`. Rules and readers never read `node.target`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Call:
         "masked_fill", "dropout", "exp", "mean", "cast" (all are in `aliases.py`; in place or
         not); or "leaf" for an opaque call that computes a softmax or norm internally.
     name: the operation's name in reports.
-    arguments: by their torch names; defaults filled in, constants as Python numbers.
+    arguments: by their torch names; for kinds in `_DEFAULTS`, with defaults filled in and constants
+        as Python numbers.
     refusal: why this call cannot be replaced, or None.
     cache: the results of readers for this call, shared by all rules.
     """
@@ -46,7 +47,8 @@ class Call:
 
 @dataclass(frozen=True)
 class ModuleAttribute:
-    """A parameter of a leaf module, for which a `get_attr` node is inserted when it is used."""
+    """A parameter of the module that a `call_module` node calls. The graph has no node for it: the
+    rewriter inserts a `get_attr` where an op takes it."""
 
     target: str
     tensor: torch.Tensor
@@ -161,8 +163,8 @@ _NLL_LOSS = {
     "size_average": None,
     "reduce": None,
 }
-#: Kind -> its arguments after the input, with the defaults of torch's functions (ATen's have none),
-#: in the order of the op that replaces the kind, if there is one.
+#: Kind -> its arguments after the input, with the defaults of torch's functions, in the order of
+#: the op that replaces the kind, if there is one.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("softmax", "safe_softmax", "log_softmax"), _SOFTMAX),
     "layer_norm": {"normalized_shape": None, "weight": None, "bias": None, "eps": 1e-5},
@@ -191,7 +193,8 @@ _NUMERIC_ARGUMENTS |= {
 
 
 def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call, with defaults filled in and constants as Python numbers."""
+    """Returns the arguments of a call, with defaults filled in and constants as Python numbers. The
+    arguments of a kind that is not in `_DEFAULTS`, except arange, stay as they are."""
     if kind == "arange":
         # In torch.arange(end), the parameter `start` has the end.
         end = {} if "end" in arguments else {"end": arguments["start"], "start": 0}

@@ -74,7 +74,8 @@ def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     """Returns the modes after a switch. `before` has the modes before it, and before each call that
     entered a mode, because an exit returns to those."""
     current = before[node]
-    # The new mode, a bool; or for exits the node that entered it, for enter_autocast a device.
+    # A bool for set_grad and enter_inference, a device type for enter_autocast, and for exits the
+    # node that entered the mode.
     argument: Any = node.args[0]
     if switch == "set_grad":
         return replace(current, grad=argument)

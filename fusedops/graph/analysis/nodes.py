@@ -88,7 +88,7 @@ _PROVENANCE = (
 
 
 def annotate(node: Node, result: Any, like: Node) -> None:
-    """Sets a new node's metadata: `result` under the keys that `like` uses, and the origin of
-    `like`."""
+    """Sets a new node's metadata: `result` under the keys that `like` uses, and what says where
+    `like` is from."""
     node.meta = {key: like.meta[key] for key in _PROVENANCE if key in like.meta}
     node.meta |= {key: result for key in ("val", "example_value") if key in like.meta}

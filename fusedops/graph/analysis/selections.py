@@ -46,7 +46,8 @@ def maximum_with_number(call: Call) -> tuple[Any, float] | None:
         return None
     compared = (comparison.arguments["input"], comparison.arguments["other"])
     ordered = compared if _FIRST_IS_LARGER[comparison.kind] else compared[::-1]
-    # The call has to take the larger operand where the comparison holds, else the other one.
+    # The call is a maximum if it takes, where the comparison holds, the operand that is the larger
+    # one there, and elsewhere the other operand.
     pairs = tuple(zip(options, ordered, strict=True))
     for (tensor, compared_tensor), (limit, compared_limit) in (pairs, pairs[::-1]):
         eps = filled_number(limit)

@@ -87,8 +87,9 @@ def difference(node: Any) -> tuple[Any, Any] | None:
 
 
 def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
-    """Returns the dimensions of a reduction, kept or not, in ascending order. Returns None if they
-    are not known, if none is named except for a vector, or if the dtype changes too."""
+    """Returns the dimensions that a reduction of `reduced` removes or keeps with size 1, ascending.
+    Returns None if they are not known, if the call names none and `reduced` is no vector, or if the
+    call also changes the dtype."""
     argument = reduction.arguments.get("dim")
     dims = [
         constant(dim) for dim in (argument if isinstance(argument, (list, tuple)) else (argument,))
@@ -116,7 +117,7 @@ def has_keepdim_shape(node: Any, input: Any, dims: Sequence[int]) -> bool:
     return kept or (value(input).dim() == 1 and has_shape(node, []))
 
 
-#: The arguments of permutations.
+#: For each kind of permutation the arguments that name its dimensions.
 _DIMS = {
     "permute": ("dims",),
     "transpose": ("dim0", "dim1"),
@@ -125,7 +126,8 @@ _DIMS = {
 
 
 def permutation(node: Any) -> tuple[int, ...] | None:
-    """Returns the input's dimension at each dimension of a permutation's result, else None."""
+    """Returns for each dimension of a permutation's result the dimension of its input, or None if
+    `node` is no permutation, or one of unknown dimensions."""
     call = call_of(node)
     if call is None or call.kind not in _DIMS:
         return None
@@ -211,8 +213,8 @@ def same_value(a: Any, b: Any, depth: int = 4) -> bool:
     return all(same_value(m, n, depth - 1) if isinstance(m, Node) else m == n for m, n in pairs)
 
 
-#: For each dtype that ops read, those to which a cast loses nothing. The 16-bit dtypes and float32
-#: are not cast to float64 here, because the op would compute in float32.
+#: For each dtype that ops read, the dtypes to which a cast loses nothing. The narrower dtypes lack
+#: float64: an op that reads them instead of the cast's result computes in float32.
 _LOSSLESS_CASTS = {
     torch.float16: (torch.float16, torch.float32),
     torch.bfloat16: (torch.bfloat16, torch.float32),

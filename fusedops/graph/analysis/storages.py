@@ -29,7 +29,8 @@ Memory = int | None
 class _Facts:
     """Holds what was read about the memory of a graph.
 
-    eager_storage: maps the storage that capture recorded for a copy to the one that eager shares.
+    eager_storage: for a call that returns its input in eager mode, but a copy in capture, maps the
+        copy's storage to the input's.
     writers: the calls that write into memory, in program order.
     writers_of, holders: for each memory the calls that write into it, and the nodes that hold it.
     returned: the memory that the graph returns to its caller.
@@ -47,7 +48,8 @@ _FACTS: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
 
 def record(graph: Graph) -> None:
     """Reads the memory of a graph, for all other functions. Call it again after editing the graph,
-    unless `record_node` was called for each new node, or none writes or returns its input."""
+    unless `record_node` was called for each new node, or no new node writes into memory or returns
+    its input."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
         if node.op != "output":  # it reads memory, but holds none

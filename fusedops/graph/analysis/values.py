@@ -40,15 +40,16 @@ def bytes_of(tensor: torch.Tensor) -> int:
 
 
 def fake_mode(node: Node) -> FakeTensorMode:
-    """Returns the fake mode of the inputs of `node`. Dynamo's tracing context has a new one by the
-    time passes run."""
+    """Returns the fake mode of the inputs of `node`. That of Dynamo's tracing context is not used:
+    it is a new one by the time passes run."""
     values = (value(argument) for argument in node.all_input_nodes)
     plain = (tensor for recorded in values for tensor in _plain_tensors(recorded))
     return next(recorded.fake_mode for recorded in plain if isinstance(recorded, FakeTensor))
 
 
 def _plain_tensors(recorded: Any) -> list[Any]:
-    """Returns the plain tensors inside a subclass such as DTensor, or any other value in a list."""
+    """Returns the plain tensors inside a subclass such as DTensor; any other value is returned as
+    the single element of a list."""
     if not is_traceable_wrapper_subclass(recorded):
         return [recorded]
     tensors: list[Any] = []

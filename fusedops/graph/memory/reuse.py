@@ -6,8 +6,8 @@ after     _, y = auto_functionalized(fusedops.softmax_, input=x, dim=-1)
 Attention scores are such an x, and so is the gradient from the matrix product after the softmax:
 each reuse lowers the peak memory by one tensor of queries x keys. The logits of a language model
 are one too: the forward graph has computed them and *donates* them to the backward graph, where the
-gradient of the cross entropy is written over them. A fresh gradient of 50,257 classes costs more
-than the kernel, because of its page faults.
+gradient of the cross entropy is written over them. For rows of 50,257 classes, the page faults of a
+newly allocated gradient take more time than the kernel.
 
 The pass runs on the forward or backward graph that Inductor is about to lower. Inductor checks the
 lifetimes again and copies x if it is needed later. Eager mode reuses nothing, because it is unknown
@@ -78,8 +78,8 @@ def _donated(graph: Graph) -> set[Node]:
     """Returns the inputs of a backward graph whose memory the forward graph has allocated and
     nothing but the backward graph holds."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    # AOTAutograd gives the indices while it compiles the forward graph too, whose inputs are the
-    # caller's. Only a backward graph has tangents, which torch's partitioner knows by their name.
+    # get_donated_idxs gives indices for a forward graph too, whose inputs are the caller's. Only a
+    # backward graph has tangents, which torch's partitioner knows by their name.
     if not any("tangents" in str(node.target) for node in inputs):
         return set()
     return {inputs[index] for index in get_donated_idxs() or ()}
@@ -109,8 +109,8 @@ def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
 
 
 def _write_over(graph: Graph, node: Node, in_place: Any) -> None:
-    """Writes into donated memory by the op itself: Inductor would lower the functional call to a
-    copy of the memory to itself, which reads and writes it once more."""
+    """Replaces `node` by the in-place op, on donated memory. A functionalised call is not used,
+    because Inductor would lower it to the op and a copy of the memory onto itself."""
     source = node.args[0]
     assert isinstance(source, Node)
     with graph.inserting_before(node):

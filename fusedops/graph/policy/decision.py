@@ -28,7 +28,7 @@ from fusedops.graph.rule import Match, OpCall, viewed
 
 _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
 _DROPOUT = "softmax_dropout[causal]"
-#: A cross entropy whose backward pass cannot write over the logits.
+#: The name in tables of a cross entropy whose backward pass cannot write over the logits.
 _KEPT_LOGITS = "cross_entropy[kept]"
 #: The names under which tables have the measurements of an op, where its own name is not used. The
 #: first one that a table has counts.
@@ -56,8 +56,8 @@ BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_att
 #: fusedops must be faster by this share: two measurements of the same code differ by up to 3%.
 MARGIN = 0.03
 
-#: A site that has no measurement and fewer elements than this is not replaced: a call would cost
-#: more time than its kernel.
+#: A site that has no measurement and fewer elements than this is not replaced: to call the op would
+#: take longer than its kernel.
 _FEW_ELEMENTS = 2**15
 #: From this many elements on, decomposing PyTorch's fused encoder layer is not slower.
 _MANY_FEATURES = 2**18
@@ -107,7 +107,8 @@ def decide(rule: str, match: Match, copied_bytes: int = 0) -> Decision:
 
 
 def leaves_encoder_layer(result: torch.Tensor) -> bool:
-    """Returns whether PyTorch's fused encoder layer for inference is faster than its decomposition.
+    """Returns whether PyTorch's fused encoder layer for inference is left as it is: with
+    `fuse="profitable"`, where its decomposition is slower.
 
     Measured on one CPU thread, the decomposition reaches 0.6 of the fused layer's speed for 8
     tokens of 64 features, 0.9 for 128 of 128, 1.0 for 1024 of 256, and 1.2 with a padding mask.

@@ -16,8 +16,8 @@ import torch
 class Family(NamedTuple):
     """Processors of one generation, recognised by /proc/cpuinfo.
 
-    `flag` is one that the generation introduced: virtual machines, such as cloud providers', may
-    hide the model number, but not the instructions.
+    `flag` is an instruction set that earlier generations of the same `cpu_family` lack. The model
+    number is not used, because virtual machines, such as cloud providers', may hide it.
     """
 
     name: str
@@ -31,7 +31,7 @@ FAMILIES = (
     Family("amd-zen5", "AuthenticAMD", "26", "avx512f"),
     Family("amd-zen4", "AuthenticAMD", "25", "avx512f"),
     Family("amd-zen3", "AuthenticAMD", "25", "avx2"),
-    # Emerald Rapids, with the same cores, and Granite Rapids, with their successors, belong here.
+    # Emerald Rapids (the same cores) and Granite Rapids (the next generation of cores) match too.
     Family("intel-sapphire-rapids", "GenuineIntel", "6", "amx_tile"),
     Family("intel-skylake-server", "GenuineIntel", "6", "avx512f"),
     Family("intel", "GenuineIntel", "6", ""),
@@ -63,7 +63,7 @@ class Machine:
         return self.family.partition("-")[0]
 
     def kind_mismatch(self, other: Machine) -> tuple[bool, ...]:
-        """Returns which properties show another kind of machine, in order of importance."""
+        """Returns for each property, in order of importance, whether it shows another kind."""
         return (
             self.family != other.family,
             self.vendor != other.vendor,

@@ -30,7 +30,8 @@ def is_pointwise(node: Node) -> bool:
 
 
 def readers(node: Node) -> list[Node]:
-    """Returns the users of a node; the users of views, casts and the like stand in their place."""
+    """Returns the users of a node. A user that changes no element, such as a view, is replaced by
+    its own users."""
     direct = [user for user in users(node) if not is_unchanged(user)]
     unchanged = [user for user in users(node) if is_unchanged(user)]
     return direct + [reader for user in unchanged for reader in readers(user)]

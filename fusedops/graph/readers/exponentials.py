@@ -110,7 +110,7 @@ class _Total:
 
     sink_exponent: the exponent of one more term.
     floor: a positive number that is added to the sum, or its lower limit; 0 if there is none. The
-        sum is at least 1 without it: the exponential of the maximum.
+        sum without it is at least 1, since it contains exp(max - max).
     """
 
     summed: Node
@@ -178,7 +178,7 @@ def _with_limit(total: _Total, floor: float, has_no_effect: bool) -> _Total:
 
 
 def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
-    """Returns the softmax of the exponentials that `total` adds up, if they are exponentials."""
+    """Returns the softmax whose exponentials `total` sums, or None if it sums other numbers."""
     exponential = _exponential(total.summed)
     if exponential is None:
         return None
@@ -188,7 +188,7 @@ def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
     (dim,) = total.dims
     shift = read_shift(scores, dim, total.sink_exponent, hidden)
     if hidden is not None and not shift.is_masked and total.floor > 0:
-        refusal = ADDED_TO_SUM  # the largest exponential may be a hidden one
+        refusal = ADDED_TO_SUM  # the sum may lack the maximum's term, and be below 1
     if shift.sink is not None and value(call.node).dtype == torch.float16:
         refusal = OVERFLOWS
     return decomposed(

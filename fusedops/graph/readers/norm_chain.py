@@ -88,7 +88,7 @@ class Norm:
 
     @property
     def op(self) -> str:
-        """The op that computes it, without "add_"; the kind if there is none for its dimensions."""
+        """The op that computes the norm, without "add_"; its kind if no op has these dimensions."""
         return self.over.ops.get(self.kind, self.kind)
 
     @property
@@ -96,7 +96,7 @@ class Norm:
         """The matched calls, in program order."""
         inputs = (self.input, self.source, self.weight, self.bias, *self.absorbed, *self.scalars)
         calls = upstream(self.last, until={node for node in inputs if node is not None})
-        # Capture records no value for a read of a tensor's dtype, which is left out.
+        # Reads of a tensor's dtype, for which capture records no value, are left out.
         return tuple(sorted(node for node in calls if value(node) is not None))
 
     @property
@@ -363,7 +363,7 @@ def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> No
     mean."""
     if input_dtype == result or norm.kind in _CENTRED:
         return norm
-    if input_dtype in HALF_DTYPES:  # the op would round only once
+    if input_dtype in HALF_DTYPES:  # eager rounds here and at the end, the op at the end alone
         return None
     is_bare = norm.kind == "rms_norm" and norm.weight is None and not norm.has_factors
     rounds = is_bare and result in HALF_DTYPES and norm.over.has_variants
@@ -382,7 +382,7 @@ def _multiplied(
         return None
     if _is_affine(operand, norm) and norm.weight is None:
         is_half = before is not None and before.is_half and norm.rounded_to is None
-        if is_half and norm.kind in _UNCENTRED:  # the op would round only once
+        if is_half and norm.kind in _UNCENTRED:  # eager rounds before and after this product
             return None
         return _with_weight(norm, operand)
     takes = _takes_scalars(norm) and not (before or norm).is_half

@@ -94,8 +94,8 @@ class RowScale:
         return None if self.eps_mode else replace(self, eps_mode=eps_mode, eps=eps)
 
     def corrected(self, correction: int) -> RowScale | None:
-        """Returns the scale as one of a variance with the divisor N - correction, or None where
-        this is not known or not a number."""
+        """Returns the scale in terms of a variance with the divisor N - correction, or None if N is
+        not known, or so small that a divisor would not be positive."""
         if correction == self.correction:
             return self
         columns = self.columns

@@ -130,7 +130,7 @@ def _scaled(scores: Scores, input: Any, factor: Any, inverse: bool) -> Scores | 
     return replace(scores, input=input, scale=scores.scale * (1 / factor if inverse else factor))
 
 
-#: The soft caps that the op takes in float32, in which it computes all dtypes but float64.
+#: The least and greatest soft cap that the op takes in float32, its precision except for float64.
 _LEAST_CAP, _GREATEST_CAP = 2.0**-126, 2.0**126
 
 
@@ -310,9 +310,9 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
 
 
 def _absorbs_scores(sum: Node, fill: float) -> bool:
-    """Returns whether scores plus this number equal the number, for any score that occurs, and need
-    no gradient. Only Dynamo captures a graph again for inputs with one."""
-    absorbs = torch.finfo(torch.float32).min <= fill <= -(2.0**126)  # finite in a float32 softmax
+    """Returns whether `fill` plus any score that occurs is `fill`, and `sum` needs no gradient. The
+    latter is known in Dynamo alone, which captures again for inputs that need one."""
+    absorbs = torch.finfo(torch.float32).min <= fill <= -(2.0**126)  # finite in float32
     return absorbs and "example_value" in sum.meta and not value(sum).requires_grad
 
 
@@ -324,8 +324,8 @@ def _keeps_values(scores: Scores) -> bool:
 
 
 def _inverted(scores: Scores, mask: Node) -> tuple[Scores, Operand]:
-    """Returns the scores and the inverse of a mask. If the mask is ~visible, this is visible, and
-    the call of ~ belongs to the scores."""
+    """Returns the scores and the inverse of a mask. If the mask is ~visible, the inverse is the
+    tensor `visible`, and the call of ~ becomes one of the nodes of the scores."""
     call = call_of(mask, "not")
     if call is not None and value(call.arguments["input"]).dtype == torch.bool:
         return replace(scores, nodes=(*scores.nodes, mask)), call.arguments["input"]
@@ -343,7 +343,7 @@ _STEPS = {
     "where": _through_where,
     "tanh": _through_tanh,
 }
-#: What is read inside of the tanh of a soft cap: it takes the scores times a number.
+#: The calls that are read inside of the tanh of a soft cap, which takes the scores times a number.
 _STEPS_UNDER_A_CAP = {kind: _STEPS[kind] for kind in ("cast", "mul", "div")}
 
 

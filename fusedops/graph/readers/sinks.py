@@ -48,9 +48,9 @@ class Sink:
         return needed or "example_value" not in result.meta
 
     def operand(self, device: torch.device) -> OpCall:
-        """Returns the call that makes the argument `sinks` of masked_softmax: the model joins the
-        logit to the scores as a column, a dimension that the argument lacks; a number becomes a
-        tensor."""
+        """Returns the call that makes the argument `sinks` of masked_softmax. The argument lacks
+        the logit's last dimension, in which the model joins it to the scores as a column; a number
+        becomes a tensor."""
         if isinstance(self.logit, Node):
             return OpCall(aten.squeeze.dim, (self.logit, -1))
         kwargs = {"dtype": torch.float32, "device": device}

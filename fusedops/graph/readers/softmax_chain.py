@@ -56,7 +56,7 @@ class SoftmaxChain:
 
     @property
     def needs_masks(self) -> bool:
-        """Whether only masked_softmax computes it."""
+        """Whether masked_softmax is the only op that computes this softmax."""
         return self.sink is not None or self.hidden is not None or self.zeroes_hidden_rows
 
     @property
@@ -98,7 +98,7 @@ def decomposed(
     zeroes_hidden_rows: bool = False,
 ) -> SoftmaxChain:
     """Returns a softmax of `input` that several calls compute, the last of which is `last`. It is
-    refused if something else uses the result of another one."""
+    refused if something else uses the result of a call before `last`."""
     nodes: tuple[Node, ...] = (last,)
     if not refusal:
         operands = (input, sink, hidden.mask if hidden else None)

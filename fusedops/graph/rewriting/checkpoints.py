@@ -30,7 +30,7 @@ _REPLACED: dict[str, tuple[torch._ops.OpOverload, ...]] = {
     ),
     "rms_norm": (aten._fused_rms_norm.default, aten.rms_norm.default),
 }
-#: The decisions by which a policy keeps results; older ones return True.
+#: The decisions by which a policy keeps results. Older policies return True.
 _SAVES = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE, True)
 #: Where Dynamo keeps the function that makes the contexts of a region.
 _META = "_checkpoint_context_fn"

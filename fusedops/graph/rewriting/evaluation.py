@@ -16,13 +16,14 @@ from fusedops.graph.rule import OpCall
 class Evaluation:
     """The values of the arguments and calls of one site's replacement.
 
-    Each call is run once: its value decides about the replacement, and is the metadata of its node.
+    Each call is run once: its value decides whether the replacement is accepted, and becomes the
+    metadata of the node that is inserted for the call.
     """
 
     def __init__(self, site: Node) -> None:
         self._site = site
         self._mode = fake_mode(site)
-        # The calls are kept, so that no other object gets their identities.
+        # The keys are ids of calls. The calls are kept, so that no other object gets the same id.
         self._run: dict[int, tuple[OpCall, Any]] = {}
 
     def value(self, argument: Any) -> Any:

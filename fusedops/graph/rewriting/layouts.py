@@ -82,8 +82,8 @@ def memory_order(tensor: torch.Tensor) -> Order | None:
 
 
 def _next_dim(tensor: torch.Tensor, dims: Sequence[int], stride: int | torch.SymInt) -> int | None:
-    """Returns the last of `dims` with that stride, one of size 1 if possible. The stride of such a
-    dimension is arbitrary, so that it can stand anywhere."""
+    """Returns the last of `dims` with that stride, one of size 1 if possible; if none has it, the
+    last of size 1, whose stride is arbitrary, so that the dimension can stand anywhere."""
     fitting = [d for d in dims if _equal(tensor.stride(d), stride)]
     ones = [d for d in dims if _is_one(tensor.size(d))]
     for candidates in (set(ones).intersection(fitting), fitting, ones):
@@ -148,7 +148,7 @@ def _fixed_dims(op: str, arguments: Mapping[str, Any], evaluation: Evaluation) -
         return 0
     if op in _MASKED:
         return 2 if arguments["causal"] or arguments.get("lower_diagonal") is not None else 1
-    # torch.fx records x.shape[-1:] as a node.
+    # normalized_shape may be a node: torch.fx records x.shape[-1:] as one.
     return len(evaluation.value(arguments["normalized_shape"])) if op in _NORMS else None
 
 
@@ -216,8 +216,8 @@ def _in_order(
 def _permuted_by_rule(
     call: OpCall, order: Order, used: Mapping[Node, Output], evaluation: Evaluation
 ) -> Replacement:
-    """Returns the replacement by `call`, whose input has that order already. The op copies an input
-    whose rows are not adjacent in memory."""
+    """Returns the replacement by `call`, whose input the rule has permuted to that order. An input
+    that is not contiguous then is copied by the op, and its bytes count as copied."""
     replacement = _with_results(call, order, used, evaluation)
     input = evaluation.value(_arguments(call)["input"])
     copied = 0 if input.is_contiguous() else 2 * bytes_of(input)

@@ -29,8 +29,8 @@ log = logging.getLogger("fusedops")
 
 Shape = tuple[int | str, ...]
 
-#: Reasons of sites that are left because the code around them, as an attention of torch or a loss
-#: that never stores probabilities, is faster than any softmax kernel beside it.
+#: The reasons of sites that are left because they are part of code that no softmax kernel can make
+#: faster, such as torch's attention or a loss that never stores probabilities.
 _ON_PURPOSE_REASONS = (SDPA, BECOMES_SDPA, NEVER_MATERIALISED)
 
 
@@ -50,7 +50,7 @@ class Site:
         and writes its result; 0 if a single call was replaced.
     figures: the measurements that decided with `fuse="profitable"`; None if there were none.
     note: what a replaced site still computes in tensors, and why, such as a mask of unknown
-        elements; and why no op of more calls was used, such as one with the residual connection.
+        elements; and why no op was used that fuses more calls, such as the residual connection.
     """
 
     rule: str
@@ -142,7 +142,8 @@ def describe_site(
     """Returns the report's row for `match`, which was replaced if the decision has no refusal.
 
     `copied_bytes` are read and written to give the results eager's strides; `names` maps the
-    identity of a module to its dotted path. `why_not_larger` says why no op of more calls was used.
+    identity of a module to its dotted path. `why_not_larger` says why no op that fuses more calls
+    was used.
     """
     node = match.call.node
     replaced = decision.refusal is None

@@ -66,8 +66,8 @@ def _left_on_purpose(report: Report) -> str:
 
 
 def _if_only_norms_gain(report: Report) -> str:
-    """Advises the user whose model's attention already runs as `scaled_dot_product_attention`,
-    unless a softmax was replaced."""
+    """Says that little can be gained if the model's attention already runs as
+    `scaled_dot_product_attention`; "" if it does not, or if a softmax was replaced."""
     attention = any(site.reason in (SDPA, BECOMES_SDPA) for site in report.sites)
     if not attention or any("softmax" in site.op for site in report.replaced):
         return ""

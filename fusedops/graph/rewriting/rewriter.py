@@ -286,7 +286,7 @@ def _drop_assertions(node: Node) -> None:
 
 
 class _Insertion:
-    """Inserts the calls of a replacement before the current point, each of them once."""
+    """Inserts the calls of a replacement at the graph's insertion point, each of them once."""
 
     def __init__(self, site: Node, evaluation: Evaluation) -> None:
         self._site, self._evaluation = site, evaluation

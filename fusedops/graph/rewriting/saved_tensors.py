@@ -36,7 +36,7 @@ aten = torch.ops.aten
 _SAVE_THE_SAME = {"softmax", "log_softmax", "layer_norm"}
 #: Calls that save their result, so that it must not be written even without a rewrite.
 _SAVE_THEIR_RESULT = {"softmax", "log_softmax", "exp"}
-#: The arguments that every op saves.
+#: The arguments that an op saves if it has them.
 _PARAMETERS = {"mask", "weight", "bias", "weights", "biases", "start", "end", "sinks"}
 
 

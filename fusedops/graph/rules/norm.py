@@ -54,7 +54,7 @@ class Norm(Rule):
         yield op_of(match)
         if match.fused_nodes:  # parameters wider than the result must not be rounded to it
             return
-        # On some devices autocast casts input and parameters to float32; these casts are explicit.
+        # On some devices autocast runs norms in float32. The casts give the op the same operands.
         result = value(next(iter(match.results))).dtype
         tensors = [name for name in ("input", "weight", "bias") if name in arguments]
         cast = {name: _cast(arguments[name], result) for name in tensors}

@@ -135,7 +135,7 @@ def _local(part: Partition, dims: Dims, tensor: torch.Tensor) -> torch.Tensor:
     distributed: Any = tensor  # for torch's types, its methods return a Tensor
     wanted = part.placements(Result(dims))
     if list(distributed.placements) != wanted:
-        # torch 2.10 cannot redistribute what requires grad where nothing is recorded.
+        # Under no_grad, torch 2.10 cannot redistribute a tensor that requires grad.
         distributed = distributed.detach().redistribute(part.mesh, wanted)
     part_of_rank: torch.Tensor = distributed.to_local()
     return part_of_rank

@@ -1,9 +1,9 @@
 """Computes the cross entropy of DTensors, also where the classes are divided among ranks.
 
-No rank then has a whole row of logits or probabilities. In the forward pass each rank sends three
-numbers a row by one all-gather: lse, its rounding error, and the loss if the rank has the row's
-class. In the backward pass it sends nothing. With label smoothing, which needs the mean of the
-logits too, the classes are gathered.
+Where they are, no rank has a whole row of logits or probabilities. In the forward pass each rank
+sends three numbers a row by one all-gather: lse, its rounding error, and the loss if the rank has
+the row's class. In the backward pass it sends nothing. With label smoothing, which needs the mean
+of the logits too, the classes are gathered.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 def _backward_with_dropout(
     call: Call, part: Partition, local: dict[str, Any], row_dim_count: int
 ) -> Any:
-    """Runs the op without dropout, which gives the gradient of the sum, and multiplies that by the
-    dropout of this rank's part: the op itself would draw it for the rows and columns of a whole
+    """Runs the op without dropout, which gives the gradient of the sum, and multiplies that by
+    dropout's factors for this rank's rows: the op would number the rows as if they were a whole
     tensor. ``row_dim_count`` is the number of dimensions that are normalised."""
     of_input, of_residual, *of_parameters = local["output_mask"]
     needed = [of_input or of_residual, False, *of_parameters]

@@ -38,7 +38,7 @@ class Space:
     sizes: the size of each dimension.
     tensors: the dimensions of each argument that is divided; every other is replicated.
     results: the dimensions of each result.
-    deciding_tensors: the arguments whose placements decide, the most important first.
+    deciding_tensors: the arguments whose placements decide the division, the most important first.
     reduced: the dimensions that a row consists of.
     undivided: further dimensions of which every rank needs all.
     """

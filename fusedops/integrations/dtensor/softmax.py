@@ -24,10 +24,10 @@ Statistics = tuple[torch.Tensor, torch.Tensor]
 
 
 def _rows_space(*deciding_tensors: str, reduces: bool = True) -> Callable[[Call], Space]:
-    """Returns a function that says, for a call, which dimensions of the rows each argument and
-    result has: all of them, but for the statistics ``max`` and ``sum``, which have 1 along ``dim``.
-    The placements of ``deciding_tensors`` decide those of the others; ``dim`` takes communication
-    where it is divided, if the op ``reduces`` over it."""
+    """Returns a function that describes a call. Arguments and results have all dimensions of the
+    space, except the statistics ``max`` and ``sum``, whose size along ``dim`` is 1.
+    ``deciding_tensors`` are those of the space. An op that ``reduces`` over ``dim`` communicates
+    where ``dim`` is divided."""
 
     def space(call: Call) -> Space:
         sizes = tuple(call[deciding_tensors[0]].shape)

@@ -2,7 +2,7 @@
 
 A formula is registered in two places. ``torch.ops.fusedops.<op>`` has it at the dispatcher's
 autograd key, which compilers, modes, tensor subclasses and ``torch.func`` use at each of their
-levels. An eager call on plain tensors that autograd records goes through :class:`EagerOp` instead:
+levels. An eager call on plain tensors that autograd records goes through :func:`eager_op` instead:
 one ``torch.autograd.Function`` around the op's no-autograd variant, without the dispatcher's detour
 through Python.
 
@@ -36,7 +36,7 @@ from fusedops.ops.registration.forward_mode import composite_results, has_tangen
 from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT
 from fusedops.ops.registration.schema_errors import explained
 
-#: For each op its derivative formula and the function that saves tensors for it.
+#: Holds each op's derivative formula, and the function that saves tensors for it.
 _FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
@@ -45,11 +45,12 @@ _FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 def _apply_of(op: str, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the ``apply`` of an autograd function with this forward and the op's formula. It
-    takes a call and the tensors among the call's arguments. One argument for all that are no
-    tensors saves 50 ns for each, in which torch would find out that it is none.
+    takes a call as one argument, and then the tensors among the call's own arguments. If all of
+    those were passed one by one, torch would take 50 ns for each to find out that it is no tensor.
 
-    It is the base class's ``apply``. ``Function.apply`` itself refuses transforms if there is no
-    ``setup_context``; if there is one, it inspects a signature at each call, which takes 10 us.
+    The ``apply`` is that of Function's base class. ``Function.apply`` itself refuses transforms if
+    there is no ``setup_context``; if there is one, it inspects a signature at each call, which
+    takes 10 us.
     """
     backward, _ = _FORMULAS[op]
 
@@ -106,8 +107,8 @@ def register_autograd(
     ``backward(ctx, *grads)`` returns a gradient or None for each tensor among the arguments, also
     for one that is None and for each element of a list, from what ``setup_context(ctx, args,
     results)`` has saved. ``ctx.needs_input_grad`` has one unused entry before those of the tensors.
-    ``other_op(*args)`` returns the results of another op if that op's formula is the one for this
-    call, or NotImplemented if this formula is.
+    ``other_op(*args)`` returns NotImplemented where this formula serves the call, and otherwise the
+    results of the op whose formula does.
     """
     overload = getattr(torch.ops.fusedops, op).default
     defaults = tuple(argument.default_value for argument in overload._schema.arguments)
@@ -184,8 +185,8 @@ def eager_op(op: str, plain: str | None = None, returned: int | None = None) -> 
     plain: the op for calls that autograd does not record, without the results that only a
         derivative needs; by default the no-autograd variant. Its arguments are those of the
         function, also one that ``op`` does not have.
-    returned: of several results the number of those that a call returns, as in call.first. The
-        others must not be differentiable, or second derivatives would lack their gradients.
+    returned: how many of the op's results a call returns, as in call.first. The others must not be
+        differentiable, or second derivatives would lack their gradients.
     """
     overload = getattr(torch.ops.fusedops, op).default
     select = _argument_selector(op, plain or op)

@@ -43,8 +43,8 @@ _WATCHERS = (
     _are_functorch_transforms_active,
 )
 
-#: The letters by which ``op_call`` knows the types of a schema. It converts no list of tensors, but
-#: looks at each.
+#: The letters by which ``op_call`` knows the types of a schema. It finds the path of a call with a
+#: list of tensors too, but does not convert the list: the call itself goes through ``torch.ops``.
 _KINDS = {
     "List[Tensor]": "L",
     "Tensor": "t",
@@ -149,7 +149,7 @@ def direct(op: str, returned: int | None = None) -> Callable[..., Any]:
 
 def tensors_among(op: str) -> Callable[[Sequence[Any]], list[Any]]:
     """Returns a function that finds the tensors among the arguments of ``fusedops::op``, with the
-    elements of its lists. One that is None is among them. Its kinds are those of ``_KINDS``."""
+    elements of its lists. An optional tensor that is None is among them."""
     kinds = _kinds_of(getattr(torch.ops.fusedops, op).default._schema)
 
     def tensors_of(args: Sequence[Any]) -> list[Any]:

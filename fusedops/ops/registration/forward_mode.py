@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 
 from fusedops.ops.registration.variants import check_and_make_fakes
 
-#: For each op its composite.
+#: Holds the composite of each op.
 _COMPOSITES: dict[str, Callable[..., Any]] = {}
 
 
@@ -32,7 +32,7 @@ def register_composite(op: str, composite: Callable[..., Any]) -> None:
 
 
 def _is_dual(value: Any) -> bool:
-    # There is no other level than 0.
+    # Forward mode has a single level in torch, 0.
     return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value, level=0)[1] is not None
 
 

@@ -130,7 +130,7 @@ def _defined_ops() -> tuple[str, ...]:
     prefix = "fusedops::"
     names = filter(lambda name: name.startswith(prefix), torch._C._dispatch_get_all_op_names())
     ours = sorted(name.removeprefix(prefix) for name in names)
-    # A name for which only kernels are registered has no schema, and is no attribute.
+    # A name for which only kernels are registered has no schema: torch.ops has no attribute for it.
     return tuple(op for op in ours if hasattr(torch.ops.fusedops, op))
 
 
@@ -294,7 +294,8 @@ def _address(function: Any) -> ctypes.c_void_p:
 def _hold_threads_at_exit() -> None:
     """Makes daemon threads wait in their next op, or at the end of the current one, until the
     process ends. Without this, Python before 3.14 may terminate a thread that leaves an op, which
-    aborts the process (csrc/cpu/threads/interpreter_exit.h). Threads get 0.2 s to arrive there.
+    aborts the process (csrc/cpu/threads/interpreter_exit.h). The function waits at most 0.2 s until
+    no thread is inside an op.
     """
     library, python = ctypes.CDLL(str(CPU_LIBRARY)), ctypes.pythonapi
     is_finalizing = "Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing"

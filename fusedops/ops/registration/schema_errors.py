@@ -53,7 +53,7 @@ def explained(function: str, overload: Any, call: Callable[..., Any]) -> Callabl
 
 
 def _problem(value: Any, type_name: str) -> str:
-    """Returns what an argument is, and what the schema's type would be: the end of an error."""
+    """Returns the end of an error: what an argument is, and what the schema wants instead."""
     if type_name == "List[int]":
         wanted = f"a list of sizes, as [{value if isinstance(value, int) else 8}]"
     else:

@@ -41,7 +41,7 @@ def aligned(tensor: torch.Tensor | None, batch_dim: int | None, rank: int) -> to
 
 
 def shifted_dim(dim: int, rank: int) -> int:
-    """Returns the batch's dimension for ``dim`` of a slice of ``rank`` dimensions, because the
+    """Returns which dimension of the batch is ``dim`` of its slices of ``rank`` dimensions. The
     batch's first dimension numbers the slices."""
     return dim % rank + 1
 
@@ -87,7 +87,7 @@ def register_along_dim(op: str) -> None:
 
 
 def _batched(results: Any, are_scalars: bool) -> tuple[Any, Any]:
-    """Returns results and their batch dimensions, without the dimension that scalars got."""
+    """Returns results, without the dimension that scalars got, and their batch dimensions."""
     if results is None:
         return None, None
     if isinstance(results, torch.Tensor):

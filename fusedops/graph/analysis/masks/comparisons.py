@@ -113,7 +113,7 @@ def _document(rows: Pick, columns: Pick) -> Document | None:
 
 def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
     """Returns `ordered`, which says where `node` is True, with bounds that hold within one
-    document. In masks that are not limited to it, `node` itself takes their place."""
+    document. In a mask that is not limited to it, `node` takes the place of these bounds."""
 
     def limited(condition: Condition | None, fallback: Leaf) -> Condition | None:
         bounds = [part for part in condition or () if isinstance(part, Bound)]

@@ -18,9 +18,9 @@ from fusedops.graph.analysis.modes import is_barrier
 from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import number, rounded, value
 
-#: At most this many of the nodes that build a mask are interpreted; of others nothing is known.
+#: At most this many of the nodes that build a mask are interpreted. The others count as unknown.
 _MAX_CALLS = 96
-#: The dtypes of positions.
+#: Tensors of these dtypes can be positions.
 INTEGERS = (torch.int64, torch.int32)
 
 
@@ -100,8 +100,8 @@ class Interpreter:
 
     def position(self, argument: Any) -> Known | None:
         """Reads an operand of a comparison. An integer tensor with one number for each row becomes
-        a single term, which can limit a bound where its formula, such as 2 * i, cannot. The row's
-        index plus a constant keeps its formula."""
+        a single term, which can be the limit of a bound even if its formula, such as 2 * i, cannot.
+        The row's index plus a constant keeps its formula."""
         operand = as_affine(self.read(argument))
         if not isinstance(argument, Node) or isinstance(operand, (BoolTensor, TwoValued, float)):
             return operand
@@ -143,7 +143,8 @@ def _unknown(node: Node) -> Known | None:
 
 
 def _fitted(result: Known, node: Node) -> Known:
-    """Fits a result to the dtype and shape of its node: indices of dimensions of size 1 are 0."""
+    """Fits a result to the dtype and shape of its node. It has no step along a dimension of size 1,
+    since the index there is 0."""
     tensor = value(node)
     if isinstance(result, (Affine, Quotient, Magnitude)):
         long = changed(result, lambda affine: without_short_dims(affine, tensor.shape))

@@ -41,8 +41,8 @@ def pick_of(read: Reader, node: Node) -> Pick:
 
 
 def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
-    """Returns a function that writes a number, which depends on the indices of a call's input, in
-    terms of the indices of its result; None if the result may have elements that the input lacks.
+    """Returns a function that takes a number, which depends on the indices of a call's input, and
+    expresses it by those of the result; None if the result may have elements that the input lacks.
     """
     dim_map = dim_map_of(call)
     if dim_map is not None:

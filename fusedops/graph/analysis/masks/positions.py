@@ -42,7 +42,8 @@ Key = TypeVar("Key")
 class Affine:
     """An integer tensor: constant + sum of steps[d] * (index along d) + sum of terms[t] * t.
 
-    steps: by dimension, counted from the end (-1 is the last), so that broadcasting keeps it.
+    steps: by dimension. Dimensions count from the end (-1 is the last), so that broadcasting, which
+        adds dimensions in front, does not renumber them.
     terms: symbolic integers, and integer tensors of which nothing is known.
     """
 
@@ -73,7 +74,7 @@ class Affine:
 
     @property
     def is_index(self) -> bool:
-        """Whether it is the row's index plus a number, or the number alone."""
+        """Whether the elements are the row's index plus a constant, or the constant alone."""
         return not self.tensors and self.steps in ({}, {ROWS: 1})
 
     @property
@@ -207,7 +208,7 @@ def inverse(truth: Logical) -> Logical:
 
 
 def both(a: Logical, b: Logical) -> Logical:
-    """Returns a and b. Where it is False is not known: that is no conjunction of parts."""
+    """Returns "a and b". Its `when_false` is not known: "not a or not b" is no conjunction."""
     if isinstance(a, bool):
         return b if a else False
     if isinstance(b, bool):

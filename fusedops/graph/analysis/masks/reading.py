@@ -3,8 +3,9 @@ from positions, else as bool tensors.
 
 The calls that build a mask are interpreted with the values of `positions.py` and `choices.py`:
 `arithmetic.py` begins with aranges, `comparisons.py` makes bounds of them, and `logic.py` and
-`views.py` lead on to the mask. A tensor that is a graph input or a buffer has unknown elements, but
-can be a bound: `keys <= position[:, None]` ends each row at a position that the graph reads.
+`views.py` take these through logical calls and views to the mask. A tensor that is a graph input or
+a buffer has unknown elements, but can be a bound: `keys <= position[:, None]` ends each row at a
+position that the graph reads.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ def why_unknown(mask: Node) -> str:
 
 
 def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> Mask | None:
-    """Returns a mask by where it is True. Returns None if nothing is known of that, or if a tensor
-    that the mask refers to is written before `reader` would read it."""
+    """Returns the mask `node`, which leaves the columns where `visible` is True. Returns None if it
+    is not known where that is, or if a tensor that `visible` refers to is written before `reader`
+    would read it."""
     if isinstance(visible, bool):
         condition: Condition | None = () if visible else None
     else:
