@@ -23,9 +23,10 @@ constexpr int64_t size_of(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
-// Says where rows begin, in elements. Rows are evenly spaced or, for launchers with kReadsRuns,
-// form runs: rows within a run are evenly spaced, and so are the runs, as in x[:, :-1]. A
-// multiplication replaces the division that finds a row's run (Granlund and Montgomery, 1994).
+// Says where rows begin, in elements. Rows are evenly spaced or, for kernels that read runs
+// (kReadsRuns), form runs: rows within a run are evenly spaced, and so are the runs, as in
+// x[:, :-1]. A multiplication replaces the division that finds a row's run (Granlund and
+// Montgomery, 1994).
 struct RowSpacing {
   int64_t stride;                      // from one row to the next in a run; 0 repeats one row
   int64_t run_gap = 0;                 // added to `stride` from one run to the next
@@ -43,8 +44,8 @@ struct RowSpacing {
     return {stride, run_stride - run * stride, multiplier, bits - 1};
   }
 
-  // Returns where a row begins. Where rows form runs, their numbers fit into 32 bits; otherwise
-  // run_gap is 0, whatever run the lower 32 bits give.
+  // Returns where a row begins. If rows form runs, the number of a row fits into 32 bits. If they
+  // form none, run_gap is 0, so that it makes no difference which run the lower 32 bits give.
   constexpr int64_t offset(int64_t row) const {
     const uint64_t low = static_cast<uint32_t>(row);
     return row * stride + static_cast<int64_t>(low * multiplier >> 32 >> shift) * run_gap;
@@ -176,13 +177,13 @@ struct CrossEntropyBackward {
 };
 
 // sums[c] += input[0, c] + input[1, c] + ..., in the order of the rows, as doubles if input is
-// double and as floats otherwise. The first call starts at 0. Until the last call, the sums of a
-// 16-bit input are floats in halves, the upper halves in `sums` and the lower ones in `lower`; the
-// last call rounds them to input's dtype. `lower` takes 2 bytes per column, where an array of
-// floats would take 4 beside the results.
+// double and as floats otherwise. The first of several calls starts at 0. Until the last call, each
+// sum of a 16-bit input is a float that is cut in two, the upper half in `sums` and the lower half
+// in `lower`; the last call rounds the sums to input's dtype. `lower` takes 2 bytes per column,
+// where an array of floats would take 4 beside the results.
 struct ColumnSums {
   ConstRows input;
-  void* sums;  // of input's dtype
+  void* sums;  // an array of input's dtype
   uint16_t* lower;
   int64_t rows, cols;
   bool is_first, is_last;
@@ -192,7 +193,7 @@ struct ColumnSums {
 // d * dim_stride + i.
 struct ConstSlices {
   const void* data;
-  int64_t outer_stride, dim_stride;  // elements
+  int64_t outer_stride, dim_stride;  // in elements
   DType dtype;
 };
 
@@ -234,7 +235,7 @@ struct RowDims {
 // or, beside a 16-bit input, float32.
 struct Operand {
   const void* data;
-  int64_t strides[kMaxRowDims];  // elements; 0 repeats
+  int64_t strides[kMaxRowDims];  // in elements; 0 repeats a value
   int32_t col_stride;            // 0 or 1
   bool is_bool;
   DType dtype;  // unless is_bool
@@ -244,8 +245,8 @@ constexpr int64_t element_bytes(const Operand& operand) {
   return operand.is_bool ? 1 : size_of(operand.dtype);
 }
 
-// Row r belongs to query r % queries. Where causality is on, the query sees columns 0 to query +
-// diagonal; with a lower diagonal it sees those from query + lower_diagonal on.
+// Row r belongs to query r % queries. If `on`, the query sees no column after query + diagonal. If
+// has_lower_diagonal, even if not `on`, it sees no column before query + lower_diagonal.
 struct Causal {
   bool on;
   int64_t queries, diagonal;

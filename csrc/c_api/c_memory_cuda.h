@@ -1,7 +1,8 @@
 // Declares what the C interface does on a GPU besides launches. libfusedops_kernels_cuda has these
 // functions, so that the interface needs no CUDA runtime of its own.
 //
-// The result is a cudaError_t, 0 for success; `stream` is a cudaStream_t of the current device.
+// Functions that return int return a cudaError_t, 0 for success; `stream` is a cudaStream_t of the
+// current device.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 #pragma GCC visibility push(default)
 namespace fusedops::c_api::gpu {
 
-// Work in the order of the stream, so that no call waits for the device.
+// These work in the order of the stream, so that no call waits for the device.
 int allocate(void** memory, int64_t bytes, void* stream);
 int release(void* memory, void* stream);
 int clear(float* values, int64_t count, void* stream);

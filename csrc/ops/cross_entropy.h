@@ -99,8 +99,8 @@ inline void check_cross_entropy(
   check_cross_entropy_settings(op, settings, dtype_of(input));
 }
 
-// These kernels read runs of rows on every device, as in logits[:, :-1]: the offset of a row is
-// computed once for its many columns.
+// Stands for a launcher in as_rows(). On every device the kernels of cross entropy read runs of
+// rows, as in logits[:, :-1]: they compute the offset of a row once for its many columns.
 struct RunReader {
   static constexpr bool kReadsRuns = true;
 };

@@ -17,15 +17,15 @@ inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Li
       ", wanted one torch.int64; make it with torch.randint");
   check_device(op, "seed", seed, like);
   if (p == 0) return {};
-  // For a p near 1 the threshold is 2^32 - 1, the most that fits. If p is 1, the scale of 0 drops
-  // even an element whose random number reaches that.
+  // The threshold is at most 2^32 - 1, the largest uint32. If p is 1, an element whose random
+  // number is 2^32 - 1 would be kept; the scale of 0 drops it too.
   const double threshold = std::min(std::round(p * 0x1p32), 0x1p32 - 1);
   return {
       static_cast<const int64_t*>(seed.const_data_ptr()), static_cast<uint32_t>(threshold),
       p == 1 ? 0.0 : 1 / (1 - p)};
 }
 
-// Returns the dropout for an optional seed, without which there is none and p must be 0.
+// Returns the dropout for an optional seed. Without a seed there is no dropout, and p must be 0.
 inline Dropout branch_dropout(
     const char* op, double p, const std::optional<Tensor>& seed, const Like& like) {
   FUSEDOPS_CHECK(

@@ -121,7 +121,7 @@ struct CountedRows {
   int64_t count;
   std::optional<Tensor> index;  // nullopt for all rows
 
-  // Returns `rows` of the tensor's selected rows, from the one that is number `first` among them.
+  // Returns `rows` of the selected rows of the tensor, beginning with selected row number `first`.
   Tensor select(const Tensor& tensor, int64_t first, int64_t rows) const {
     return index ? select_rows(tensor, rows_from(*index, first, rows))
                  : rows_from(tensor, first, rows);
@@ -141,10 +141,10 @@ struct CountedRows {
 template <class Launcher>
 CountedRows counted_rows(const LinearHead& head) {
   const std::optional<int64_t> ignored = head.settings.ignore_index;
-  // The host has to know how many rows are not ignored. CUDA waits for this, and cannot do so while
-  // a graph is captured.
+  // The host has to know how many rows are not ignored. On CUDA it waits for the device to count
+  // them, which is not possible while a graph is captured.
   if (!ignored || head.rows() == 0 || Launcher(head.input).is_captured()) return {head.rows(), {}};
-  // Numbers of more than 53 bits are rounded; no class is that large.
+  // A double rounds an ignore_index of more than 53 bits, but no class is that large.
   const Tensor number = torch::stable::full(
       {1}, static_cast<double>(*ignored), ScalarType::Long, std::nullopt, head.target.device());
   const Tensor is_counted = call_aten("aten::ne", "Tensor", head.target, number);
@@ -155,10 +155,10 @@ CountedRows counted_rows(const LinearHead& head) {
 }
 
 // Divides rows into chunks of one size, except for the last, which may have fewer rows: 1921 rows
-// are 11 chunks of 175, and not 10 of 192 and one row. A chunk's products move the gradient of the
-// weight through memory once. With fewer rows than kRowsOnCpu or kRowsOnCuda, which follow from a
-// machine's arithmetic and bandwidth, that would take longer than the products, whatever the sizes
-// of the weight are.
+// are 11 chunks of 175, and not 10 of 192 and one row. Each chunk moves the gradient of the weight
+// through memory once. In a chunk of fewer rows than kRowsOnCpu or kRowsOnCuda, this would take
+// longer than the products. The two numbers follow from a machine's arithmetic and bandwidth; they
+// do not depend on the sizes of the weight.
 struct Chunks {
   static constexpr int64_t kRowsOnCpu = 192, kRowsOnCuda = 4096;
   static constexpr int64_t kLogitsBytes = int64_t(256) << 20;  // of a chunk, at most
@@ -188,7 +188,7 @@ struct LinearChunk {
   Tensor input, target, logits;
 };
 
-// Computes the logits of chunk after chunk in one buffer, and from these losses and gradients.
+// Computes the logits of one chunk at a time in one buffer, and losses and gradients from them.
 template <class Launcher>
 class ChunkedHead {
  public:
@@ -334,9 +334,9 @@ class LinearGradients {
   std::tuple<Tensor, Tensor, Tensor> finished() const { return {input_, weight_, bias_}; }
 
  private:
-  // Where weight_sums_ adds up products, `product_` has room for those of some classes, of this
-  // size at most. On the CPU a product is added while it is in the cache; on CUDA it is large
-  // enough to keep the matrix units busy.
+  // Where weight_sums_ adds up products, `product_` has room for those of as many classes as fit
+  // into this number of bytes. On the CPU a product is added while it is in the cache; on CUDA it
+  // is large enough to keep the matrix units busy.
   static constexpr int64_t kProductBytesOnCpu = int64_t(1) << 20;
   static constexpr int64_t kProductBytesOnCuda = int64_t(64) << 20;
 
@@ -412,9 +412,9 @@ inline void check_loss_terms(const char* op, const LinearHead& head, const LossT
       ", wanted a number from 0 to ", most);
 }
 
-// Holds the derivatives of the sum, for the rows that are not ignored: `of_losses` by each row's
-// loss, and `of_lse`, one number, by which a row's lse is multiplied to give the derivative by that
-// lse.
+// Holds the derivatives of the sum, for the rows that are not ignored. `of_losses` has the
+// derivative by each row's loss. `of_lse` is one number; its product with a row's lse is the
+// derivative by that lse.
 struct LossSlopes {
   // row_weights is undefined without the argument, of_lse without a z_loss.
   Tensor row_weights, of_losses, of_lse;

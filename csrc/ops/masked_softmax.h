@@ -10,7 +10,8 @@
 
 namespace fusedops {
 
-// Holds the arguments that define the scores, which all ops of the family have.
+// Holds the arguments that say how scores are computed and hidden. A backward op lacks those that
+// have a default here.
 struct MaskedSoftmaxOptions {
   const char* op;
   double scale;
@@ -61,7 +62,8 @@ inline SizesView row_sizes(const Tensor& input) {
   return {sizes.data(), sizes.size() - 1};
 }
 
-// Checks that an operand broadcasts to `wanted`, the sizes of `input` or (`of_rows`) of its rows.
+// Checks that an operand broadcasts to `wanted`: the sizes of `input` or those of its rows, for
+// which `of_rows` completes the error.
 inline void check_broadcasts(
     const char* op, const char* name, const Tensor& operand, const Tensor& input, SizesView wanted,
     const char* of_rows = "") {
@@ -110,7 +112,7 @@ inline void check_bias(const char* op, const std::optional<Tensor>& bias, const 
   check_operand(op, "bias", *bias, input);
 }
 
-// Refuses NaN, and values outside the compute type's range, which would become infinite.
+// Refuses NaN, and finite values that the compute type would make infinite.
 inline void check_mask_value(const char* op, double value, ScalarType computed) {
   FUSEDOPS_CHECK(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
   const bool fits = computed == ScalarType::Double || std::isinf(value) ||
@@ -183,7 +185,7 @@ inline void check_masked_softmax_backward(
 
 // --- operands -----------------------------------------------------------------------------------
 
-// Returns an operand's strides in the dimensions of the input or its rows; 0 where it broadcasts.
+// Returns the operand's strides for `rank` dimensions, of the input or its rows; 0 if broadcast.
 inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
   Sizes strides(rank, 0);
   const int64_t missing = rank - operand.dim();
@@ -228,8 +230,8 @@ class PreparedRowOperand {
   std::optional<Tensor> tensor_;
 };
 
-// Holds a mask or bias that kernels can read: in a dtype that they support, with the values of a
-// row adjacent or equal. operand() leaves out the strides too.
+// Holds a mask or bias that kernels can read: in a dtype that they support, and with a column
+// stride of 1 or 0. operand() leaves out the strides between rows, as bound() does.
 class PreparedOperand : public PreparedRowOperand {
  public:
   PreparedOperand(
@@ -249,8 +251,8 @@ class PreparedOperand : public PreparedRowOperand {
   }
 
  private:
-  // Converts an operand to float64 if that is the compute type, and otherwise to float32, unless it
-  // is bool or has the input's dtype.
+  // Converts an operand that is not bool: to float64 if that is the compute type; otherwise to
+  // float32, unless it has the input's dtype.
   static std::optional<Tensor> converted(
       const char* op, const std::optional<Tensor>& operand, const Tensor& input,
       ScalarType computed) {
@@ -333,7 +335,8 @@ class PreparedScores {
     return convert(op, *operand, statistics_dtype(computed));
   }
 
-  // Merges the rows' dimensions. If more than kMaxRowDims are left, the operands are copied first.
+  // Merges the rows' dimensions. If more than kMaxRowDims would be left, the operands are expanded
+  // and copied first, so that all dimensions merge.
   Dims merged(const Tensor& input) {
     const auto dims = [&] {
       return Dims(
@@ -351,7 +354,8 @@ class PreparedScores {
 
   static Causal causal_of(const MaskedSoftmaxOptions& options, SizesView sizes) {
     const int64_t queries = sizes.size() > 1 ? sizes[sizes.size() - 2] : 1;
-    // Beyond these bounds a diagonal changes nothing; within them, its sum with a row number fits.
+    // A diagonal beyond these bounds has the effect of the bound. Within them, the sum of a
+    // diagonal and a query's number cannot overflow.
     const auto limited = [&](int64_t diagonal) {
       return std::clamp(diagonal, -queries, sizes.back());
     };

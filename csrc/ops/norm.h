@@ -97,7 +97,7 @@ inline NormShape checked_norm_shape(const NormOptions& options, const Like& inpu
   return shape;
 }
 
-// Checks what only a forward op can get wrong.
+// Checks for a forward op what checked_norm_shape() does not: rows are not empty, eps is valid.
 inline void check_norm_forward(
     const char* op, const NormShape& shape, const Sizes& normalized_shape, double eps) {
   FUSEDOPS_CHECK(
@@ -106,13 +106,13 @@ inline void check_norm_forward(
   check_eps(op, eps);
 }
 
-// Holds the dtypes of dropout(input) + residual. The sum has the dtype that torch promotes the two
-// to.
+// Holds the dtypes of the terms of dropout(input) + residual, and that of the sum, to which torch
+// promotes them.
 //
-// Kernels read one of the terms, the branch, in the sum's dtype or, beside float32, in 16 bits, and
-// write its gradient in that dtype. The branch is the input but, if there is no dropout, the
-// residual may trade places with it. All other terms are converted: to the sum's dtype before a
-// forward, and from it after a backward.
+// Kernels can read one term, the branch, in 16 bits if the sum is float32, and write its gradient
+// in 16 bits too. The branch is the input or, if only the residual is 16-bit and there is no
+// dropout, the residual. Other terms are converted to the sum's dtype before a forward, and their
+// gradients from the sum's dtype after a backward.
 struct TermDtypes {
   ScalarType input, residual, sum;
   bool drops;

@@ -1,4 +1,4 @@
-// Defines the operators: what torch knows of them whatever the device.
+// Defines the operators: their names and schemas, which are the same for all devices.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(fusedops, m) {

@@ -27,7 +27,7 @@ inline SoftmaxDim resolve_dim(const char* op, SizesView sizes, int64_t dim) {
   return at;
 }
 
-// Whether kernels take an input of dtype `from` beside an output of dtype `to` as it is (args.h).
+// Whether kernels read an input of dtype `from`, unconverted, for an output of dtype `to` (args.h).
 inline bool kernels_convert(ScalarType from, ScalarType to) {
   return from == to || (is_16_bit(from) && to == ScalarType::Float);
 }
@@ -51,8 +51,8 @@ inline ScalarType softmax_dtype(
   return dtype.value_or(dtype_of(input));
 }
 
-// Writes to an `output` that as_rows() or, where elements along dim are not adjacent (inner > 1),
-// as_slices() can view without a copy.
+// Computes the softmax of `tensor`. `output` must be one that as_rows() or, where elements along
+// dim are not adjacent (inner > 1), as_slices() can view without a copy.
 template <class Launcher>
 void softmax_into(
     const char* op, const Tensor& tensor, const Tensor& output, const SoftmaxDim& at, bool log) {
@@ -142,7 +142,8 @@ void softmax_backward_into(
           grad.read(), result.read(), to.write(), count / at.inner, at.cols, at.inner, log});
 }
 
-// Allocates the gradient of an input of a softmax: in the input's dtype, if kernels convert to it.
+// Allocates the gradient of a softmax's input, in the dtype of the input if kernels convert to it,
+// and otherwise in that of the output.
 inline Tensor empty_gradient(const char* op, const Tensor& output, ScalarType input) {
   const ScalarType dtype = dtype_of(output);
   return empty_contiguous(
@@ -258,7 +259,7 @@ Tensor softmax_apply(
 // Contains the entry points that a launcher registers for softmax, or with kLog for log_softmax.
 template <class Launcher, bool kLog>
 struct SoftmaxOps {
-  // Messages have these names.
+  // Error messages name the ops by these.
   static constexpr const char* kOp = kLog ? "log_softmax" : "softmax";
   static constexpr const char* kInPlace = kLog ? "log_softmax_" : "softmax_";
   static constexpr const char* kBackward = kLog ? "log_softmax_backward" : "softmax_backward";

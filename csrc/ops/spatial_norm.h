@@ -79,7 +79,7 @@ inline bool is_innermost_dim(const Tensor& tensor, int64_t dim) {
 struct SpatialNormLayout {
   const char* op;
   const SpatialNormShape& shape;
-  bool is_innermost;  // is_innermost_dim(): in memory, though not among the dimensions
+  bool is_innermost;  // whether is_innermost_dim() holds for the tensors of the call
 
   bool has_rows() const { return is_innermost || shape.inner == 1; }
 

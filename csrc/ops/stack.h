@@ -47,7 +47,7 @@ inline Tensor moved_dim(const char* op, const Tensor& tensor, int64_t from, int6
   return as_contiguous(op, view);
 }
 
-// Describes the slots of a stacked tensor: the rows of the first slot, and how far the next begins.
+// Describes the slots of a stacked tensor: the rows of the first, and the distance to the next.
 struct Slots {
   RowView first;
   int64_t slot;  // elements from one slot to the next
@@ -283,7 +283,8 @@ void launch_norm_stack_backward(
   const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.first);
   const Tensor mean = as_contiguous(op, tensors.mean), rstd = as_contiguous(op, tensors.rstd);
   const DType statistics = kernel_dtype(dtype_of(rstd));
-  // Returns a stacked gradient from an element on, or no columns if it is not wanted.
+  // Returns the part of a stacked gradient that begins after `elements` elements. Its data is null
+  // if the gradient is not wanted.
   const auto columns_from = [](bool is_wanted, const Tensor& grad, int64_t elements) {
     const DType dtype = kernel_dtype(dtype_of(grad));
     return Columns{is_wanted ? moved(grad.mutable_data_ptr(), elements, dtype) : nullptr, dtype};

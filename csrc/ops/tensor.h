@@ -124,8 +124,8 @@ inline ScalarType promoted(ScalarType a, ScalarType b) {
   return is_double ? ScalarType::Double : ScalarType::Float;
 }
 
-// `dtype` is one that is_supported(), or that of a bool operand, for which kernels do not read the
-// result.
+// Converts a dtype that is_supported(). It may also be bool, that of a mask: the result then has no
+// meaning, and kernels do not read it (Operand::is_bool).
 inline DType kernel_dtype(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Double:
@@ -144,8 +144,9 @@ inline ScalarType statistics_dtype(ScalarType input) {
   return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// Returns the product of the sizes in [begin, end). It overflows, as an unsigned number may, only
-// if another size is 0: torch has checked that the elements of other tensors fit into memory.
+// Returns the product of the sizes from index `begin` to before `end`. It can overflow, which is
+// defined for unsigned numbers, only if a size outside of these is 0: for all other tensors torch
+// has checked that their elements fit into memory.
 inline int64_t product(SizesView sizes, size_t begin, size_t end) {
   uint64_t count = 1;
   for (size_t i = begin; i < end; ++i) count *= static_cast<uint64_t>(sizes[i]);
@@ -228,7 +229,7 @@ inline bool have_same_sizes(const Tensor& a, const Tensor& b) {
 inline Tensor expand(const Tensor& tensor, SizesView sizes) {
   StableIValue stack[] = {
       torch::stable::detail::from(tensor), torch::stable::detail::from(sizes),
-      torch::stable::detail::from(false)};  // implicit, which only vmap sets
+      torch::stable::detail::from(false)};  // the argument `implicit`, which only vmap sets
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::expand", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
@@ -261,7 +262,8 @@ inline bool is_same_memory(const Tensor& a, const Tensor& b) {
 }
 
 // Whether it is certain that no two elements share memory: ordered by stride, each dimension steps
-// past all elements of those before it. Dimensions that interleave give false, too.
+// past all elements of those before it. The answer is false also for a tensor whose dimensions
+// interleave without sharing memory.
 inline bool is_distinct(const Tensor& tensor) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (int64_t d = 0; d < tensor.dim(); ++d) {
@@ -435,8 +437,8 @@ inline void check_finite(const char* op, const char* name, double value, ScalarT
       dtype_name(dtype));
 }
 
-// Refuses a cap that is not a normal number of the compute type, or whose reciprocal is not, by
-// which scores are multiplied.
+// Refuses a cap that is not a normal number of the compute type. Its reciprocal, by which scores
+// are multiplied, must be one too.
 inline void check_softcap(const char* op, std::optional<double> softcap, ScalarType computed) {
   if (!softcap) return;
   const double least = computed == ScalarType::Double ? std::numeric_limits<double>::min()

@@ -4,8 +4,8 @@
 // Contract: a kernel makes one scope, issues its loads, calls join() and then reduce() any number
 // of times, every thread the same calls. reduce() takes a float or a Pair<float>, and in one block
 // also doubles; all threads of the scope get the same bits. Reductions alternate between two arrays
-// of shared memory, and need no barrier before, between or after them: in a loop over rows each
-// takes a single one. In a cluster, blocks consist of whole warps.
+// of shared memory, so that each has a single barrier, inside it, and kernels add none before,
+// between or after them. In a cluster, blocks consist of whole warps.
 // Order: a butterfly over the lanes of each warp; then over the warps of the block, or of all
 // blocks of the cluster. The numbers of threads and blocks fix it.
 #pragma once

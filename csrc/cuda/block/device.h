@@ -79,7 +79,7 @@ FUSEDOPS_DEVICE double reciprocal(double x) { return 1.0 / x; }
 
 #if defined(__CUDACC__)
 
-inline int64_t max_grid() { return 2147483647; }  // gridDim.x of every architecture since sm_30
+inline int64_t max_grid() { return 2147483647; }  // the largest gridDim.x since sm_30
 
 // A Newton step brings the approximation within 1 ulp where x and 1 / x are normal. __frcp_rn would
 // call a function for denormals, which costs registers.
@@ -97,9 +97,9 @@ FUSEDOPS_DEVICE float fast_exp2(float x) {
   return y;
 }
 
-// Loads of data that is read once bypass L1, except accesses of 2 or 4 bytes, whose neighbours hit
-// the same sector. volatile keeps the loads of a row together, ahead of the barrier that waits for
-// them.
+// Loads of data that is read once bypass L1, except loads of 2 or 4 bytes, which share a sector
+// with neighbouring loads. volatile keeps the loads of a row together, ahead of the barrier that
+// waits for them.
 FUSEDOPS_DEVICE uint4 load_streaming(const uint4* from) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -145,7 +145,8 @@ FUSEDOPS_DEVICE T* dynamic_shared() {
 
 #if __CUDA_ARCH__ >= 900
 
-// Waits until the launch ahead has ended and its results are there, in kernels of launch_behind().
+// Waits, in a kernel that launch_behind() launched, until the launch ahead of it in the stream has
+// ended and its results are there.
 FUSEDOPS_DEVICE void wait_for_launch_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Return the number of blocks in this cluster, and the rank of this block among them.
@@ -263,8 +264,9 @@ inline int current_device() {
   return cleared(cudaGetDevice(&device)) == cudaSuccess ? device : -1;
 }
 
-// Returns an attribute of the current device, or 0 if the runtime reports an error. Attributes are
-// cached, plus one, since 0 stands for one not read yet; after an error the next call asks again.
+// Returns an attribute of the current device, or 0 if the runtime reports an error. The cache holds
+// each attribute plus one, because 0 stands for an attribute that has not been read. An error is
+// not cached, so that the next call asks again.
 template <cudaDeviceAttr kAttribute>
 int device_attribute() {
   static std::array<std::atomic<int>, 64> cache = {};

@@ -13,8 +13,8 @@ namespace fusedops::cuda {
 
 struct Segment {
   int64_t row, start;
-  int32_t index;  // in the row
-  int32_t cols;   // from start on
+  int32_t index;  // the segment's number in its row
+  int32_t cols;   // the segment's columns, from `start` on
 
   // Finds the segment of `block`, in rows of `cols` columns.
   FUSEDOPS_DEVICE Segment(Segments segments, int64_t cols, int64_t first_row, uint32_t block) {

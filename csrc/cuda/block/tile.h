@@ -2,8 +2,9 @@
 //
 // Layout: vector i of thread t begins at column (i * blockDim.x + t) * kWidth, so that neighbouring
 // lanes read neighbouring vectors. blockDim.x threads share a row, and a block has blockDim.y rows.
-// By warp (kByWarp), it begins at column (i * 32 + t % 32) * kWidth of its warp's columns. The
-// number of columns is a multiple of kWidth: a vector is inside the row or outside as a whole.
+// With kByWarp, vector i of thread t begins at column (i * 32 + t % 32) * kWidth of its warp's
+// columns. The number of columns is a multiple of kWidth: a vector is inside the row or outside as
+// a whole.
 #pragma once
 
 #include "args.h"
@@ -14,8 +15,8 @@ namespace fusedops::cuda {
 // A value of kThreads: any number of warps share a row, and each has neighbouring columns.
 inline constexpr int kByWarp = -1;
 
-// Returns how many columns a thread's vector i begins after its first one. kThreads is the number
-// of threads that share a row if the plan fixes it, kByWarp, or else 0.
+// Returns how many columns after a thread's first vector its vector i begins. kThreads is the
+// number of threads that share a row if the plan fixes it, kByWarp, or else 0.
 template <int kWidth, int kThreads = 0>
 FUSEDOPS_DEVICE int32_t columns_before(int i) {
   constexpr int32_t kApart = kThreads == kByWarp ? device::kWarpLanes : kThreads;
@@ -31,7 +32,7 @@ FUSEDOPS_DEVICE int32_t column_of(int vector) {
 }
 
 // Returns how many of a thread's vectors for_vectors() compares with the row's end at once. The
-// number has to divide that of the vectors: it is 4, or else 5 (of 10 vectors), or else all.
+// result has to divide the number of vectors: it is 4, or else 5 (of 10 vectors), or else all.
 constexpr int vectors_of_group(int vectors) {
   return vectors % 4 == 0 ? 4 : vectors % 5 == 0 ? 5 : vectors;
 }
@@ -168,9 +169,9 @@ struct Tile {
   }
 
   // Loads the vectors inside the row by load(address), and sets the others to outside(). Each
-  // address is the thread's first one plus an offset that all threads share. The compiler
-  // would keep addresses that were computed from columns for the stores: 16 registers for 8
-  // vectors, too many for kernels that have 64.
+  // address is the thread's first one plus an offset that all threads share. If the addresses were
+  // computed from columns, the compiler would keep them for the stores: 16 registers for 8 vectors,
+  // too many for kernels that have 64.
   template <int kThreads, class Load, class Outside>
   FUSEDOPS_DEVICE void load_by(const T* first, int32_t cols, Load load, Outside outside) {
     for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {

@@ -78,8 +78,9 @@ FUSEDOPS_DEVICE uint32_t packed(float low, float high, BFloat16) {
   return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
 }
 
-// Widen the low or the high one of two elements in a register. A bfloat16 is the upper half of a
-// float, so that each takes one instruction; to shift the high one down and convert it takes two.
+// Widen the low or the high one of two 16-bit elements in a register. A bfloat16 is the upper half
+// of a float, so that one instruction, a shift or a mask, widens it. To shift the high one down and
+// then convert it would take two.
 FUSEDOPS_DEVICE float widen_low(uint32_t pair, Half) {
   return widen(bit_cast<Half>(static_cast<uint16_t>(pair)));
 }

@@ -5,7 +5,7 @@
 
 namespace fusedops::cuda {
 
-// A thread has kColumnsEach columns, kColumnThreads apart, and their loads of a row all in flight.
+// A thread has kColumnsEach columns, kColumnThreads apart, whose loads of a row are all in flight.
 inline constexpr int kColumnThreads = 256, kColumnsEach = 8;
 
 // Load and store the sum of a column between launches. Beside a 16-bit input the sum is a float in

@@ -2,8 +2,9 @@
 //
 // Contract: rows and classes are as in args.h, blocks as in forward.h. A vector of results is
 // aligned in grad_input, wherever the row of logits lies: the segments of a row begin at an aligned
-// address of grad_input, the first one before the row. Each thread writes only elements that it has
-// read and that no other thread reads, so that grad_input may be the logits' memory.
+// address of grad_input, which for the first segment may lie before the row. Each thread writes
+// only elements that it has read and that no other thread reads, so that grad_input may be the
+// logits' memory.
 //
 // Numerics: p = e^((x - lse) - lse_error) is computed in float (double for double), and results are
 // rounded once. The gradient in the column of the class is computed once more, in double, and
@@ -146,7 +147,7 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
   const LogitMap<T> logits(args.logits);
   const T* const input = logits_row<T>(args.logits.input, row) + first;
   // The thread whose vectors have the column of the class computes the gradient in it now, and
-  // stores that last. Until then it is in shared memory, because registers are short.
+  // stores that last. Until then it is in shared memory, because registers are scarce.
   const int64_t column = target.column - first;
   const bool has_class = target.column >= 0 && column >= begin && column < end &&
       static_cast<uint32_t>(column) / kWidth % blockDim.x == threadIdx.x;

@@ -24,8 +24,8 @@ FUSEDOPS_DEVICE Acc finite_shift(Acc largest) {
   return std::fabs(largest) == Acc(INFINITY) ? Acc(0) : largest;
 }
 
-// The sum of exponentials e^(x - largest) of some logits, and `total`, the sum of their values,
-// which label smoothing needs. Without any logits they are {0, 0, -inf}.
+// The sum of exponentials e^(x - largest) of some logits x, and `total`, the sum of their values
+// before LogitMap's factor, which label smoothing needs. Without any logits they are {0, 0, -inf}.
 template <class Acc>
 struct ClassSums {
   double sum, total;

@@ -21,8 +21,8 @@ inline dim3 class_threads(int64_t cols, int32_t width) {
   return dim3(threads, kClassThreads / threads);
 }
 
-// Launches kernel(args, first_row, segments) with segments.count blocks for each threads.y of the
-// rows from `first` on.
+// Launches kernel(args, first_row, segments) for `rows` rows from `first` on: segments.count blocks
+// for every threads.y rows.
 template <class Args>
 Status launch_class_blocks(
     SegmentKernel<Args> kernel, Segments segments, dim3 threads, int64_t first, int64_t rows,

@@ -10,13 +10,14 @@ namespace fusedops::cuda {
 // share a segment.
 inline constexpr int32_t kClassThreads = kSegmentThreads;
 
-// The blocks that share a multiprocessor's registers. With 72 registers a thread they have 56 KB in
-// flight, or 28 KB of rows that are not aligned; with 64 registers one architecture would spill.
+// The blocks that share a multiprocessor's registers. Seven blocks have 72 registers a thread, and
+// 56 KB in flight, or 28 KB of rows that are not aligned. With eight blocks, of 64 registers a
+// thread, one architecture would spill.
 template <class T>
 inline constexpr int32_t kClassBlocks = sizeof(T) == 8 ? 4 : 7;
 
-// The columns of a segment: a thread has four tiles of 16 bits. What a block costs once, its start
-// and its reductions, is as much as one of them. A row of 128K columns has eight segments.
+// The columns of a segment: a thread has four tiles of 16-bit elements, and the start and the
+// reductions of a block cost as much as one tile. A row of 128K columns has eight segments.
 inline constexpr int32_t kClassSegmentCols = 16384;
 
 constexpr Segments plan_class_segments(int64_t cols) {
@@ -61,8 +62,8 @@ FUSEDOPS_DEVICE const T* logits_row(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + rows.spacing.offset(row);
 }
 
-// Returns whether an option that is never negative is on. To compare doubles takes 64 clocks of a
-// consumer's GPU, and each tile would do it.
+// Returns whether an option that is never negative is above 0. A comparison of doubles takes 64
+// clocks on a consumer GPU, and each tile would make one.
 FUSEDOPS_DEVICE bool is_positive(double option) { return bit_cast<int64_t>(option) > 0; }
 
 // Returns 1 / x to the last bits of a double, for an x whose reciprocal is a normal float. A

@@ -47,7 +47,7 @@ FUSEDOPS_DEVICE int32_t tile_columns() {
 }
 
 // A part of a row, in tiles of kVectors vectors a thread, laid out as in tile.h. Columns are
-// counted from this thread's first one in the tile, because registers are short.
+// counted from this thread's first one in the tile, because registers are scarce.
 template <class T, int kWidth, int kVectors>
 class RowVectors {
  public:

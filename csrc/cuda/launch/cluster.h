@@ -36,7 +36,7 @@ inline int32_t cluster_limit() { return device::has_clusters() ? kMaxClusterBloc
 // Launches the plan with the largest clusters that the device runs, or without any: a device, or a
 // part of one, may refuse clusters of more than kPortableClusterBlocks, or all clusters.
 // plan_within(limit) returns the plan with clusters of at most `limit` blocks. Each family's
-// launch_scope() launches the kernels for what holds a row by the plan.
+// launch_scope() launches the kernels of the plan's scope, which says what holds a row.
 template <class Args, class PlanWithin>
 Status launch_plan(const Args& args, PlanWithin plan_within, Stream stream) {
   for (const int32_t limit : {cluster_limit(), kPortableClusterBlocks}) {

@@ -1,5 +1,5 @@
-// The launches of all families share the choice of the width of vectors, and of the blocks of a
-// grid. This is host code, the same for a GPU and for the emulator.
+// Chooses the width of vectors and the blocks of a grid, for the launches of all families. This is
+// host code, the same for a GPU and for the emulator.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using device::Stream;
 struct Access {
   const void* data;
   int64_t strides;  // all or-ed together: as aligned as the least aligned stride
-  int64_t item;     // bytes
+  int64_t item;     // bytes of an element
 
   Access(const ConstRows& rows)
       : data(rows.data), strides(rows.spacing.stride), item(size_of(rows.dtype)) {}

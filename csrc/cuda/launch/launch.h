@@ -1,7 +1,8 @@
 // This is the interface of the kernels to the rest of the library. It includes no CUDA header.
 //
-// The result is a cudaError_t, 0 for success; `stream` is a cudaStream_t of the current device.
-// There is at least one row and one column. libfusedops_kernels_cuda exports these functions.
+// launch() and query_capture() return a cudaError_t, 0 for success; `stream` is a cudaStream_t of
+// the current device. The arguments have at least one row and one column.
+// libfusedops_kernels_cuda exports these functions.
 #pragma once
 
 #include "args.h"

@@ -69,11 +69,11 @@ struct ListedPlan {
   Vectors vectors;
   Scope scope;
   int64_t max_cols;
-  int32_t elements;  // of a row in each thread's registers
+  int32_t elements;  // elements of a row in each thread's registers
   // The threads that share a row, if the kernel is compiled for that number: a power of two within
   // a warp, or whole warps. It is 0 if the row's length decides.
   int32_t threads;
-  int32_t blocks;  // of a cluster
+  int32_t blocks;  // blocks of a cluster
 };
 
 inline constexpr int64_t kAnyLength = INT64_MAX;
@@ -148,8 +148,8 @@ inline constexpr int32_t kSoftmaxThreads = kThreads > 0 ? kRowBlockThreads
     : !kIsWide<T, kWidth> || kElements > 32             ? 512
     : kElements <= 16                                   ? 256
                                                         : kMaxThreads;
-// Unaligned rows with 32 elements a thread have one warp each, in small blocks: the 128 registers
-// that each of 512 threads may have would spill.
+// Unaligned rows with 32 elements a thread have one warp each, in small blocks: in blocks of 512
+// threads, a thread may have no more than 128 registers, and values would spill.
 template <class T, int kWidth, int kElements>
 inline constexpr bool kIsOneWarp = !kIsWide<T, kWidth> && kElements == 32;
 template <class T, int kWidth, int kElements, bool kAdd, int kThreads = 0>
@@ -186,11 +186,11 @@ inline constexpr int32_t kLeastBlocks = kIsWide<T, kWidth> ? 0 : 1;
 struct RowPlan {
   Scope scope;
   int32_t width;          // elements of a vector
-  int32_t elements;       // of a row in each thread's registers; 0 where a block walks along it
-  int32_t fixed_threads;  // that share a row, where the kernel is compiled for that number; else 0
-  int32_t threads;        // that share a row, in a block
-  int32_t rows;           // of a block
-  int32_t blocks;         // of the cluster that holds a row
+  int32_t elements;       // row elements in a thread's registers; 0 where a block walks along a row
+  int32_t fixed_threads;  // `threads`, where the kernel is compiled for that number; else 0
+  int32_t threads;        // threads of a block that share a row
+  int32_t rows;           // rows of a block
+  int32_t blocks;         // blocks of the cluster that holds a row
 };
 
 constexpr int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
@@ -270,8 +270,8 @@ template <class T>
 inline constexpr int32_t kSegmentBlocks = sizeof(T) == 8 ? 4 : 8;
 
 struct Segments {
-  int32_t cols;   // of a segment; the last one may have fewer
-  int32_t count;  // of a row
+  int32_t cols;   // columns of a segment; the last one may have fewer
+  int32_t count;  // segments of a row
 };
 
 constexpr Segments plan_segments(int64_t cols) {
@@ -304,7 +304,7 @@ inline constexpr int32_t kMaskedClusterThreads = 512;
 // of up to 256 indices stays in the registers of up to 64 threads, which load it once. A longer one
 // stays in shared memory, for up to 128 threads, or else 32 threads load it twice.
 inline constexpr int32_t kSpatialThreads = 256;
-inline constexpr int32_t kTileIndices = 4;  // of a thread, with all its loads in flight
+inline constexpr int32_t kTileIndices = 4;  // indices of a thread, whose loads are all in flight
 inline constexpr int32_t kMaxRegisterThreads = 64, kMaxSharedThreads = 128, kStreamThreads = 32;
 // With more than one vector of doubles, the exponentials would spill.
 template <class T>
@@ -313,7 +313,7 @@ inline constexpr int kSpatialVectors = sizeof(T) == 8 ? 1 : kTileIndices;
 // A strip in shared memory has up to 96 KB, so that two blocks share the 228 KB of a Hopper's
 // multiprocessor. That is 24 indices a thread: 256 threads have 16 bytes for each index.
 inline constexpr int32_t kStripIndices = 24;
-inline constexpr int64_t kReduceBytes = 8 << 10;  // that a kernel has beside the strip, at most
+inline constexpr int64_t kReduceBytes = 8 << 10;  // the most that a kernel has beside the strip
 
 // These are the threads of the largest spatial blocks: a segment is at least a sector wide, unless
 // a block would need more threads for that.
@@ -324,10 +324,10 @@ inline constexpr int32_t kSpatialMaxThreads = kIsWide<T, kWidth> ? kSpatialThrea
 
 struct SpatialPlan {
   int32_t width;          // columns of a thread
-  int32_t inner_threads;  // side by side in a segment
+  int32_t inner_threads;  // threads side by side in a segment
   int32_t dim_threads;    // threads that share a column
-  int64_t segments;       // for each outer index
-  int64_t shared_bytes;   // of the strip, if it is staged there between the two passes; else 0
+  int64_t segments;       // segments for each outer index
+  int64_t shared_bytes;   // bytes of the strip in shared memory, if it is staged there; else 0
 };
 
 // The number of threads that share a column fixes the bits of its results. The number depends on
@@ -397,15 +397,15 @@ inline constexpr int64_t kMinPartitionRows = 4;
 // one after the other. There are then several waves: enough for partitions of at most
 // kMaxPartitionRows rows or, beyond 64 * 64 rows, for kAccuratePartitions partitions. A thread then
 // makes at most max(64, r / 64) additions for each sum over r rows, as numerics_bounds.md promises.
-// Clusters of four and more blocks may have 128 partitions in place of 64: those of one wave do not
-// end together, because not all GPCs have the same number of multiprocessors. On an H100, where a
-// wave has 32 clusters of four, 64 partitions were 26 % and 132 partitions 44 % faster than 32; 132
-// is what tools/tune measures, one partition for each multiprocessor.
+// Clusters of four and more blocks may have 128 partitions in place of 64: the clusters of one wave
+// do not end together, because not all GPCs have the same number of multiprocessors. On an H100,
+// where a wave has 32 clusters of four, 64 partitions were 26 % and 132 partitions 44 % faster than
+// 32; tools/tune measures 132, one partition for each multiprocessor.
 inline constexpr int64_t kMaxPartitionRows = 64, kAccuratePartitions = 64;
 
-// Returns the number of partitions: the fewest whole waves that keep that promise, but not so many
-// that a partition would have fewer rows than kMinPartitionRows, or than a block holds. `most`
-// partitions keep the promise for any number of rows.
+// Returns the number of partitions: the fewest whole waves that keep numerics_bounds.md's promise,
+// but not so many that a partition would have fewer rows than kMinPartitionRows, or than a block
+// holds. `most` partitions keep the promise for any number of rows.
 constexpr int64_t count_partitions(
     int64_t rows, int32_t block_rows, int64_t wave, int64_t most = kAccuratePartitions) {
   const int64_t least_rows = block_rows > kMinPartitionRows ? block_rows : kMinPartitionRows;
@@ -418,8 +418,8 @@ constexpr int64_t count_partitions(
 
 // The plan of rows or, for Scope::kSegments, of their segments.
 struct NormBackwardPlan : RowPlan {
-  Segments segments;   // of a row, each as long as a block holds
-  int64_t partitions;  // of the rows, for sums of columns
+  Segments segments;   // segments of a row, each as long as a block holds
+  int64_t partitions;  // partitions of the rows, for sums of columns
 };
 
 // Returns the columns of the longest row of this width and element size that one block holds.

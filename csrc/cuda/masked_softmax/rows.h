@@ -169,7 +169,7 @@ FUSEDOPS_DEVICE void store_row(
   }
 }
 
-// Calls f(column) for each of the thread's vectors before column `end`, which no tile holds.
+// Calls f(column) for each of the thread's vectors before column `end`. No tile holds these.
 template <int kWidth, class F>
 FUSEDOPS_DEVICE void for_each_before(int32_t end, F f) {
   for (int64_t column = column_of<kWidth>(0); column < end; column += columns_before<kWidth>(1)) {
@@ -322,7 +322,7 @@ template <class T, int kWidth, int kVectors>
 struct MaskedGradientTile {
   using Acc = AccumulatorOf<T>;
   Tile<T, kWidth, kVectors> probabilities;
-  Acc grads[kVectors][kWidth];  // of the probabilities: grad_output after dropout
+  Acc grads[kVectors][kWidth];  // gradients of the probabilities: grad_output after dropout
   int32_t read;                 // columns from this thread's first one on
 
   FUSEDOPS_DEVICE bool holds(int i) const { return columns_before<kWidth>(i) < read; }
@@ -483,7 +483,7 @@ masked_softmax_backward_cluster(BackwardArgs args, int64_t first_row) {
 }
 
 // The launch bound is one block a multiprocessor, which has 32 KB in flight: without it the
-// compiler makes room for two blocks of 16 bits, and registers spill.
+// compiler makes room for two blocks of 16-bit rows, and registers spill.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, 1)
 masked_softmax_backward_looped(BackwardArgs args, int64_t first_row) {

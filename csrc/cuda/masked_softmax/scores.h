@@ -6,8 +6,8 @@
 // limit_diagonal() has limited the diagonals.
 //
 // Numerics: scores are scale * x + (bias + mask) or, with a soft cap, cap * tanh(scale * x / cap) +
-// (bias + mask), in float (double for double). Soft caps have kernels of their own, because the
-// other kernels have no register left.
+// (bias + mask), in float (double for double). Where one block holds a row in registers, soft caps
+// have kernels of their own, because the other kernels have no register left.
 #pragma once
 
 #include "cuda/softmax/rows.h"
@@ -211,9 +211,9 @@ struct ScoreRow {
   }
 };
 
-// Returns the address `elements` after `own`, this thread's. The compiler adds a 32-bit number of
-// bytes to the address, and not to the index that the address was computed from, which saves two
-// instructions an access.
+// Returns the address `elements` elements after `own`, where this thread's elements begin. The
+// compiler then adds a 32-bit number of bytes to that address, and not to the index that it was
+// computed from, which saves two instructions an access.
 template <class T>
 FUSEDOPS_DEVICE T* moved_by(T* own, int32_t elements) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;

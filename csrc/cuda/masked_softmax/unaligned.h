@@ -8,8 +8,8 @@
 // for a vector is therefore decided here once for all rows of a thread, or for a group of their
 // elements.
 //
-// Numerics: as in rows.h, but where nothing is added to the scores, scale * x is not rounded before
-// the largest score is subtracted.
+// Numerics: as in rows.h, but in scores without bias and mask, scale * x is not rounded before the
+// largest score is subtracted.
 #pragma once
 
 #include "cuda/masked_softmax/rows.h"
@@ -21,8 +21,9 @@ namespace fusedops::cuda {
 template <int kThreads>
 inline constexpr int32_t kRowsApart = device::kWarpLanes / kThreads;
 
-// Returns the number of rows of a thread. With 16 threads a row, half of the instructions are spent
-// once a row, and two rows of a thread share these.
+// Returns the number of rows of a thread. Rows with up to 16 elements a thread have up to 16
+// threads (plans.def). With 16 threads a row, half of the instructions are spent once a row, and
+// two rows of a thread share these.
 constexpr int rows_of_thread(int elements) { return elements <= 16 ? 2 : 1; }
 
 // How many blocks of a forward kernel the registers of a multiprocessor have room for.
@@ -207,17 +208,17 @@ struct UnalignedMask {
   FUSEDOPS_DEVICE bool shows(int row, int i) const { return vectors[row][i].registers[0] != 0; }
 };
 
-// The scores of a thread, factor * values, which are -inf outside the visible columns. If nothing
-// is added to the scores, the scale stays in `factor`: the fma that subtracts the largest score
-// also multiplies by the factor.
+// The scores of a thread, factor * values. Outside the visible columns they are -inf, except in the
+// groups that for_held() leaves out, whose values are 0. Without bias and mask, the scale stays in
+// `factor`: the fma that subtracts the largest score also multiplies by the factor.
 template <class In, class Acc, class UnalignedRows>
 struct UnalignedScores {
   static constexpr int kRows = UnalignedRows::kRows, kElements = UnalignedRows::kElements;
   using Tile = Vec<In, 1>[kRows][kElements];
   Acc values[kRows][kElements] = {};
   Acc factor;
-  // For each row, whether any score of this thread is visible and not -inf. It is set only with
-  // zero_masked_rows.
+  // Whether any score that this thread has of a row is visible and not -inf. `seen` is set only
+  // with zero_masked_rows.
   uint32_t seen[kRows];
 
   FUSEDOPS_DEVICE UnalignedScores(const ForwardArgs& args, const UnalignedRows& rows)

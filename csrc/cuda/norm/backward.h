@@ -76,8 +76,8 @@ struct RowPartials {
   int32_t count;
 };
 
-// Returns the address of a partial, which has args.cols accumulators. Those of grad_bias follow
-// those of grad_weight: their indices begin at the number of partitions.
+// Returns the address of a partial, which has args.cols accumulators. The partials of grad_bias
+// follow those of grad_weight: their indices begin at the number of partitions.
 template <class Acc>
 FUSEDOPS_DEVICE Acc* partial_at(const NormBackward& args, int64_t index) {
   return static_cast<Acc*>(args.workspace) + index * args.cols;
@@ -347,7 +347,7 @@ class RowsInSegments {
   OneBlock block_;
 };
 
-// Partition `index` of `count`: blockDim.y of every count * blockDim.y rows, from first_row on.
+// Partition `index` of `count` has every count-th group of blockDim.y rows, from first_row on.
 struct RowPartition {
   int64_t index, count, first_row = 0;
 };

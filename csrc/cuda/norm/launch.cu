@@ -116,9 +116,9 @@ inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan&
 }
 
 // Returns the largest workspace that the launch may need, for any size of clusters: launch_plan()
-// asks the device again, and may get another answer. If it then cannot read the number of
-// multiprocessors, its plan has fewer partitions. If it cannot be read here, the result is 0, so
-// that the launch is refused.
+// asks the device for its clusters again, and may get another answer. If the launch cannot read the
+// number of multiprocessors, its plan has fewer partitions, and needs less. If the number cannot be
+// read here, the result is 0, so that the launch is refused.
 int64_t workspace_bytes(const NormBackward& args) {
   if (device::multiprocessors() == 0) return 0;
   const int32_t width = width_of(args);

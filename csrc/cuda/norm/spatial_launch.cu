@@ -79,8 +79,8 @@ Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan,
       stream, sums, plan.partitions);
 }
 
-// Returns 0 if the number of multiprocessors cannot be read, so that the launch is refused: the
-// launch might read a number that needs more.
+// Returns 0 if the number of multiprocessors cannot be read, so that the launch is refused. A
+// workspace for no multiprocessors could be too small, because the launch may read their number.
 int64_t workspace_bytes(const SpatialNormBackward& args) {
   if (!wants_channels(args) || device::multiprocessors() == 0) return 0;
   const ChannelPlan plan = plan_channels(args, width_of(args));

@@ -50,7 +50,7 @@ FUSEDOPS_DEVICE Acc finite_or_zero(Acc max) {
   return max == -INFINITY ? Acc(0) : max;
 }
 
-// The last step of a row, value * scale + offset, which follows from the row's sum.
+// The last step of a row is value * scale + offset. Both numbers follow from the row's sum.
 template <class Acc>
 struct Affine {
   Acc scale, offset;
@@ -59,7 +59,7 @@ struct Affine {
       : scale(log ? Acc(1) : device::reciprocal(sum)), offset(log ? -device::log(sum) : Acc(0)) {}
 };
 
-// Applies the last step to `values`, exponentials or, for the logarithm, x - max.
+// Stores `values`, exponentials or, for the logarithm, x - max, after the last step (Affine).
 template <class Out, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affine<Acc> affine) {
   Acc result[kWidth];
