@@ -521,6 +521,17 @@ def test_a_mask_of_two_intervals_stays_a_mask_with_the_reason(rewrite_dynamo):
     assert site.note == "the mask is not known to leave each row one interval of columns"
 
 
+def test_the_bits_of_a_float_are_not_its_value(rewrite_dynamo):
+    """Those of 1.0 are not the int 1: no column is hidden."""
+
+    def model(x):
+        hidden = torch.ones(6, 6).triu(1).view(torch.int32) == 1
+        return x.masked_fill(hidden, -INF).softmax(-1)
+
+    x = torch.randn(2, 6, 6, dtype=torch.float64)
+    assert "causal=True" not in rewritten_alike(rewrite_dynamo, model, [x]).calls[0]
+
+
 def test_a_padding_mask_that_is_written_after_the_mask_was_computed_is_not_read_later(
     rewrite_dynamo,
 ):

@@ -163,6 +163,14 @@ def test_the_logits_are_read_before_their_casts_and_the_result_has_eagers_dtype(
         assert rewritten.call(h, w, target).dtype == dtype
 
 
+def test_logits_that_are_read_as_another_dtype_are_no_view(rewrite_dynamo):
+    x, target = torch.randn(5, CLASSES, dtype=torch.bfloat16), torch.arange(5)
+    rewritten = rewrite_dynamo(lambda x, t: F.cross_entropy(x.view(torch.float16), t), x, target)
+    expected = F.cross_entropy(x.view(torch.float16).double(), target)
+    assert rewritten.replaced == {"cross_entropy": 1}
+    torch.testing.assert_close(rewritten.call(x, target).double(), expected, rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("name", ["of rows", "each", "shifted", "z-loss", "gather", "Categorical"])
 def test_sizes_may_be_dynamic(rewrite_dynamo, name):
     rewritten = rewrite_dynamo(FORMS[name], *_inputs(), dynamic=True)

@@ -138,18 +138,24 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     if kind == "permute" and node.op == "call_method" and len(node.args) > 2:
         arguments["dims"] = node.args[1:]
     name = kind.removeprefix("native_").removeprefix("fused_")
-    return Call(kind, name, node, _normal(name, arguments), _refusal(node, kind))
+    return Call(kind, name, node, _normal(name, arguments), _refusal(node, kind, arguments))
 
 
-def _refusal(node: Node, kind: str) -> str | None:
+def _refusal(node: Node, kind: str, arguments: dict[str, Any]) -> str | None:
     """Returns why a call cannot be replaced: because it does more than its kind says. Else None."""
     outs = (out for name, out in node.kwargs.items() if name.rstrip("0123456789") == "out")
     if any(out is not None for out in outs):
         return "writes into an out= tensor"
     if node.kwargs.get("rounding_mode") is not None:
         return "rounds its quotient"
+    if kind == "reshape" and _dtype(arguments["input"]) != _dtype(node):  # x.view(torch.int32)
+        return "reads the bits of its input as another dtype"
     scaled = kind in ("add", "sub") and node.kwargs.get("alpha", 1) != 1
     return "scales one of its operands" if scaled else None
+
+
+def _dtype(node: Any) -> torch.dtype | None:
+    return getattr(value(node), "dtype", None)
 
 
 _SOFTMAX = {"dim": None, "dtype": None}
