@@ -461,7 +461,7 @@ def norm_gradients(
 def _as_kept(rows: Norm, dtype: torch.dtype) -> Array:
     """The error of a mean that is kept: its own error, and the rounding to what it is kept in.
 
-    The exact mean is rounded too, to 80 bits at most, which is not small beside a float64's half ulp.
+    The exact mean is rounded too, to 80 bits at most: not small beside a float64's rounding.
     """
     kept = np.float64 if dtype == torch.float64 else np.float32
     sides = [(rows.mean + side * rows.of_mean).astype(kept) for side in (-1, 1)]

@@ -6,7 +6,7 @@
 namespace fusedops {
 
 struct CpuLauncher {
-  static constexpr bool kReadsRuns = true;  // RowSpacing
+  static constexpr bool kReadsRuns = true;  // rows may form runs (RowSpacing)
 
 #define LAUNCH(Args) void launch(const Args& args) const;
 #include "launches.def"

@@ -19,7 +19,7 @@ FUSEDOPS_INLINE void add_row(const In* row, Compute<In>* sums, int64_t cols) {
   });
 }
 
-// Join floats of their upper and lower 16 bits, and split floats into these.
+// Join the upper and lower 16 bits of floats, and split floats into the two.
 inline void join(const uint16_t* upper, const uint16_t* lower, int64_t count, float* joined) {
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t bits = uint32_t{upper[i]} << 16 | lower[i];

@@ -54,7 +54,7 @@ FUSEDOPS_NOINLINE void compute_factors(
   const auto grad_lse = Load<Vec<double>>(batch.grad_lse);
   const auto lse = Load<Vec<double>>(batch.lse), error = Load<Vec<double>>(batch.lse_error);
   const auto base = Load<Vec<double>>(batch.base);
-  // The exponentials are those of logit - lse, without lse_error.
+  // The exponentials are exp(logit - lse); the factor to_row takes lse_error into account.
   const Vec<double> to_row = exp_above<double, 0>(ExpDouble::kLowestNormal, -error, unused);
   const Vec<double> factor = (grad + grad_lse) * scale * to_row;
   // The logarithm takes normal numbers alone; a row without a gradient has a factor of 0.

@@ -8,8 +8,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// A logit is outer * base: the base is the input or, for a soft cap, a tanh. With FMA the product is
-// fused with the subtraction that follows, so that a scale costs nothing.
+// A logit is outer * base: the base is the input or, for a soft cap, a tanh. With FMA the product
+// is fused with the subtraction that follows, so that a scale costs nothing.
 template <class C, bool kCapped>
 struct LogitsOf {
   static constexpr bool kIsCapped = kCapped;
@@ -23,7 +23,7 @@ struct LogitsOf {
     if constexpr (kCapped) return tanh_of(x * inner);
     return x;
   }
-  // Returns a function whose logits are `factor` times these, but for rounding.
+  // Returns a LogitsOf whose logits are `factor` times as large, up to rounding.
   FUSEDOPS_INLINE LogitsOf times(double factor) const {
     LogitsOf scaled = *this;
     scaled.outer = C(outer * factor);

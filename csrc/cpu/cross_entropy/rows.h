@@ -6,8 +6,8 @@
 // of logits far below the shift count as 0, as they do far below a maximum.
 //
 // The logit of the class is kept out of the sum, so that the loss of a confident row, log1p(sum of
-// the others / exp(logit)), has all digits. In long segments only the pair of tiles with the class
-// is compared with it.
+// the others / exp(logit)), has all digits. In long segments only the columns of one pair of
+// tiles are compared with the class.
 #pragma once
 
 #include "cpu/cross_entropy/logits.h"
@@ -53,7 +53,7 @@ FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, AnyLogits logits) 
   return 0;
 }
 
-// Computes exp(logit - shift()) from the base of a logit. The shift is near `near`, a float.
+// Computes exp(logit - shift()) from the base of a logit. The shift is `near`, a number of type C.
 template <class C, class AnyLogits>
 struct ExpOfLogits {
   AnyLogits logits;
@@ -67,9 +67,10 @@ struct ExpOfLogits {
   }
 };
 
-// Computes it as 2^(in_base_2 - 0.5), where in_base_2 = log2(e) * logit - subtrahend. log2(e) times
-// the factor of the logits is rounded to a float, as if all logits were (1 + error) times as large.
-// For those near the maximum that is a constant, error * near, which the shift contains.
+// Computes exp(logit - shift()) as 2^(in_base_2 - 0.5), where in_base_2 = log2(e) * logit -
+// subtrahend. log2(e) times the factor of the logits is rounded to a float, as if all logits were
+// (1 + error) times as large. Logits near the maximum thus grow by about error * near, and the
+// shift contains this constant.
 template <class C, class AnyLogits>
 struct Exp2OfLogits : ExpOfLogits<C, AnyLogits> {
   AnyLogits times_log2e;
@@ -85,7 +86,8 @@ struct Exp2OfLogits : ExpOfLogits<C, AnyLogits> {
   }
   FUSEDOPS_INLINE double shift() const { return shift_; }
 
-  // Whether log2(e) times either number is finite and normal, or 0.
+  // Whether powers of 2 may be used: log2(e) times the factor of the logits is a normal number, and
+  // log2(e) times `near` is finite.
   static FUSEDOPS_INLINE bool is_for(AnyLogits logits, C near) {
     constexpr C kLeast = C(0x1p-120), kMost = C(0x1p120);
     const C factor = magnitude(logits.outer);
@@ -148,8 +150,8 @@ FUSEDOPS_NOINLINE LaneSums sums_of_lanes(const Segment<In>& segment, const Expon
     return sums;
   };
   // The pairs of tiles before `end` are added without a comparison, and the pair at `end` with one.
-  // `end` is the pair with the class and then the end of all pairs, which it is at once if no pair
-  // has the class. If all pairs are compared, it is each of them in turn.
+  // `end` is first the pair with the class, if there is one, and then the end of all pairs. If all
+  // pairs are compared, `end` is each of them in turn.
   const int64_t pairs_end = segment.cols / kPair * kPair;
   const bool compares_all = segment.cols <= kMaxComparedCols;
   const bool has_class = 0 <= segment.class_col && segment.class_col < pairs_end;

@@ -117,7 +117,7 @@ FUSEDOPS_INLINE void cross_entropy_groups(
           batch.set(i, LogitSums{shift, sum, total_of(sums.differences[row], shift, args.cols)});
         } else {
           const In* input = start_of<In>(args.logits.input, first + row);
-          // Segments of so few columns have a total anyway (kMaxComparedCols).
+          // No total is wanted: a logit is +inf or NaN, so the loss is NaN.
           const Segment<In> segment{input, args.cols, target.col, /*wants_total=*/false};
           batch.set(i, sums_of_special_segment(segment, logits));
         }

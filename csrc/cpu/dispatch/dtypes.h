@@ -7,7 +7,7 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Calls body with a value of the type.
+// Calls body with a value of the C++ type that `dtype` stands for.
 template <class Body>
 void with_type(DType dtype, Body body) {
   switch (dtype) {
@@ -41,8 +41,8 @@ void with_norm(NormKind kind, DType dtype, Body body) {
   });
 }
 
-// Streaming stores need every vector of every row to be aligned, except in rows whose data is null,
-// which are not written.
+// Whether results may be streamed: streaming stores need every vector of every row to be aligned.
+// Rows whose data is null are not written.
 inline bool is_aligned(const void* data, int64_t stride, DType dtype) {
   return (reinterpret_cast<uintptr_t>(data) | (stride * size_of(dtype))) % kVectorBytes == 0;
 }

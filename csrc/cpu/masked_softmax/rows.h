@@ -6,10 +6,10 @@
 // the scores of a chunk to scratch memory in the L1 cache. The exponentials are in scratch memory
 // in either case, and from there on all rows are alike.
 //
-// Columns outside the row's interval, and those that a bool mask hides at the end of the row (as
-// bits, at its start too), are skipped where their result is 0. Chunks and tiles begin at the same
-// columns whether others are skipped or not, so that an interval gives the bits of a bool mask that
-// hides the same columns.
+// Columns outside the row's interval, and those that a bool mask hides at the end of the row (and
+// at its start, if the mask is converted to bits), are skipped where their result is 0. Chunks and
+// tiles begin at the same columns whether others are skipped or not, so that results have the same
+// bits whether an interval or a bool mask hides a column.
 #pragma once
 
 #include <type_traits>
@@ -51,7 +51,7 @@ inline bool are_all_true(const Bool* bools, int64_t cols) {
   return all;
 }
 
-// An empty range becomes {0, 0}, wherever it was.
+// Returns the range [begin, end), or {0, 0} if it is empty.
 constexpr RowRange range_of(int64_t begin, int64_t end) {
   return begin < end ? RowRange{begin, end} : RowRange{0, 0};
 }
@@ -324,7 +324,7 @@ FUSEDOPS_NOINLINE C write_chunk_scores(
   return write_scores<In>(at, scratch, visible, cols);
 }
 
-// Writes soft-capped scores, tanh(scale * input / cap) * cap.
+// Writes soft-capped scores, tanh(scale * input / cap) * cap, and returns their maximum.
 template <class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE C
 capped_scores_of(const In* input, C scale, C cap, C* scratch, RowRange visible, int64_t cols) {
@@ -335,7 +335,7 @@ capped_scores_of(const In* input, C scale, C cap, C* scratch, RowRange visible, 
   return write_scores<In>(at, scratch, visible, cols);
 }
 
-// Applies one more operand to the scores in scratch memory.
+// Applies one more operand to the scores in scratch memory, and returns their maximum.
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C
 scores_with(OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
@@ -450,14 +450,14 @@ struct MaskedRow {
   const void *bias, *mask;  // null if there is none, or if the mask hides no column of `visible`
   const TileBits* bits;     // the mask, if it is a bool mask and kept as bits
   RowRange visible;
-  RowRange computed;  // the columns with exponentials: the visible ones, or all
+  RowRange computed;  // the columns with exponentials: the visible ones and some before, or all
   int64_t cols;
   C sink;  // -inf if there is none
   C* scratch;
   SoftmaxChunk<C>* chunks;
 
   // Whether the columns outside of `visible` count, with the mask value as their score. If not, the
-  // row is computed as if they were not there, and as if those that a mask of bits hides were not.
+  // row is computed without them, and without the columns that a mask of bits hides.
   FUSEDOPS_INLINE bool counts_hidden() const {
     return bits == nullptr && computed.begin == 0 && computed.end == cols;
   }
@@ -534,7 +534,7 @@ struct MaskedRow {
     return double(kExpScale<C>) * exp_or_zero<C>(double(sink) - double(max));
   }
 
-  // Whether the columns that do not count are 0.
+  // Whether the columns that do not count would have a probability of 0 with the mask value too.
   FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C mask_value) const {
     return counts_hidden() ||
         (mask_value < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
@@ -932,7 +932,8 @@ FUSEDOPS_INLINE void masked_softmax_backward_rows(
     const Out* probabilities = start_of<Out>(args.probabilities, index);
     In* result = start_of<In>(args.grad_input, index);
     const auto [visible, all] = operands.visible(args.cols);
-    // Hidden columns are all equal, and are 0 unless the row has no visible column.
+    // The probabilities of hidden columns are all equal. If that of one is 0, only visible columns
+    // are summed.
     const int64_t outside = visible.end < args.cols ? args.cols - 1 : 0;
     const bool is_rest_zero = load(probabilities + outside, Tail{1}).v[0][0] == 0;
     const RowRange summed = is_rest_zero ? visible : RowRange{0, args.cols};

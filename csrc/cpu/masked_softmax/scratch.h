@@ -5,7 +5,8 @@
 
 namespace fusedops {
 
-// A mask or bias that has one value for all columns is repeated here, for the columns of a chunk.
+// A mask or bias that has one value for all columns is repeated for the columns of a chunk. The
+// copies take at most this many bytes of scratch memory for the mask, and as many for the bias.
 constexpr int64_t kRepeatedBytes = 16384;
 
 // A masked softmax computes a group of rows one step after the other, so that the end of a step, a

@@ -74,8 +74,8 @@ FUSEDOPS_INLINE auto loses_products(S slope, S rstd) {
   const S size = slope < 0 ? -slope : slope;
   return (size < rstd * 0x1p-50f) & (size > 0) & (rstd >= 1);
 }
-// Answers the same for one row. Its rstd is not large, because it is scaled when it is read;
-// therefore one comparison usually suffices.
+// Returns loses_products() for one row. The row is scaled when it is read, so that its rstd is not
+// large, and one comparison usually suffices.
 FUSEDOPS_INLINE bool row_loses_products(float slope, float rstd) {
   const float size = slope < 0 ? -slope : slope;
   return size < kLargeRstd<float> * 0x1p-50f && loses_products(slope, rstd);

@@ -3,8 +3,8 @@
 // Statistics: one pass sums the deviations from a shift near the mean, and corrects the result for
 // the shift (Chan, Golub, LeVeque 1983). If the shift is further from the mean than one standard
 // deviation, the pass is repeated with the mean itself. Neither a large mean nor a long row then
-// costs digits. The mean is represented as a float and the remainder that its rounding drops, and
-// both are subtracted. Norms without a mean sum the squares of the values themselves.
+// costs digits. The mean is represented as a rounded number and the remainder that the rounding
+// drops, and both are subtracted. Norms without a mean sum the squares of the values themselves.
 //
 // With a residual, each chunk of the sum is computed just before its statistics, so that every
 // tensor is read or written once, and dropout is computed once.
@@ -59,7 +59,7 @@ struct AddedRows {
   C* chunk;  // a chunk of one row, for dropout
   T* computed[kCount];
   T* sum[kCount];          // null if the sum is computed in place
-  const char* next_input;  // rows_ahead() of the first row
+  const char* next_input;  // the row to prefetch, rows_ahead() from the first one
   const T* next_residual;
 
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, void* scratch, bool streams)
@@ -250,8 +250,9 @@ struct SquaresRange {
   }
 };
 
-// Returns the range of exact sums. Underflow matters only if eps does not dominate it, so that rows
-// of zeros need no second pass. Where it matters, ignored squares are at most 2^-34 of the sum.
+// Returns the range of exact sums. Where eps dominates what underflow loses, the range begins at 0,
+// so that rows of zeros need no second pass. Elsewhere, ignored squares are at most 2^-34 of the
+// sum.
 template <class T>
 FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(NormFormula norm) {
   constexpr bool kIsDouble = sizeof(T) == sizeof(double);
@@ -393,7 +394,8 @@ FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
   const OneRow<T> row{{memory}};
   const Moments<Wider<T>> moments = moments_of_one<T>(mean, Unscaled<T>{}, row, cols);
   if (range.holds(moments.squares)) return moments;
-  // Values above 1 that differ at all have larger squares, and equal ones may overflow when scaled.
+  // With a mean beyond 1 or -1, the squared deviations of values that differ at all are in the
+  // range. So all values here are equal, and might overflow if they were scaled.
   if (moments.squares < range.lowest && (mean > 1 || mean < -1)) return moments;
   const Scaled<T> by{range.template factor<C>(moments.squares)};
   const C shift = shift_near_mean<T>(by, row, 0, cols);

@@ -18,7 +18,7 @@ FUSEDOPS_INLINE void for_segments(RowRange cols, Body body) {
   }
 }
 
-// Describe the columns `cols` of one row, or of a parameter, as if there were no others.
+// Return the columns `cols` of one row, or of a weight or bias, as if there were no others.
 template <class AnyRows>
 AnyRows columns_of(AnyRows rows, int64_t row, RowRange cols) {
   rows.data = moved(rows.data, rows.spacing.offset(row) + cols.begin, rows.dtype);
@@ -140,8 +140,8 @@ inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange c
   return segment_args;
 }
 
-// Describes a segment of a row. `args` are those of the segment, except that mean and rstd are
-// arrays for all rows. `copy` has room for the segment, which is copied if it is tiny.
+// Returns a segment of a row as a row. `args` are those of the segment, except that mean and rstd
+// are arrays for all rows. `copy` has room for the segment, which is scaled there if it is tiny.
 template <bool kCenters, class T>
 NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row, void* copy) {
   NormRows<kCenters, T, 1> rows(args, /*first=*/0);

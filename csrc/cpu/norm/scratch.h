@@ -5,8 +5,8 @@
 
 namespace fusedops {
 
-// Norms interleave this many rows. With a residual they interleave fewer if the sums would not stay
-// in the L2 cache until they are read again.
+// Norms interleave at most this many rows. With a residual they interleave two if rows of the sum
+// are so long that four would not stay in the L2 cache until they are read again.
 constexpr int64_t kMaxInterleavedRows = 4, kLongestSumBytes = int64_t(1) << 17;
 constexpr int64_t interleaved_rows(const NormForward& args) {
   const bool is_long = args.cols * size_of(args.output.dtype) > kLongestSumBytes;

@@ -84,8 +84,8 @@ FUSEDOPS_INLINE Tile<float> shift_of_group(const Tile<float>* group, int64_t col
   return sum_of_lanes<T>(lanes, count);
 }
 
-// Sums the deviations from `shift`, which are not needed without a mean, and their squares, whose
-// sums start as in forward.h.
+// Sums the squares of the deviations from `shift` and, if the norm has a mean, the deviations. The
+// sums of squares start as in forward.h.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void sum_deviations(
     const Tile<float>* group, Tile<float> shift, int64_t cols, WideTile<float>& deviations,
@@ -125,7 +125,7 @@ FUSEDOPS_NOINLINE void copy_row(const Tile<float>* group, int64_t row, int64_t c
   });
 }
 
-// Computes the moments of single rows again, if one pass was not exact.
+// Computes the moments again of the rows whose exact[row] is 0, because one pass lost bits.
 template <bool kCenters, class T>
 FUSEDOPS_NOINLINE void correct_moments(
     const Tile<float>* group, int64_t cols, const int64_t* exact, SquaresRange<double> range,

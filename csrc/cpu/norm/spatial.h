@@ -161,7 +161,8 @@ class SpatialNorm {
     });
   }
 
-  // Returns whether all lanes are exact; exact[lane] is 0 where one is not.
+  // Computes the statistics of a tile. Returns whether the moments of all lanes are exact, and sets
+  // exact[lane] to 0 where they are not.
   FUSEDOPS_INLINE bool compute_statistics(NormColumn<C>& tile, int64_t* exact) const {
     const double count = static_cast<double>(args_.dim_size);
     const double lowest = static_cast<double>(squares_range<T>(formula_).lowest);

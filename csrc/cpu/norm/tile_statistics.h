@@ -1,4 +1,4 @@
-// Computes the statistics of a tile: of rows or columns with one lane each.
+// Computes the statistics of the lanes of a tile, each of which is a row or a column.
 #pragma once
 
 #include "cpu/norm/forward.h"

@@ -53,8 +53,8 @@ FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
 using portable::Max;
 using portable::Min;
 constexpr bool kHasMulAdd = true;
-// The compiler would fuse a product into a sum only where no branch lies between the two, so that
-// the bits of a row would depend on the loop that it is computed in.
+// These functions fuse the product in every loop. The compiler would do so only where no branch
+// lies between product and sum, and a row's bits would depend on the loop that computes it.
 FUSEDOPS_INLINE Vec<float> MulAdd(Vec<float> a, Vec<float> b, Vec<float> c) {
   return (Vec<float>)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }

@@ -98,7 +98,7 @@ FUSEDOPS_INLINE V zero_outside(M mask, V x) {
 template <class Stored, int kUp, class Visible = AllLanes, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least, Visible visible = {}) {
   using K = typename ExpFor<Stored>::type;
-  // MulByPow2() may leave the factor 2^kUp to the polynomial.
+  // If MulByPow2() is an instruction, the polynomial's coefficients have to contain 2^kUp.
   constexpr C kUnit = kHasMulByPow2 && kUp != 0 ? kExpScale<C> : C(1);
   const auto above = NotLessEqual(x, lowest) & visible;  // true for a visible NaN
   x = zero_outside(above, x);

@@ -20,7 +20,8 @@ constexpr double kVanishes<BFloat16> = 0x1p-134;
 template <>
 constexpr double kVanishes<Half> = 0x1p-25;
 
-// Returns the magnitude of a number or of lanes. Only gradients divide by a negative sum.
+// Returns the magnitude of a number or of lanes. A sum may be negative where softmax_apply computes
+// the gradient of softmax_stats: it then divides by 1 / gradient.
 template <class V>
 FUSEDOPS_INLINE V magnitude(V x) {
   return x < 0 ? -x : x;
@@ -61,7 +62,8 @@ struct Divisor {
   // From this scale on, all bits of the scale fit into normal floats.
   static constexpr double kAllBitsFit = 0x1p-73, kAlmostLeast = kLeastFloat * 1.0001;
 
-  // The largest exponential is 1, so either all results round to 0, or all are divided in steps.
+  // Returns `least` for a scale below kAllBitsFit. Unscaled exponentials are at most 1, so either
+  // all results round to 0, or all are divided in steps.
   static FUSEDOPS_NOINLINE C least_of_tiny(double scale) {
     return scale <= 0x1p-150 / kExpScale<C> ? C(0) : kInfinity<C>;
   }
@@ -165,7 +167,8 @@ struct InSteps<Out, true> {
     constexpr float kLeastFactor = 0x1p-78f, kLeastProduct = 0x1p-30f;
     Vec<float> x = e * (0x1p48f / kExpScale<float>);
     x = x < kLeastFactor ? (x + kLeastFactor) - kLeastFactor : x;
-    // The compiler fuses a product into a sum only if it has no other use.
+    // The compiler fuses a product into a sum only if the product has no other use, so x * high is
+    // computed twice.
     const Vec<float> product = Opaque(x) * high;
     Vec<float> normal = product, beside_least = x * high + kLeastProduct;
     if constexpr (kTwoParts<Out>) {
@@ -199,7 +202,7 @@ FUSEDOPS_INLINE Vec<double> divided_in_steps(Vec<double> e, Vec<double> factor, 
   return (size < kScaledLeast ? Vec<double>{} : result) * (1 / kExpScale<double>);
 }
 
-// Divides tiles of scaled exponentials: in steps those of which an exponential has to be.
+// Divides tiles of scaled exponentials: in steps if any exponential of the tile requires it.
 template <class Out, class C = Compute<Out>>
 class DivisionAsNeeded {
  public:

@@ -77,8 +77,8 @@ FUSEDOPS_INLINE Tile<Compute<T>> rounded(Tile<Compute<T>> tile) {
   }
 }
 
-// Prefetches a tile: into L1 what is read next, into L2 what would evict from L1 data that is still
-// needed. An address past the end of an array does no harm.
+// Prefetches a tile: into L1 if it is read next, and into L2 if in L1 it would evict data that is
+// still needed. An address past the end of an array does no harm.
 enum class Cache { kL2 = 2, kL1 = 3 };
 
 template <Cache cache, class T>
@@ -119,8 +119,8 @@ FUSEDOPS_INLINE void store(T* to, Tail part, Tile<Compute<T>> tile) {
   StoreN(to, columns, part.count);
 }
 
-// Stores a tile without regard to NaNs that bfloat16 cannot hold: those whose lower 16 bits are not
-// all 0. Arithmetic returns such a NaN only if an operand is one.
+// Stores a tile. For bfloat16 this is cheaper than store(), but may turn a NaN whose lower 16 bits
+// are not all 0 into a number. Arithmetic returns such a NaN only if an operand is one.
 template <class T, class Part>
 FUSEDOPS_INLINE void store_numbers(T* to, Part part, Tile<Compute<T>> tile) {
   store(to, part, tile);
@@ -149,8 +149,8 @@ FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Tail part, Comput
 struct StoreMode {
   bool streams;
 
-  // Returns what to prefetch before a row is written: the row or, if it is streamed, which reads
-  // nothing, `cached`, which is in the cache already.
+  // Returns what to prefetch before a row is written: the row or, if the row is streamed and thus
+  // not read, `cached`, which is in the cache already.
   template <class T, class C>
   FUSEDOPS_INLINE const T* prefetched(const T* row, const C* cached) const {
     return streams ? reinterpret_cast<const T*>(cached) : row;

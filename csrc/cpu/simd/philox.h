@@ -3,7 +3,7 @@
 //
 // Each counter has a 64-bit lane and uses its lower half. The multiplication 32 x 32 -> 64 bits,
 // which every instruction set has, then gives both halves of the product in place. A vector thus
-// computes the four words of as many counters as a tile of floats has columns / 4.
+// computes the four words of one counter for every four columns of a tile of floats.
 #pragma once
 
 #include "cpu/simd/load_store.h"

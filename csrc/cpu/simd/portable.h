@@ -58,7 +58,7 @@ FUSEDOPS_INLINE auto BetweenZeroAnd(V x, V high) {
   return (x > 0) & (x < high);
 }
 
-// Compares lanes. The result is true for NaN.
+// Compares lanes. The result is true where x > low and where x is NaN.
 template <class V, class C>
 FUSEDOPS_INLINE auto NotLessEqual(V x, C low) {
   return ~(x <= low);
@@ -127,7 +127,8 @@ FUSEDOPS_INLINE VecU32 RoundToBFloat16(Vec<float> value) {
   return value == value ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits;
 }
 
-// Rounds numbers in the same way, and NaNs whose lower 16 bits are all 0.
+// Returns the same as RoundToBFloat16(), but only for numbers and for NaNs whose lower 16 bits are
+// all 0.
 FUSEDOPS_INLINE VecU32 RoundNumberToBFloat16(Vec<float> value) {
   const VecU32 bits = (VecU32)value;
   return bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -225,7 +226,8 @@ FUSEDOPS_INLINE void ExtractBlocks(Vec<C> value, Block (&blocks)[kBlocks]) {
 template <class T>
 constexpr bool kHasMaskedLoads = false;
 
-// Read the first `count` elements of an array, with zeros after them; and write the first `count`.
+// LoadN() reads the first `count` elements of an array, and fills the rest of `to` with zeros.
+// StoreN() writes the first `count` elements.
 template <class T, int kSize>
 FUSEDOPS_INLINE void LoadN(T (&to)[kSize], const T* from, int64_t count) {
   std::memset(to, 0, sizeof(to));
@@ -236,14 +238,14 @@ FUSEDOPS_INLINE void StoreN(T* to, const T (&from)[kSize], int64_t count) {
   std::memcpy(to, from, count * sizeof(T));
 }
 
-// Returns `bytes` bytes, from one word to two, of which it reads the first word and the last: these
-// overlap if `bytes` is between.
+// Returns `bytes` bytes, which are one to two words. It reads the first word and the last one. The
+// two overlap if there are fewer bytes than two words have.
 template <class Word>
 FUSEDOPS_INLINE uint64_t LoadTwoWords(const char* from, int bytes) {
   const uint64_t last = Load<Word>(from + bytes - sizeof(Word));
   return Load<Word>(from) | last << 8 * (bytes - sizeof(Word));
 }
-// Read and write the first `bytes` of a block, 2 to 15.
+// Read and write the first `bytes` bytes of a block: an even number from 2 to 14.
 FUSEDOPS_INLINE Block LoadBlockN(const void* memory, int bytes) {
   const char* from = static_cast<const char*>(memory);
   if (bytes < 4) return Block{Load<uint16_t>(from)};

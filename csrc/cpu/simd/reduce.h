@@ -61,7 +61,7 @@ FUSEDOPS_INLINE Vec<double> lanes_of_sum(Accumulators<Tile<C>> sums, int64_t col
   if (kEvenOdd<T> || cols > kLanes<C>) {
     first += promoted_sum(sums.even.v[1]);
   } else {
-    first += second;  // zeros, which make -0 the +0 that it is in longer rows
+    first += second;  // adding zeros turns -0 into +0, as in longer rows
   }
   if (cols >= 2 * kTile<T>) second = promoted_sum(sums.odd.v[0]) + promoted_sum(sums.odd.v[1]);
   return first + second;
@@ -91,7 +91,7 @@ FUSEDOPS_INLINE void fold_lanes(Vec<C> (&v)[kLanes<C>]) {
   }
 }
 // Sets result[i] to the sum of the lanes of v[i]. It folds as many vectors at once as a vector has
-// lanes, the last one again where fewer are left.
+// lanes; where fewer are left, copies of the last one take the place of the missing ones.
 template <class C, int kCount>
 FUSEDOPS_INLINE void sums_over_lanes(const Vec<C> (&v)[kCount], C (&result)[kCount]) {
   constexpr int L = kLanes<C>;

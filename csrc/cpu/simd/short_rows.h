@@ -21,7 +21,8 @@ constexpr int64_t kShortRowCols = 64, kMaxGroupCols = 256;
 template <class T>
 constexpr int64_t kGroupRows = kTile<T>;
 
-// Whether rows end within a tile, which costs calls of memcpy where there are no masked loads.
+// Whether rows end within a tile and there are no masked loads. To load or store the end of a row
+// then takes a function call.
 template <class T>
 constexpr bool end_within_a_tile(int64_t cols) {
   return !kHasMaskedLoads<T> && cols % kTile<T> != 0;
@@ -65,7 +66,8 @@ FUSEDOPS_INLINE void transpose(Vec<float> (&v)[4]) {
   v[3] = interleaved<float, 2, true>(high01, high23);
 }
 
-// Splits a transposed word into the halves of its columns' tiles: one column, or two of 16 bits.
+// Writes the column of a vector of transposed words, or its two columns of 16 bits, to half `half`
+// of the columns' tiles.
 template <class C>
 FUSEDOPS_INLINE void unpack(Vec<C> word, int half, Tile<C>* columns, const C*) {
   columns[0].v[half] = word;

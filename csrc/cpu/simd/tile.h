@@ -125,7 +125,7 @@ FUSEDOPS_INLINE M operator&(M mask, AllLanes) {
   return mask;
 }
 
-// Returns the maximum of both where `mask` is true, and `a` elsewhere.
+// Returns the maximum of `a` and `b` where `mask` is true, and `a` elsewhere.
 template <class C>
 FUSEDOPS_INLINE Tile<C> MaskedMax(AllLanes, Tile<C> a, Tile<C> b) {
   return Max(a, b);

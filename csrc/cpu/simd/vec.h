@@ -1,8 +1,9 @@
 // Element types and the vectors of an instruction set.
 //
-// Everything under cpu/ is compiled once per instruction set (dispatch/isa.h), each time in its own
-// namespace and without templates of the C++ standard library: the linker merges a template that
-// several files instantiate, and might use its AVX-512 code on a machine without AVX-512.
+// Kernels (what a dispatch.cpp includes) are compiled once per instruction set (dispatch/isa.h),
+// each time in a namespace of its own. At run time they call no templates of the C++ standard
+// library: the linker merges a template that several files instantiate, and might use its AVX-512
+// code on a machine without AVX-512.
 //
 // Vectors are compiler vector types (GCC and Clang), so arithmetic is written with operators. What
 // the language has no operator for is a primitive of processor.h.
@@ -25,7 +26,8 @@
 #define FUSEDOPS_INLINE inline __attribute__((always_inline))
 #define FUSEDOPS_LAMBDA __attribute__((always_inline))
 #endif
-// Marks functions with many callers, each of which would get a copy.
+// Marks functions that are not to be inlined: copies would make their callers large, or take
+// registers from the callers' loops.
 #define FUSEDOPS_NOINLINE __attribute__((noinline))
 
 namespace fusedops::FUSEDOPS_CPU_ISA {

@@ -1,5 +1,5 @@
 // Defines the primitives of processor.h on x86-64, with AVX-512, AVX2 or SSE2. No other file of
-// cpu/ contains intrinsics.
+// cpu/ contains x86's intrinsics.
 #pragma once
 
 #include <immintrin.h>
@@ -22,7 +22,7 @@ FUSEDOPS_INLINE void FlushStream() { _mm_sfence(); }
 template <class T>
 constexpr bool kHasMaskedLoads = kVectorBytes == 64 || (kVectorBytes == 32 && sizeof(T) >= 4);
 
-// The names of intrinsics and types contain the width of the vector.
+// The names of intrinsics contain the width of the vector, which MM() and MM_WIDTH() add.
 #if defined(__AVX512F__)
 #define MM(name) _mm512_##name
 #define MM_WIDTH(name) _mm512_##name##_si512

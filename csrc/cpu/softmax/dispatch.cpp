@@ -82,7 +82,7 @@ void softmax_statistics(const SoftmaxStatistics& args, int64_t row, RowRange col
   with_type(args.input.dtype, [&](auto tag) {
     using In = decltype(tag);
     using C = Compute<In>;
-    // The sums of a log_softmax are not scaled.
+    // The sums are to be unscaled, and those of a log_softmax are.
     reduce_softmax_chunks</*Log=*/true, C>(
         start_of<In>(args.input, row), static_cast<SoftmaxChunk<C>*>(chunks), cols);
   });

@@ -85,7 +85,7 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
   Out* output = start_of<Out>(args.output, row);
   const C shift = shift_of(static_cast<const C*>(args.max)[row]);
   const double sum = static_cast<const C*>(args.sum)[row];
-  // The exponentials are scaled, and the sum is not.
+  // The exponentials are scaled (exp.h) and the saved sum is not, so the sum is scaled here.
   const DivisionAsNeeded<Out> divide(Divisor<Out>(1.0, sum * kExpScale<C>));
   for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;

@@ -19,8 +19,8 @@ template <class C>
 constexpr int64_t kSoftmaxChunk = 256 * kLanes<C>;
 static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 
-// A backward does not prefetch longer rows. At this size two rows, grad_output's and output's, are
-// at most a quarter of the L2 cache.
+// A backward does not prefetch rows of more bytes. At this size two rows, grad_output's and
+// output's, take a quarter of an L2 cache of 1 MiB.
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
 
 // A backward computes rows of up to this many columns in groups, whose sums over lanes overlap. A
@@ -52,8 +52,8 @@ FUSEDOPS_INLINE C shift_of(C chunk_max) {
   return chunk_max == -kInfinity<C> ? C(0) : chunk_max;
 }
 
-// Returns exponentials. A softmax divides them, and they are scaled (exp.h); a log_softmax only
-// adds them up, and they are not.
+// Returns exponentials: scaled (exp.h) for a softmax, which divides them, and unscaled for a
+// log_softmax, which only adds them up.
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE Tile<C> softmax_exp(Tile<C> x, Vec<C>& least) {
   if constexpr (Log) return exp_or_zero<Out>(x);
@@ -170,8 +170,8 @@ FUSEDOPS_INLINE void softmax_chunks(
   }
 }
 
-// Sources of the exponentials of a row, from which each chunk's shift is subtracted: they are saved
-// in scratch memory or in a row, or computed again with the same bits.
+// Return tiles of a row's exponentials exp(input - shift), where each chunk has a shift of its own:
+// saved in scratch memory, saved in a row, or computed again with the same bits.
 template <class C>
 struct InScratch {
   const C* saved;
@@ -197,9 +197,9 @@ struct Recomputed {
   }
 };
 
-// Writes columns of a chunk of which an exponential has to be divided in steps: where a result or
-// an intermediate value is denormal, a multiplication would lose bits. With ALiBi most rows have
-// some such exponentials, but few tiles have one.
+// Writes columns of a chunk in which some exponential has to be divided in steps, because a result
+// or an intermediate value is denormal and a multiplication would lose bits. With ALiBi, most rows
+// have such exponentials, but few of their tiles do.
 template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_NOINLINE void write_as_needed(
     Out* output, Exponentials exponentials, C shift, Divisor<Out> by, RowRange cols) {

@@ -72,8 +72,8 @@ FUSEDOPS_NOINLINE void softmax_backward_group(Tile<C>* grad, const Tile<C>* outp
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// Whether rows of this length are faster in groups, with a row in each lane, than one by one in
-// softmax_rows(). That wins on rows of many whole tiles, except on 16-bit inputs.
+// Whether rows of this length are faster in groups, with a row in each lane, than one by one.
+// softmax_rows() wins on rows of many whole tiles, except on 16-bit inputs.
 template <class In>
 constexpr bool forward_gains_from_groups(int64_t cols) {
   return cols <= kMaxGroupCols && (sizeof(In) == 2 || cols <= 96 || cols % kTile<In> != 0);
@@ -158,8 +158,8 @@ RowRange short_softmax_backward_groups(const SoftmaxBackward& args, RowRange row
 
 // --- spatial softmax ----------------------------------------------------------------------------
 
-// Whether dim_size is small enough to hold all rows in tiles. If inner is large as well, many rows
-// lie on a page each, and spatial.h is faster.
+// Whether dim_size is small enough to hold all rows in tiles. If inner is large, each row lies on a
+// page of its own, and spatial.h is faster from 17 rows on.
 template <class Args>
 FUSEDOPS_INLINE bool are_short(const Args& args) {
   return args.dim_size <= 16 ||

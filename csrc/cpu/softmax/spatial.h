@@ -37,7 +37,7 @@ FUSEDOPS_INLINE int64_t accumulator_of(int64_t row, int64_t rows) {
   return row / kTile<T> == rows / kTile<T> ? row % kTile<T> : row % kAccumulators<T>;
 }
 
-// Returns how many accumulators a row is added to; they are the first ones.
+// Returns how many of a column's accumulators hold any of its `rows` rows: the first ones do.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulators_used(int64_t rows) {
   if (rows >= kAccumulators<T>) return kAccumulators<T>;
@@ -199,7 +199,7 @@ struct ColumnGroup {
     return sum_of_accumulators<T>(TileAccumulators<C>{first, stride, count});
   }
 
-  // Prefetches the same columns of the next group.
+  // Prefetches the columns of the next group that correspond to those at `at`.
   FUSEDOPS_INLINE void prefetch(const T* at) const {
     if (!is_last) prefetch_tile<Cache::kL2>(at + size());
   }
@@ -266,8 +266,8 @@ union ColumnPartials {
 static_assert(sizeof(ColumnPartials<double>) / kTile<double> <= kColumnPartialBytes);
 static_assert(sizeof(ColumnPartials<float>) / kTile<float> <= kColumnPartialBytes);
 
-// Divides the scratch memory of one segment: it has the accumulators of a group, then the partials
-// of every chunk and tile.
+// Points into the scratch memory of one segment, which has the accumulators of a group and then the
+// partials of every chunk and tile.
 template <class T>
 struct SpatialScratch {
   using C = Compute<T>;
@@ -361,11 +361,13 @@ FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
   const auto rest = each(scale, promoted(high), [](auto all, auto high) {
     return kTwoParts<Out> ? all - high : Vec<double>{};
   });
-  // The smallest product of a result is that with the rest or, if there is none, with the scale.
+  // A result is the sum of an exponential's products with `high` and `rest`. The smaller one is
+  // that with the rest or, if the rest is 0, that with the scale.
   const auto last_term = each(scale, rest, [](auto all, auto rest) {
     return rest == 0 ? all : rest < 0 ? -rest : rest;
   });
-  // Exponentials below `exact` give a denormal product. If the term itself is denormal, all do.
+  // Exponentials below `exact` give a denormal product and are divided in steps, as all
+  // exponentials are if `last_term` itself is denormal.
   const auto exact = each(inverse, last_term, [](auto inverse, auto term) {
     return kLeastFloat * 1.0001 * (kFusesProducts ? inverse : 1.0 / term);
   });

@@ -1,5 +1,5 @@
-// A forked process has none of its parent's threads, but OpenMP, and with it torch, waits there
-// forever for the threads that the parent had.
+// Says whether a process lost its threads in a fork. A forked process has none of its parent's
+// threads, but OpenMP, and with it torch, would wait for them forever.
 #pragma once
 
 namespace fusedops {

@@ -41,7 +41,7 @@ void count_this_thread() { thread_local const User user; }
 void wait(Exit& exit) {
   const std::chrono::milliseconds turn(1);
   ++exit.waiting;
-  bool ends = false;  // stays true: an interpreter that is gone gives no valid answer
+  bool ends = false;  // once true, stays true: an interpreter that is gone gives no valid answer
   while ((ends = ends || exit.is_finalizing()) || Clock::now() < exit.deadline) {
     std::this_thread::sleep_for(turn);
   }

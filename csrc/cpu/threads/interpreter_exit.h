@@ -1,4 +1,4 @@
-// Daemon threads at the end of a Python program.
+// Makes daemon threads wait at the end of a Python program.
 //
 // Before Python 3.14, a thread that acquires the interpreter lock while the interpreter is ending
 // is terminated on the spot. The unwinding reaches C++ code that releases the lock, as torch does
@@ -8,9 +8,9 @@
 
 namespace fusedops {
 
-// parallel_for() calls this when it starts and ends. It returns at once unless the interpreter is
-// ending, and then too in the main thread and in one that holds the lock. Any other thread waits
-// until the process ends or, if the interpreter does not begin to finalize, for at most a second.
+// parallel_for() calls this when it starts and ends. If the interpreter is ending, a thread waits
+// here until the process ends or, if the interpreter does not begin to finalize, for at most a
+// second. The main thread and threads that hold the lock do not wait.
 void wait_while_interpreter_exits();
 
 }  // namespace fusedops

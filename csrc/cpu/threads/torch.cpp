@@ -16,7 +16,8 @@ int64_t thread_index() {
 
 namespace {
 
-// torch would replace an exception from a body by a message of its own, and print it.
+// Exceptions are captured, because torch would replace one from a body by a message of its own, and
+// print it.
 void divide(int64_t count, int64_t grain, RangeBody body, const void* context) {
   FirstException thrown;
   torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {

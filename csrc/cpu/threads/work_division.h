@@ -13,8 +13,8 @@ struct RowRange {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rows in scratch memory are padded to this number of columns, a multiple of every instruction
-// set's tile, because they are written in full tiles.
+// Rows in scratch memory are padded to a multiple of this number of columns, because they are
+// written in full tiles. The tiles of every instruction set divide the number.
 constexpr int64_t kColumnPadding = 32;
 constexpr int64_t padded_cols(int64_t cols) {
   return ceil_div(cols, kColumnPadding) * kColumnPadding;
