@@ -87,11 +87,12 @@ struct Exp2OfLogits : ExpOfLogits<C, AnyLogits> {
   FUSEDOPS_INLINE double shift() const { return shift_; }
 
   // Whether powers of 2 may be used: log2(e) times the factor of the logits is a normal number, and
-  // log2(e) times `near` is finite.
+  // the rounding of the subtrahend is at most 2^5, so that no power of 2 near the maximum leaves
+  // the range of floats.
   static FUSEDOPS_INLINE bool is_for(AnyLogits logits, C near) {
-    constexpr C kLeast = C(0x1p-120), kMost = C(0x1p120);
+    constexpr C kLeast = C(0x1p-120), kMost = C(0x1p120), kMostShift = C(0x1p28);
     const C factor = magnitude(logits.outer);
-    return factor > kLeast && factor < kMost && magnitude(near) < kMost;
+    return factor > kLeast && factor < kMost && magnitude(near) < kMostShift;
   }
 
   template <class In, class Part>
