@@ -23,9 +23,9 @@ constexpr int64_t size_of(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
-// Says where rows begin, in elements. Rows are evenly spaced or, for kernels that read runs
-// (kReadsRuns), form runs: rows within a run are evenly spaced, and so are the runs, as in
-// x[:, :-1]. A multiplication replaces the division that finds a row's run (Granlund and
+// Says where rows begin, in elements. Rows are evenly spaced or, for launchers with kReadsRuns,
+// form runs: the rows within a run are evenly spaced, and so are the runs, as in x[:, :-1] of a
+// three-dimensional x. A multiplication replaces the division that finds a row's run (Granlund and
 // Montgomery, 1994).
 struct RowSpacing {
   int64_t stride;                      // from one row to the next in a run; 0 repeats one row
@@ -44,8 +44,8 @@ struct RowSpacing {
     return {stride, run_stride - run * stride, multiplier, bits - 1};
   }
 
-  // Returns where a row begins. If rows form runs, the number of a row fits into 32 bits. If they
-  // form none, run_gap is 0, so that it makes no difference which run the lower 32 bits give.
+  // Returns where a row begins. The lower 32 bits of `row` are enough to find its run: with runs,
+  // there are fewer than kMaxRowsInRuns rows; without runs, run_gap is 0 and the run has no effect.
   constexpr int64_t offset(int64_t row) const {
     const uint64_t low = static_cast<uint32_t>(row);
     return row * stride + static_cast<int64_t>(low * multiplier >> 32 >> shift) * run_gap;
@@ -99,7 +99,7 @@ struct SoftmaxBackward {
 };
 
 // Computes the statistics of each row: `max`, its maximum, and sum = sum(exp(input - max)), which
-// is 0 for a row of -inf alone. Both are arrays with one value per row, double if input is double
+// is 0 if all of the row is -inf. Both are arrays with one value per row, double if input is double
 // and float otherwise.
 struct SoftmaxStatistics {
   ConstRows input;
@@ -118,8 +118,8 @@ struct SoftmaxApply {
 };
 
 // Holds the class of each row: `data` is an array of int64 or int32. If has_ignored is set, a row
-// whose class is `ignored` has a loss of 0, and the loss has no gradient. Each launch says what a
-// class outside of [0, cols) means.
+// whose class is `ignored` has a loss of 0, and the loss has no gradient. CrossEntropyForward and
+// CrossEntropyBackward say what a class outside of [0, cols) means.
 struct Targets {
   const void* data;
   bool is_int64;
@@ -140,9 +140,10 @@ struct Logits {
 // nor in [0, cols) is NaN.
 //
 // losses, lse and lse_error are arrays with one value per row, double if input is double and float
-// otherwise. lse_error is what rounding took from lse: lse + lse_error has the precision of double
-// (it is 0 beside a double input). With reads_ignored, lse and lse_error of ignored rows are
-// computed too; otherwise ignored rows are not read, and their lse and lse_error are 0.
+// otherwise. lse_error is what rounding took from lse, so that lse + lse_error has about twice the
+// digits of a float; with a double input, lse_error is 0. With reads_ignored, lse and lse_error of
+// ignored rows are computed too; otherwise ignored rows are not read, and their lse and lse_error
+// are 0.
 struct CrossEntropyForward {
   Logits logits;
   Targets targets;
@@ -159,12 +160,12 @@ struct CrossEntropyForward {
 //
 // where grad_loss is taken as 0 if the row is ignored. The gradient of the input is that of x times
 // the derivative of the logits. For a class t outside of [0, cols), [column is t] is 0 everywhere:
-// where processes share the classes, another one has column t. Without smoothing the gradient in
-// column t is computed from expm1(-loss), which has the digits that p - 1 has lost.
+// if the classes are divided among processes, another process has column t. Without smoothing, the
+// difference p - 1 in column t is computed as expm1(-loss): a subtraction loses digits near p = 1.
 //
-// grad_losses and grad_lse are arrays as in the forward; one of them may be null, for zeros.
-// grad_input has the dtype of the input, and may be its memory. A row whose two gradients are 0
-// becomes zeros and is not read.
+// grad_losses and grad_lse are arrays with one value per row, as `losses` is; one of them may be
+// null, which stands for zeros. grad_input has the dtype of the input, and may be its memory. A row
+// whose grad_loss and grad_lse are 0 becomes zeros and is not read.
 struct CrossEntropyBackward {
   Logits logits;
   Targets targets;
@@ -222,7 +223,8 @@ struct SpatialSoftmaxBackward {
   bool log;
 };
 
-// Rows are numbered through at most kMaxRowDims dimensions; the last of them varies fastest.
+// A row's number stands for an index (i0, i1, ...) of at most kMaxRowDims dimensions, of which the
+// last varies fastest.
 constexpr int32_t kMaxRowDims = 4;
 struct RowDims {
   int32_t count;
@@ -273,8 +275,8 @@ struct RowValues {
 // The scores whose softmax is computed are scale * input + bias + mask, but `mask_value` where a
 // bool mask is false or the column is not in the row's interval. The interval is the columns from
 // `start` to before `end` that causality and the lower diagonal leave visible. bias is never bool.
-// A sink is one more score of the row, whose probability is not among the results. With a soft cap,
-// tanh(scale * input / softcap) * softcap stands in place of scale * input.
+// A sink is one more score in the softmax of the row, but has no column in the output. With a soft
+// cap, tanh(scale * input / softcap) * softcap stands in place of scale * input.
 struct Scores {
   RowDims dims;
   Operand bias, mask;
@@ -326,8 +328,8 @@ struct MaskedSoftmaxForward {
 // column. Only the bool mask, the interval and the scale of `scores` are used. grad_input may be
 // the memory of grad_output. The dtypes are those of SoftmaxBackward.
 //
-// grad_sinks = -sink_probabilities * s. Both are arrays as sink_probabilities in the forward, and
-// null if the gradient of the sinks is not wanted.
+// grad_sinks = -sink_probabilities * s. Both are arrays with one value per row, as the forward's
+// sink_probabilities are, and null if the gradient of the sinks is not wanted.
 struct MaskedSoftmaxBackward {
   ConstRows grad_output, probabilities;
   Rows grad_input;
@@ -364,9 +366,9 @@ FUSEDOPS_HOST_DEVICE constexpr bool has_mean(NormKind kind) {
 // float otherwise. mean is null if the kind has none; both are null if they are not wanted.
 // sum.data is null if the sum is not wanted. Only a norm with a residual has dropout.
 //
-// residual, sum and output share one dtype. input has it too or, beside a residual in float32, is
-// 16-bit: the branch of a network that autocast computes in 16 bits. weight and bias share one
-// dtype, the output's or float32.
+// residual, sum and output share one dtype. input has it too or, beside a residual in float32, may
+// be 16-bit, as the results of layers under autocast are. weight and bias share one dtype, the
+// output's or float32.
 struct NormForward {
   NormKind kind;
   ConstRows input, residual;
@@ -387,8 +389,8 @@ struct NormForward {
 // wanted only if its dtype differs from grad_input's.
 //
 // grad_input, grad_branch, grad_weight and grad_bias are not computed if their data is null. All
-// rows share one dtype, except that grad_branch may be 16-bit beside float32. Only kStd and kL2 use
-// eps.
+// tensors of rows share one dtype, except that grad_branch may be 16-bit where the others are
+// float32. Only kStd and kL2 use eps.
 struct NormBackward {
   NormKind kind;
   ConstRows grad_output, grad_sum, input;
@@ -457,8 +459,8 @@ struct SoftmaxStack {
   }
 };
 
-// The statistics of tensor i follow those of tensor i - 1. Each tensor has its own weight and bias,
-// or none has one.
+// The statistics of tensor i follow those of tensor i - 1. Either all tensors have a weight or none
+// has one, and likewise for the bias.
 struct NormStack {
   NormForward each;
   ConstRows inputs[kMaxStack];

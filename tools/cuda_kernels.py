@@ -43,7 +43,8 @@ def plans() -> Iterator[Plan]:
 
 
 def widths(vectors: str, dtype: str) -> list[int]:
-    """Returns the widths of a dtype's vectors, as width_in() of plan.h and find_kernel() do."""
+    """Returns how many elements vectors of a dtype may have, by the rules of width_in() in plan.h
+    and of find_kernel()."""
     item = BYTES[dtype]
     if vectors == "kDoubles" or item == 8:
         return [1] if vectors == "kDoubles" and item == 8 else []

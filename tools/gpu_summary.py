@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STAGE = ("stage", "kind", "status", "seconds")
-#: The summary shows the shares of a copy at these lengths, of the incumbents with the most rows.
+#: The row lengths in the summary. At each it shows the speed of the incumbent, the plan of the
+#: package, as a share of a copy's, for the most rows that were measured.
 LENGTHS = (1024, 4096, 8192, 16384, 32768, 65536)
 DTYPES = ("bfloat16", "float32")
 Shares = dict[tuple[str, str], dict[int, float]]

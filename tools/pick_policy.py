@@ -4,11 +4,12 @@
     python tools/pick_policy.py tune.csv            # the difference
     python tools/pick_policy.py tune.csv --write    # writes it
 
-For each pass, kind of vectors and row length the plan wins whose shares of a copy have the best
-geometric mean over row counts and operators, but an incumbent within 2 % of the best stays. (The
-worst share would not do: it is always that of the fewest rows.) Neighbouring lengths with the
-same plan become one line. Lengths without a measurement stay as they are. After the difference the
-tool prints what blocks of fewer threads would change in the backward pass of norms.
+For each pass, kind of vectors and row length the plan wins whose speed, as a share of a copy's, has
+the best geometric mean over row counts and operators, but the incumbent, the plan in the package,
+stays if it is within 2 % of the best. (The worst share would not do: it is always that of the
+fewest rows.) Neighbouring lengths with the same plan become one line. Lengths without a measurement
+stay as they are. After the difference the tool prints what blocks of fewer threads would change in
+the backward pass of norms.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ SOFTMAX = ("softmax", "log_softmax")
 MASKED = ("padded_softmax", "causal_softmax")
 NORMS = ("layer_norm", "rms_norm", "std_norm")
 ADD_NORMS = ("add_layer_norm", "add_rms_norm")
-#: Operators that decide no plan, because plans.def has none for them alone. A soft cap shares the
-#: plans of scores of any terms, which are not measured.
+#: Operators that decide no plan, because plans.def has none for them alone. Scores with a soft cap
+#: have the plans of scores with any mix of mask, bias and so on, most of which are not measured.
 UNPLANNED = ("softmax_statistics", "softmax_apply", "spatial_softmax", "capped_softmax")
 KNOWN = (*SOFTMAX, *MASKED, *NORMS, *ADD_NORMS, *UNPLANNED)
 #: The passes of plans.def, by operator, without their direction.
@@ -77,7 +78,7 @@ class Plan:
 
     @property
     def is_listed(self) -> bool:
-        """Whether a row stays in registers. plans.def has lengths of rows for such plans alone."""
+        """Whether a row stays in registers. plans.def lists row lengths only for such plans."""
         return self.elements > 0 and self.segment == 0
 
 
@@ -167,7 +168,8 @@ class Line:
 
     @property
     def most(self) -> int:
-        """The longest row that a fixed number of threads holds; above all lengths without one."""
+        """The longest row that the line's kernel takes if its number of threads is fixed; otherwise
+        a number above all lengths."""
         is_fixed = self.macro == "REGISTERS" and self.last > 0
         return self.elements * self.last if is_fixed else 1 << 62
 
@@ -205,8 +207,8 @@ class Choice:
 def choose(cases: Sequence[Case]) -> Choice | None:
     """Returns the best plan of cases of one length, or None without an incumbent that was measured.
 
-    Plans are compared on the questions that have candidates. A plan is left out if it was not
-    measured on one of them.
+    Plans are compared on the questions that have candidates. A plan is left out unless it was
+    measured on all of these.
     """
     shares: dict[Plan, dict[Question, float | None]] = defaultdict(dict)
     for case in cases:
@@ -229,8 +231,9 @@ def choose(cases: Sequence[Case]) -> Choice | None:
 
 
 def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
-    """Yields the cases, except candidates that vary what no line of plans.def has: the threads of a
-    block of several rows, and partitions of the rows, whose number depends on that of the rows."""
+    """Yields the cases with 0 for their partitions, whose number depends on the rows. Candidates
+    that vary partitions or the threads of a block of several rows are left out: no line of
+    plans.def has these."""
     for case in cases:
         usual = max(BLOCK_THREADS, case.plan.row_threads)
         varies = case.plan.threads > usual or (case.plan.partitions > 0 and case.plan.blocks == 1)
@@ -388,7 +391,8 @@ def threads_alone(cases: Sequence[Case]) -> list[Case]:
 
 def threads_text(cases: Sequence[Case]) -> str:
     """Returns a line for each length at which blocks of fewer threads were measured in the backward
-    pass of norms. plans.def does not get them: kNormBackwardThreads also bounds the kernels."""
+    pass of norms. plans.def does not get them: the kernels are compiled for
+    kNormBackwardThreads."""
     by_length = defaultdict(list)
     shown = [case for case in cases if case.op in PASSES and case.group[0] in THREADS_SHOWN]
     for case in threads_alone(shown):

@@ -11,10 +11,10 @@ shapes.
 
 Gates: no kernel has spills or a stack. Hot kernels are those of 16-byte vectors of float, half or
 bfloat16. Every load and store of a hot kernel is 128 bits wide, except the few that sass_budget.csv
-lists (a row's mean and rstd, partials of columns and of rows, branches and results of 16 bits
-beside float vectors, masks of bytes, operands with one value for a row, dropout's seed, the ends of
-rows that are not aligned). The registers of a hot kernel and its bytes in flight keep the budget in
-that file. Instructions and bytes of each shape keep the budget in sass_shapes.csv.
+lists (a row's mean and rstd, partials of columns and of rows, 16-bit inputs and results beside
+float vectors, masks of bytes, operands with one value for a row, dropout's seed, the ends of rows
+that are not aligned). The registers of a hot kernel and its bytes in flight keep the budget in that
+file. Instructions and bytes of each shape keep the budget in sass_shapes.csv.
 
 Shapes: docs/cuda_counts.md says what is followed, and what is counted.
 """
@@ -33,9 +33,10 @@ from sass.errors import ReportError
 from sass.gates import BUDGET, Budget, budget_failures, local_memory_failures, read_budget
 from sass.kernels import Kernel
 from sass.limits import limit_lines
-from sass.output import print_lines, print_shapes, print_tables, write_csv
+from sass.output import SHAPE_COLUMNS, print_table, print_tables
 from sass.shape_gates import SHAPES, ShapeBudget, read_shapes, shape_failures
 from sass.shapes import COUNTED_ARCH, shapes_of, table_cases
+from sass.tables import write_csv
 from sass.toolchain import LIBRARY, codes_of, kernels_in
 
 
@@ -86,8 +87,8 @@ def report_shapes(args: argparse.Namespace) -> int:
     """Prints the shapes, and which limits they keep; with --check it checks the gates too."""
     budget = read_shapes() if args.check else {}
     rows = shapes_of(codes_of([COUNTED_ARCH], args.library)[COUNTED_ARCH], table_cases())
-    print_shapes(rows)
-    print_lines(limit_lines(rows))
+    print_table(SHAPE_COLUMNS, rows)
+    print(*limit_lines(rows), sep="\n")
     if args.csv:
         write_csv(type(rows[0]), rows, args.csv)
     return print_failures(list(shape_failures(rows, budget)), len(rows)) if args.check else 0
@@ -106,7 +107,7 @@ def report(args: argparse.Namespace) -> int:
     if args.write_budget:
         write_csv(Budget, [Budget.of(kernel) for kernel in kernels if kernel.is_hot], BUDGET)
         rows = shapes_of(codes[COUNTED_ARCH], table_cases())
-        write_csv(ShapeBudget, [ShapeBudget.of(row) for row in rows], SHAPES)
+        write_csv(ShapeBudget, rows, SHAPES)
         budget = read_budget()
     if not args.check:
         return 0

@@ -13,6 +13,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -77,8 +78,8 @@ struct Outcome {
   std::string error;
 };
 
-// Memory that grows to the largest question. reserve() keeps it where it is large enough;
-// allocate() always takes new memory, of exactly `bytes`.
+// Holds memory of the GPU. reserve() allocates anew only if it is too small, and so keeps that of
+// the largest question; allocate() always takes new memory, of exactly `bytes`.
 class Arena {
  public:
   cudaError_t reserve(int64_t bytes) { return bytes <= bytes_ ? cudaSuccess : allocate(bytes); }
@@ -99,7 +100,7 @@ class Arena {
   int64_t bytes_ = 0;
 };
 
-// The begin and the end of a launch on the stream.
+// Holds the events before and after a launch on the stream.
 struct Span {
   cudaEvent_t begin, end;
   Span() {
@@ -276,8 +277,9 @@ class Bench {
     return status;
   }
 
-  // Records an error if results differ by more than a few roundings of the largest value, one of
-  // them to the result's dtype. Other partitions add up rows in another order.
+  // Updates outcome.difference, and sets outcome.error if results differ by more than a few
+  // roundings of the largest value, one of them to the result's dtype: other partitions add up rows
+  // in another order.
   Status compare_array(
       const Array& array, const void* actual, const void* expected, Outcome& outcome) {
     using fusedops::BFloat16;
@@ -294,7 +296,8 @@ class Bench {
     return device::kSuccess;
   }
 
-  // Sets differences_ and magnitudes_ to what each thread of compare() saw.
+  // Runs compare(), and sets differences_ and magnitudes_ to the largest that each of its threads
+  // found.
   template <class T>
   Status compare_as(const void* actual, const void* expected, int64_t count) {
     const int64_t blocks = check_blocks(count);
@@ -429,7 +432,7 @@ std::vector<Plan> others(const Question& question, const Plan& incumbent) {
   return plans;
 }
 
-// Prints the columns of the plans that would be measured, in order.
+// Prints the columns of the table that describe the plans to measure, in order.
 void list(const std::vector<Ask>& asks) {
   std::printf("%.*s\n", static_cast<int>(std::strstr(kHeader, ",median") - kHeader), kHeader);
   for (const Ask& ask : asks) {
@@ -456,7 +459,7 @@ class Session {
     return std::chrono::duration<double>(since).count() >= seconds_;
   }
 
-  // Returns at the end of the time, or when the device is lost.
+  // Answers the questions in order, until the time is over or the device is lost.
   void run(const std::vector<Ask>& asks) {
     for (const Ask& ask : asks) {
       if (is_over() || lost_) break;
@@ -469,7 +472,7 @@ class Session {
   int failed() const { return failed_; }
 
  private:
-  // Measures the incumbent and, if asked to, the candidates beside it.
+  // Measures the incumbent and, with ask.with_candidates, the candidates beside it.
   void answer(const Ask& ask) {
     const Question& question = ask.question;
     const Plan incumbent = family_of(question.op).incumbent(question);

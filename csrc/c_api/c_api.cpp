@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <memory>
 #include <new>
 #include <string>
 
@@ -73,26 +74,16 @@ void check_array(const char* name, const float* array, int64_t count) {
   check_aligned(name, array);
 }
 
-// Holds device memory for the duration of a call. Nothing is allocated for 0 bytes.
-class Scratch {
- public:
-  Scratch(const Device& device, int64_t bytes)
-      : device_(device), memory_(bytes > 0 ? device.allocate(bytes) : nullptr) {}
-  ~Scratch() {
-    if (memory_ != nullptr) device_.release(memory_);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  void* get() const { return memory_; }
-
- private:
-  const Device& device_;
-  void* memory_;
-};
+// Returns a pointer that owns `bytes` bytes of device memory, or null for 0 bytes.
+auto scratch_of(const Device& device, int64_t bytes) {
+  auto release = [&device](void* memory) { device.release(memory); };
+  void* const memory = bytes > 0 ? device.allocate(bytes) : nullptr;
+  return std::unique_ptr<void, decltype(release)>(memory, release);
+}
 
 template <class Args>
 void launch_with_workspace(const Device& device, Args args) {
-  const Scratch workspace(device, device.workspace_bytes(args));
+  const auto workspace = scratch_of(device, device.workspace_bytes(args));
   args.workspace = workspace.get();
   device.launch(args);
 }
@@ -240,7 +231,7 @@ fusedops_status fusedops_layernorm_bw(
     check_array("vars", vars, batch_size);
     check_array("means", means, batch_size);
     if (gamma_grad == nullptr && betta_grad == nullptr && inp_grad == nullptr) return;
-    const Scratch rstd(device, batch_size * sizeof(float));
+    const auto rstd = scratch_of(device, batch_size * sizeof(float));
     device.variance_to_rstd(vars, static_cast<float*>(rstd.get()), batch_size);
     NormBackward args{};
     args.kind = NormKind::kLayer;

@@ -16,8 +16,8 @@ struct Failure {
   std::string what;
 };
 
-// Is the device that has the arrays in its memory, and works on them in the order of its stream. It
-// throws all errors as Failure or std::bad_alloc.
+// Represents the device in whose memory the arrays are. It works on them in the order of its
+// stream, and throws all errors as Failure or std::bad_alloc.
 class Device {
  public:
   explicit Device(void* stream);

@@ -55,16 +55,10 @@ class ClassTargets {
   std::optional<int64_t> ignored_;
 };
 
-inline Sizes sizes_of_rows(const Tensor& input) {
-  const auto sizes = input.sizes();
-  return {sizes.begin(), sizes.end() - 1};
-}
-
-// Checks the classes of input's rows. `rows` are the sizes of input without its last dimension,
-// whose elements are `what`: classes or features.
+// Checks dtype, shape and device of the tensor of classes. `rows` are the sizes of input without
+// its last dimension, whose elements are `what`: classes or features.
 inline void check_target(
-    const char* op, const Tensor& target, const Tensor& input, const Sizes& rows,
-    const char* what) {
+    const char* op, const Tensor& target, const Tensor& input, SizesView rows, const char* what) {
   check_given(op, "target", target);
   const ScalarType dtype = dtype_of(target);
   FUSEDOPS_CHECK(
@@ -94,7 +88,7 @@ inline void check_cross_entropy(
       input.dim() > 0 && input.sizes().back() > 0, op, ": input has shape ",
       list_text(input.sizes()), ", wanted at least one class in the last dimension");
   check_cols(op, input.sizes().back());
-  check_target(op, target, input, sizes_of_rows(input), "classes");
+  check_target(op, target, input, row_sizes(input), "classes");
   check_finite(op, "scale", settings.scale, statistics_dtype(dtype_of(input)));
   check_cross_entropy_settings(op, settings, dtype_of(input));
 }
@@ -151,8 +145,7 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(
   check_cross_entropy(op, input, target, settings);
   const ClassTargets targets(op, target, ignore_index);
   if (!input.is_cuda()) targets.check_in_range(op, input.sizes().back());
-  const Sizes sizes = sizes_of_rows(input);
-  const CrossEntropyStatistics results = empty_statistics(op, input, sizes);
+  const CrossEntropyStatistics results = empty_statistics(op, input, row_sizes(input));
   cross_entropy_into<Launcher>(op, input, targets, settings, reads_ignored, results);
   return {results.losses, results.lse, results.lse_error};
 }
@@ -166,7 +159,7 @@ struct CrossEntropyGradients {
 inline void check_cross_entropy_gradients(
     const char* op, const Tensor& input, const CrossEntropyGradients& gradients,
     const char* source = "cross_entropy") {
-  const Sizes rows = sizes_of_rows(input);
+  const SizesView rows = row_sizes(input);
   const Like like{"input", input};
   check_statistic(op, "losses", gradients.losses, like, rows, source);
   check_statistic(op, "lse", gradients.lse, like, rows, source);

@@ -1,6 +1,6 @@
-// Implements linear_cross_entropy, the cross entropy of logits that a linear layer computes. It
-// computes them for one chunk of rows after the other in one buffer, so that the logits of all rows
-// are never in memory.
+// Implements linear_cross_entropy, the cross entropy of logits that a linear layer computes. The
+// logits are computed for one chunk of rows after the other in one buffer, so that those of all
+// rows are never in memory at once.
 #pragma once
 
 #include "ops/cross_entropy.h"
@@ -24,15 +24,6 @@ class NoGradGuard {
  private:
   bool was_enabled_;
 };
-
-// Calls an operator of torch that returns one tensor, which is first among the results on the
-// stack.
-template <class... Args>
-Tensor call_aten(const char* name, const char* overload, const Args&... args) {
-  StableIValue stack[] = {torch::stable::detail::from(args)...};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack, TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
 
 inline Tensor multiply(const Tensor& a, const Tensor& b) {
   return call_aten("aten::mul", "Tensor", a, b);
@@ -156,9 +147,9 @@ CountedRows counted_rows(const LinearHead& head) {
 
 // Divides rows into chunks of one size, except for the last, which may have fewer rows: 1921 rows
 // are 11 chunks of 175, and not 10 of 192 and one row. Each chunk moves the gradient of the weight
-// through memory once. In a chunk of fewer rows than kRowsOnCpu or kRowsOnCuda, this would take
-// longer than the products. The two numbers follow from a machine's arithmetic and bandwidth; they
-// do not depend on the sizes of the weight.
+// through memory once. In chunks of far fewer rows than kRowsOnCpu or kRowsOnCuda, this would take
+// longer than the matrix products. The two numbers follow from a machine's arithmetic and
+// bandwidth; they do not depend on the sizes of the weight.
 struct Chunks {
   static constexpr int64_t kRowsOnCpu = 192, kRowsOnCuda = 4096;
   static constexpr int64_t kLogitsBytes = int64_t(256) << 20;  // of a chunk, at most
@@ -182,7 +173,7 @@ inline CrossEntropyStatistics statistics_from(
       rows_from(all.lse_error, first, count)};
 }
 
-// Describes some rows, and their logits in the buffer.
+// Describes the rows of a chunk, and their logits in the buffer of ChunkedHead.
 struct LinearChunk {
   int64_t first, rows;  // among the rows that are not ignored
   Tensor input, target, logits;
@@ -203,7 +194,7 @@ class ChunkedHead {
   const CountedRows& counted() const { return counted_; }
   const Chunks& chunks() const { return chunks_; }
 
-  // Calls body(chunk) for all chunks in order.
+  // Calls body(chunk) for all chunks in order. The buffer then holds the logits of that chunk.
   template <class Body>
   void for_chunks(Body body) const {
     for (int64_t first = 0; first < chunks_.rows; first += chunks_.rows_each) {
@@ -266,7 +257,8 @@ class ChunkSums {
     lower_ = empty_contiguous(op, result, sizes, ScalarType::Short);
   }
 
-  // Adds rows of a chunk to the sums from `start` on.
+  // Adds `rows` to the sums, its first column to sum number `start`. `chunk` is the chunk to which
+  // the rows belong.
   void add(const Tensor& rows, const LinearChunk& chunk, int64_t start = 0) const {
     ColumnSums args{};
     args.input = rows_of_classes(op_, rows).read();
@@ -412,9 +404,9 @@ inline void check_loss_terms(const char* op, const LinearHead& head, const LossT
       ", wanted a number from 0 to ", most);
 }
 
-// Holds the derivatives of the sum, for the rows that are not ignored. `of_losses` has the
-// derivative by each row's loss. `of_lse` is one number; its product with a row's lse is the
-// derivative by that lse.
+// Holds the derivatives of the sum that LossTerms defines, for the rows that are not ignored.
+// `of_losses` has the derivative by each row's loss. `of_lse` is one number; its product with a
+// row's lse is the derivative by that lse.
 struct LossSlopes {
   // row_weights is undefined without the argument, of_lse without a z_loss.
   Tensor row_weights, of_losses, of_lse;
@@ -450,20 +442,26 @@ inline Tensor sum_of_losses(
 // Returns the scaled sum of the rows' losses and its gradients, for which the logits are not
 // computed again.
 template <class Launcher>
-std::tuple<Tensor, Tensor, Tensor, Tensor> linear_loss(
-    const char* op, const LinearHead& head, const LossTerms& terms,
-    const std::vector<bool>& wanted) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_gradients(
+    const Tensor& input, const Tensor& linear_weight, const Tensor& target,
+    const std::optional<Tensor>& linear_bias, const std::optional<Tensor>& row_weights,
+    const std::optional<Tensor>& scale, std::optional<int64_t> ignore_index, double label_smoothing,
+    double z_loss, std::optional<double> softcap, std::vector<bool> output_mask) {
+  const char* op = "linear_cross_entropy";
+  const CrossEntropySettings settings{ignore_index, label_smoothing, /*scale=*/1, softcap};
+  const LinearHead head{input, linear_weight, target, linear_bias, settings};
+  const LossTerms terms{row_weights, scale, z_loss};
   check_linear_head(op, head);
   check_loss_terms(op, head, terms);
-  check_output_mask(op, wanted, 3);
+  check_output_mask(op, output_mask, 3);
   check_classes(op, head);
   const NoGradGuard no_grad;
   const ChunkedHead<Launcher> chunked(op, head);
   const CrossEntropyStatistics results =
       empty_statistics(op, head.input, Sizes{chunked.counted().count});
   const LossSlopes slopes(head, chunked.counted(), terms);
-  const LinearGradients<Launcher> gradients(op, head, chunked, wanted);
-  const bool are_wanted = wanted[0] || wanted[1] || wanted[2];
+  const LinearGradients<Launcher> gradients(op, head, chunked, output_mask);
+  const bool are_wanted = output_mask[0] || output_mask[1] || output_mask[2];
   chunked.for_chunks([&](const LinearChunk& chunk) {
     const CrossEntropyStatistics part = statistics_from(results, chunk.first, chunk.rows);
     chunked.compute_losses(chunk, part);
@@ -473,8 +471,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> linear_loss(
     chunked.differentiate(chunk, part, of_losses, of_lse);
     gradients.add(chunk);
   });
-  auto [input, weight, bias] = gradients.finished();
-  return {sum_of_losses(results, slopes.row_weights, terms), input, weight, bias};
+  return std::tuple_cat(
+      std::tuple(sum_of_losses(results, slopes.row_weights, terms)), gradients.finished());
 }
 
 template <class Launcher>
@@ -483,23 +481,10 @@ Tensor linear_cross_entropy(
     const std::optional<Tensor>& linear_bias, const std::optional<Tensor>& row_weights,
     const std::optional<Tensor>& scale, std::optional<int64_t> ignore_index, double label_smoothing,
     double z_loss, std::optional<double> softcap) {
-  const CrossEntropySettings settings{ignore_index, label_smoothing, /*scale=*/1, softcap};
-  const LinearHead head{input, linear_weight, target, linear_bias, settings};
-  const LossTerms terms{row_weights, scale, z_loss};
-  const std::vector<bool> none(3, false);
-  return std::get<0>(linear_loss<Launcher>("linear_cross_entropy", head, terms, none));
-}
-
-template <class Launcher>
-std::tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_gradients(
-    const Tensor& input, const Tensor& linear_weight, const Tensor& target,
-    const std::optional<Tensor>& linear_bias, const std::optional<Tensor>& row_weights,
-    const std::optional<Tensor>& scale, std::optional<int64_t> ignore_index, double label_smoothing,
-    double z_loss, std::optional<double> softcap, std::vector<bool> output_mask) {
-  const CrossEntropySettings settings{ignore_index, label_smoothing, /*scale=*/1, softcap};
-  const LinearHead head{input, linear_weight, target, linear_bias, settings};
-  const LossTerms terms{row_weights, scale, z_loss};
-  return linear_loss<Launcher>("linear_cross_entropy", head, terms, output_mask);
+  const std::vector<bool> no_gradients(3, false);
+  return std::get<0>(linear_cross_entropy_gradients<Launcher>(
+      input, linear_weight, target, linear_bias, row_weights, scale, ignore_index, label_smoothing,
+      z_loss, softcap, no_gradients));
 }
 
 // Returns losses, lse and lse_error of every row.

@@ -56,34 +56,16 @@ inline bool broadcasts_to(SizesView operand, SizesView sizes) {
   return fits;
 }
 
-// Returns the sizes of a tensor with one value for each row of `input`.
-inline SizesView row_sizes(const Tensor& input) {
-  const SizesView sizes = input.sizes();
-  return {sizes.data(), sizes.size() - 1};
-}
-
-// Checks that an operand broadcasts to `wanted`: the sizes of `input` or those of its rows, for
-// which `of_rows` completes the error.
-inline void check_broadcasts(
-    const char* op, const char* name, const Tensor& operand, const Tensor& input, SizesView wanted,
-    const char* of_rows = "") {
+// Checks that an operand broadcasts to `input` or, if it is `per_row`, to input's rows.
+inline void check_operand(
+    const char* op, const char* name, const Tensor& operand, const Tensor& input,
+    bool per_row = false) {
   check_device(op, name, operand, {"input", input});
+  const SizesView wanted = per_row ? row_sizes(input) : input.sizes();
   FUSEDOPS_CHECK(
       broadcasts_to(operand.sizes(), wanted), op, ": ", name, " has shape ",
       list_text(operand.sizes()), ", wanted one that broadcasts to ", list_text(wanted),
-      ", input's shape", of_rows);
-}
-
-// Checks a mask or bias.
-inline void check_operand(
-    const char* op, const char* name, const Tensor& operand, const Tensor& input) {
-  check_broadcasts(op, name, operand, input, input.sizes());
-}
-
-// Checks an operand with a value for each row.
-inline void check_row_operand(
-    const char* op, const char* name, const Tensor& operand, const Tensor& input) {
-  check_broadcasts(op, name, operand, input, row_sizes(input), " without its last dimension");
+      ", input's shape", per_row ? " without its last dimension" : "");
 }
 
 inline void check_bound(
@@ -93,7 +75,7 @@ inline void check_bound(
   FUSEDOPS_CHECK(
       dtype == ScalarType::Int || dtype == ScalarType::Long, op, ": ", name, " is ",
       dtype_text(*bound), ", wanted torch.int32 or torch.int64, a column for each row; convert it");
-  check_row_operand(op, name, *bound, input);
+  check_operand(op, name, *bound, input, /*per_row=*/true);
 }
 
 inline void check_mask(const char* op, const std::optional<Tensor>& mask, const Tensor& input) {
@@ -106,10 +88,13 @@ inline void check_mask(const char* op, const std::optional<Tensor>& mask, const 
   check_operand(op, "mask", *mask, input);
 }
 
-inline void check_bias(const char* op, const std::optional<Tensor>& bias, const Tensor& input) {
-  if (!bias) return;
-  check_dtype_of(op, "bias", *bias);
-  check_operand(op, "bias", *bias, input);
+// Checks a bias or sinks.
+inline void check_floating_operand(
+    const char* op, const char* name, const std::optional<Tensor>& operand, const Tensor& input,
+    bool per_row = false) {
+  if (!operand) return;
+  check_dtype_of(op, name, *operand);
+  check_operand(op, name, *operand, input, per_row);
 }
 
 // Refuses NaN, and finite values that the compute type would make infinite.
@@ -140,12 +125,6 @@ inline void check_hiding(const char* op, const HidingOperands& operands, const T
   check_bound(op, "end", operands.end, input);
 }
 
-inline void check_sinks(const char* op, const std::optional<Tensor>& sinks, const Tensor& input) {
-  if (!sinks) return;
-  check_dtype_of(op, "sinks", *sinks);
-  check_row_operand(op, "sinks", *sinks, input);
-}
-
 // Holds the tensors of a forward.
 struct MaskedSoftmaxInputs {
   Tensor input;
@@ -162,8 +141,8 @@ inline void check_masked_softmax(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, ScalarType computed) {
   check_options(options, inputs.input);
   check_hiding(options.op, inputs.hiding, inputs.input);
-  check_bias(options.op, inputs.bias, inputs.input);
-  check_sinks(options.op, inputs.sinks, inputs.input);
+  check_floating_operand(options.op, "bias", inputs.bias, inputs.input);
+  check_floating_operand(options.op, "sinks", inputs.sinks, inputs.input, /*per_row=*/true);
   check_mask_value(options.op, options.filled_value(), computed);
   check_softcap(options.op, options.softcap, computed);
 }
@@ -185,7 +164,8 @@ inline void check_masked_softmax_backward(
 
 // --- operands -----------------------------------------------------------------------------------
 
-// Returns the operand's strides for `rank` dimensions, of the input or its rows; 0 if broadcast.
+// Returns the operand's strides for the `rank` dimensions of the input or its rows. A stride is 0
+// where the operand is broadcast.
 inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
   Sizes strides(rank, 0);
   const int64_t missing = rank - operand.dim();
@@ -423,8 +403,8 @@ MaskedSoftmaxResult masked_softmax_forward(
   return result;
 }
 
-// Writes the result to `output`, by way of a copy if kernels cannot write it there or it overlaps
-// an operand.
+// Writes the result to `output`, by way of a copy if kernels cannot write it there or if `output`
+// overlaps an operand.
 template <class Launcher>
 void masked_softmax_out(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, Tensor output) {
@@ -480,29 +460,6 @@ Tensor masked_softmax_backward(
   const Tensor grad_input = empty_gradient(options.op, tensors.probabilities, input_dtype);
   masked_softmax_backward_into<Launcher>(options, tensors, dropout, grad_input);
   return convert(options.op, grad_input, input_dtype);
-}
-
-// Returns the gradients of the input and, one for each row, of the sinks.
-template <class Launcher>
-std::tuple<Tensor, Tensor> masked_softmax_sinks_backward(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& tensors,
-    const Tensor& sink_probabilities, double p, const std::optional<Tensor>& seed,
-    ScalarType input_dtype) {
-  const char* op = options.op;
-  const Tensor& probabilities = tensors.probabilities;
-  check_given(op, "probabilities", probabilities);
-  const Dropout dropout = branch_dropout(op, p, seed, {"probabilities", probabilities});
-  check_masked_softmax_backward(options, tensors);
-  check_dtype(op, "input_dtype", input_dtype);
-  check_statistic(
-      op, "sink_probabilities", sink_probabilities, {"probabilities", probabilities},
-      row_sizes(probabilities));
-  const Tensor grad_input = empty_gradient(op, probabilities, input_dtype);
-  const Tensor grad_sinks = empty_contiguous(
-      op, probabilities, row_sizes(probabilities), statistics_dtype(dtype_of(probabilities)));
-  masked_softmax_backward_into<Launcher>(
-      options, tensors, dropout, grad_input, {as_contiguous(op, sink_probabilities), grad_sinks});
-  return {convert(op, grad_input, input_dtype), grad_sinks};
 }
 
 // Writes the result to the memory of grad_output.
@@ -626,14 +583,28 @@ struct MaskedSoftmaxOps {
     return {output, probabilities, *result.sink_probabilities};
   }
 
+  // Returns the gradients of the input and, one for each row, of the sinks.
   static std::tuple<Tensor, Tensor> masked_softmax_sinks_backward(
       const Tensor& grad_output, const Tensor& probabilities, const Tensor& sink_probabilities,
       const MaybeTensor& mask, double scale, bool causal, double p, const MaybeTensor& seed,
       ScalarType input_dtype, int64_t diagonal, MaybeInt lower_diagonal, const MaybeTensor& start,
       const MaybeTensor& end) {
-    return fusedops::masked_softmax_sinks_backward<Launcher>(
-        {"masked_softmax_sinks_backward", scale, causal, diagonal, lower_diagonal},
-        {grad_output, probabilities, {mask, start, end}}, sink_probabilities, p, seed, input_dtype);
+    const char* op = "masked_softmax_sinks_backward";
+    const Like like{"probabilities", probabilities};
+    check_given(op, like.name, probabilities);
+    const Dropout dropout = branch_dropout(op, p, seed, like);
+    const MaskedSoftmaxOptions options{op, scale, causal, diagonal, lower_diagonal};
+    const MaskedSoftmaxGradients tensors{grad_output, probabilities, {mask, start, end}};
+    check_masked_softmax_backward(options, tensors);
+    check_dtype(op, "input_dtype", input_dtype);
+    const SizesView rows = row_sizes(probabilities);
+    check_statistic(op, "sink_probabilities", sink_probabilities, like, rows);
+    const Tensor grad_input = empty_gradient(op, probabilities, input_dtype);
+    const Tensor grad_sinks =
+        empty_contiguous(op, probabilities, rows, statistics_dtype(dtype_of(probabilities)));
+    masked_softmax_backward_into<Launcher>(
+        options, tensors, dropout, grad_input, {as_contiguous(op, sink_probabilities), grad_sinks});
+    return {convert(op, grad_input, input_dtype), grad_sinks};
   }
 
   static Tensor masked_softmax_dropout_backward(

@@ -33,15 +33,17 @@ inline NormShape resolve_norm_shape(
   return shape;
 }
 
-inline void check_norm_parameter(
+// Checks that a parameter has the shape `wanted`. In the error, `before` and `after` are the words
+// around that shape.
+template <class... Words>
+void check_norm_parameter(
     const char* op, const char* name, const std::optional<Tensor>& parameter, const Like& input,
-    const Sizes& normalized_shape) {
+    SizesView wanted, const char* before = "normalized_shape, ", const Words&... after) {
   if (!parameter) return;
   const auto sizes = parameter->sizes();
   FUSEDOPS_CHECK(
-      std::equal(sizes.begin(), sizes.end(), normalized_shape.begin(), normalized_shape.end()), op,
-      ": ", name, " has shape ", list_text(sizes), ", wanted normalized_shape, ",
-      list_text(normalized_shape));
+      std::equal(sizes.begin(), sizes.end(), wanted.begin(), wanted.end()), op, ": ", name,
+      " has shape ", list_text(sizes), ", wanted ", before, list_text(wanted), after...);
   check_device(op, name, *parameter, input);
   check_dtype_of(op, name, *parameter);
 }
@@ -76,7 +78,7 @@ struct NormParameters {
   }
 };
 
-// Holds the arguments that define a norm, which all ops of the family have.
+// Holds the arguments that define a norm, which its forward and backward ops share.
 struct NormOptions {
   const char* op;
   NormKind kind;
@@ -253,7 +255,8 @@ inline NormWanted wanted_of(const char* op, const std::vector<bool>& mask, bool 
   return {mask[0], std::nullopt, mask[1], has_bias && mask[2]};
 }
 
-// Returns the dtypes of a backward's terms: the sum's where `input` or `residual` is nullopt.
+// Checks and returns the dtypes of a backward's terms: the sum's where `input` or `residual` is
+// nullopt.
 inline TermDtypes checked_terms(
     const char* op, const Tensor& sum, std::optional<ScalarType> input,
     std::optional<ScalarType> residual, bool drops) {
@@ -291,7 +294,7 @@ inline void check_norm_backward(
   check_eps(op, tensors.eps);
 }
 
-// The gradient of weight or bias has the parameter's dtype, or without a parameter the input's.
+// Returns the dtype of the gradient of weight or bias: the parameter's or, without it, the input's.
 inline ScalarType norm_parameter_dtype(
     const Tensor& input, const std::optional<Tensor>& parameter) {
   return parameter ? dtype_of(*parameter) : dtype_of(input);
@@ -328,7 +331,7 @@ inline Columns written_columns(const std::optional<Tensor>& grad) {
   return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(dtype_of(*grad))} : Columns{};
 }
 
-// Computes the gradients that `result` holds.
+// Computes the gradients for which `result` holds tensors.
 template <class Launcher>
 void launch_norm_backward(
     const NormOptions& options, const NormGradients& tensors, const NormShape& shape,

@@ -9,7 +9,7 @@
 
 namespace fusedops {
 
-// Holds the arguments that define a norm over `dim`, which all ops of the family have.
+// Holds the arguments that define a norm over `dim`, which its forward and backward ops share.
 struct SpatialNormOptions {
   const char* op;
   NormKind kind;
@@ -24,18 +24,6 @@ struct SpatialNormShape {
   Sizes statistics;  // the input's shape, with a size of 1 in `dim`
 };
 
-inline void check_spatial_parameter(
-    const char* op, const char* name, const std::optional<Tensor>& parameter, const Like& input,
-    const SoftmaxDim& at) {
-  if (!parameter) return;
-  const auto sizes = parameter->sizes();
-  FUSEDOPS_CHECK(
-      sizes.size() == 1 && sizes[0] == at.cols, op, ": ", name, " has shape ", list_text(sizes),
-      ", wanted [", at.cols, "], the size of dim ", at.dim);
-  check_device(op, name, *parameter, input);
-  check_dtype_of(op, name, *parameter);
-}
-
 inline SpatialNormShape checked_spatial_norm(
     const SpatialNormOptions& options, const Tensor& tensor) {
   const Like input{"input", tensor};
@@ -43,8 +31,12 @@ inline SpatialNormShape checked_spatial_norm(
   check_dtype_of(op, input.name, tensor);
   const SizesView sizes = tensor.sizes();
   const SoftmaxDim at = resolve_dim(op, sizes, options.dim);
-  check_spatial_parameter(op, "weight", options.weight, input, at);
-  check_spatial_parameter(op, "bias", options.bias, input, at);
+  const auto check_parameter = [&](const char* name, const std::optional<Tensor>& parameter) {
+    check_norm_parameter(
+        op, name, parameter, input, {&at.cols, 1}, /*before=*/"", ", the size of dim ", at.dim);
+  };
+  check_parameter("weight", options.weight);
+  check_parameter("bias", options.bias);
   SpatialNormShape shape{at.dim, product(sizes, 0, at.dim), at.cols, at.inner, sizes.vec()};
   if (!shape.statistics.empty()) shape.statistics[at.dim] = 1;
   return shape;
@@ -149,7 +141,7 @@ NormResult spatial_norm_forward(
   return result;
 }
 
-// Computes the gradients that `result` holds.
+// Computes the gradients for which `result` holds tensors.
 template <class Launcher>
 void launch_spatial_norm_backward(
     const SpatialNormOptions& options, const SpatialNormLayout& layout,

@@ -39,7 +39,7 @@ inline Sizes stacked_sizes(Sizes sizes, int64_t stack_dim, size_t count) {
   return sizes;
 }
 
-// Moves dimension `from` of `tensor` to `to`, in memory too.
+// Returns a contiguous tensor in which dimension `from` of `tensor` is dimension `to`.
 inline Tensor moved_dim(const char* op, const Tensor& tensor, int64_t from, int64_t to) {
   Tensor view = tensor;
   for (int64_t d = from; d < to; ++d) view = torch::stable::transpose(view, d, d + 1);
@@ -110,30 +110,35 @@ void launch_softmax_stack(
   });
 }
 
-// Tensors are launched one by one if dim is not the last dimension, or if a slot does not have the
-// layout of rows because the stack dimension follows dim.
+// Contains the entry points that a launcher registers for softmax and, with kLog, log_softmax.
+// Lists arrive by value from the boxed call.
 template <class Launcher>
-Tensor stack_softmax(
-    const char* op, const Tensors& inputs, int64_t dim, int64_t stack_dim, bool log) {
-  check_alike(op, "inputs", inputs);
-  const Tensor& input = inputs.front();
-  check_dtype_of(op, "inputs", input);
-  const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
-  stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
-  Tensor output = empty_contiguous(
-      op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype_of(input));
-  if (output.numel() == 0) return output;
-  const auto slots = slots_of<Launcher>(output, stack_dim, at.dim);
-  if (slots && at.inner == 1) {
-    launch_softmax_stack<Launcher>(op, inputs, at, *slots, log);
+struct StackOps {
+  // Tensors are launched one by one if dim is not the last dimension, or if a slot does not have
+  // the layout of rows because the stack dimension follows dim.
+  template <bool kLog>
+  static Tensor softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {
+    const char* op = kLog ? "stack_log_softmax" : "stack_softmax";
+    check_alike(op, "inputs", inputs);
+    const Tensor& input = inputs.front();
+    check_dtype_of(op, "inputs", input);
+    const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
+    stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
+    Tensor output = empty_contiguous(
+        op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype_of(input));
+    if (output.numel() == 0) return output;
+    const auto slots = slots_of<Launcher>(output, stack_dim, at.dim);
+    if (slots && at.inner == 1) {
+      launch_softmax_stack<Launcher>(op, inputs, at, *slots, kLog);
+      return output;
+    }
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Tensor slot = torch::stable::select(output, stack_dim, static_cast<int64_t>(i));
+      softmax_out<Launcher>(op, inputs[i], dim, slot, kLog);
+    }
     return output;
   }
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const Tensor slot = torch::stable::select(output, stack_dim, static_cast<int64_t>(i));
-    softmax_out<Launcher>(op, inputs[i], dim, slot, log);
-  }
-  return output;
-}
+};
 
 // --- layer_norm ---------------------------------------------------------------------------------
 
@@ -191,12 +196,12 @@ inline NormShape checked_norm_stack(const NormStackOptions& options) {
 // Returns output, mean and rstd. The statistics are stacked along a new first dimension.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
-    const NormStackOptions& options, double eps, int64_t stack_dim) {
-  const char* op = options.op;
-  const NormShape shape = checked_norm_stack(options);
-  const Tensors& inputs = options.inputs;
+    Tensors inputs, Sizes normalized_shape, Tensors weights, Tensors biases, double eps,
+    int64_t stack_dim) {
+  const char* op = "stack_layer_norm";
+  const NormShape shape = checked_norm_stack({op, inputs, normalized_shape, weights, biases});
   const Tensor& input = inputs.front();
-  check_norm_forward(op, shape, options.normalized_shape, eps);
+  check_norm_forward(op, shape, normalized_shape, eps);
   stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
 
   const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
@@ -216,7 +221,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   }
 
   const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.first);
-  const StackParameters parameters(op, options.weights, options.biases, dtype);
+  const StackParameters parameters(op, weights, biases, dtype);
   const Launcher launcher(input);
   for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
     NormStack stack{};
@@ -326,17 +331,19 @@ void launch_norm_stack_backward(
 // empty if not wanted.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
-    const NormStackOptions& options, NormStackGradients tensors, const std::vector<bool>& wanted) {
-  const char* op = options.op;
-  check_output_mask(op, wanted, 3);
-  const NormShape shape = checked_norm_stack(options);
-  const Tensors& inputs = options.inputs;
+    const Tensor& grad_output, Tensors inputs, Sizes normalized_shape, const Tensor& mean,
+    const Tensor& rstd, Tensors weights, Tensors biases, int64_t stack_dim,
+    std::vector<bool> output_mask) {
+  const char* op = "stack_layer_norm_backward";
+  check_output_mask(op, output_mask, 3);
+  const NormShape shape = checked_norm_stack({op, inputs, normalized_shape, weights, biases});
   const Tensor& input = inputs.front();
-  tensors.stack_dim = resolve_stack_dim(op, input.dim(), tensors.stack_dim);
+  stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
+  const NormStackGradients tensors{grad_output, mean, rstd, stack_dim};
   check_stack_layer_norm_backward(op, tensors, inputs, shape);
 
   const ScalarType dtype = dtype_of(input);
-  const StackParameters parameters(op, options.weights, options.biases, dtype);
+  const StackParameters parameters(op, weights, biases, dtype);
   const auto empty_grad = [&](bool is_wanted, const Sizes& sizes, ScalarType grad_dtype) {
     const Sizes stacked = stacked_sizes(sizes, /*stack_dim=*/0, inputs.size());
     Tensor grad = empty_contiguous(op, input, is_wanted ? stacked : Sizes{0}, grad_dtype);
@@ -346,45 +353,18 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
   const auto parameter_dtype = [&](const Tensors& parameters_of_call) {
     return norm_parameter_dtype(input, first_of(parameters_of_call));
   };
-  const Tensor grad_input = empty_grad(wanted[0], input.sizes().vec(), dtype);
+  const Tensor grad_input = empty_grad(output_mask[0], input.sizes().vec(), dtype);
   Tensor grad_weight =
-      empty_grad(wanted[1], options.normalized_shape, parameter_dtype(parameters.weights));
+      empty_grad(output_mask[1], normalized_shape, parameter_dtype(parameters.weights));
   Tensor grad_bias =
-      empty_grad(wanted[2], options.normalized_shape, parameter_dtype(parameters.biases));
+      empty_grad(output_mask[2], normalized_shape, parameter_dtype(parameters.biases));
   if (shape.rows > 0 && shape.cols > 0) {
     launch_norm_stack_backward<Launcher>(
-        op, inputs, tensors, shape, parameters, wanted, {grad_input, grad_weight, grad_bias});
+        op, inputs, tensors, shape, parameters, output_mask, {grad_input, grad_weight, grad_bias});
   }
-  grad_weight = convert(op, grad_weight, parameter_dtype(options.weights));
-  grad_bias = convert(op, grad_bias, parameter_dtype(options.biases));
+  grad_weight = convert(op, grad_weight, parameter_dtype(weights));
+  grad_bias = convert(op, grad_bias, parameter_dtype(biases));
   return {grad_input, grad_weight, grad_bias};
 }
-
-// Contains the entry points that a launcher registers. Lists arrive by value from the boxed call.
-template <class Launcher>
-struct StackOps {
-  static Tensor stack_softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {
-    return fusedops::stack_softmax<Launcher>(
-        "stack_softmax", inputs, dim, stack_dim, /*log=*/false);
-  }
-  static Tensor stack_log_softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {
-    return fusedops::stack_softmax<Launcher>(
-        "stack_log_softmax", inputs, dim, stack_dim, /*log=*/true);
-  }
-  static std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
-      Tensors inputs, Sizes normalized_shape, Tensors weights, Tensors biases, double eps,
-      int64_t stack_dim) {
-    return fusedops::stack_layer_norm<Launcher>(
-        {"stack_layer_norm", inputs, normalized_shape, weights, biases}, eps, stack_dim);
-  }
-  static std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
-      const Tensor& grad_output, Tensors inputs, Sizes normalized_shape, const Tensor& mean,
-      const Tensor& rstd, Tensors weights, Tensors biases, int64_t stack_dim,
-      std::vector<bool> output_mask) {
-    return fusedops::stack_layer_norm_backward<Launcher>(
-        {"stack_layer_norm_backward", inputs, normalized_shape, weights, biases},
-        {grad_output, mean, rstd, stack_dim}, output_mask);
-  }
-};
 
 }  // namespace fusedops

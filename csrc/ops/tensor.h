@@ -225,13 +225,24 @@ inline bool have_same_sizes(const Tensor& a, const Tensor& b) {
   return std::equal(first.begin(), first.end(), second.begin(), second.end());
 }
 
+// Calls an operator of torch that returns one tensor, which is first among the results on the
+// stack.
+template <class... Args>
+Tensor call_aten(const char* name, const char* overload, const Args&... args) {
+  StableIValue stack[] = {torch::stable::detail::from(args)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
 // Returns a view of the tensor with `sizes`, in which dimensions of size 1 are repeated.
 inline Tensor expand(const Tensor& tensor, SizesView sizes) {
-  StableIValue stack[] = {
-      torch::stable::detail::from(tensor), torch::stable::detail::from(sizes),
-      torch::stable::detail::from(false)};  // the argument `implicit`, which only vmap sets
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::expand", "", stack, TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  return call_aten("aten::expand", "", tensor, sizes, /*implicit=*/false);  // only vmap sets it
+}
+
+// Returns the sizes of a tensor without its last dimension, those of its rows.
+inline SizesView row_sizes(const Tensor& input) {
+  const SizesView sizes = input.sizes();
+  return {sizes.data(), sizes.size() - 1};
 }
 
 // Holds the addresses of the bytes from a tensor's first element to its last.
@@ -477,7 +488,8 @@ inline void check_device(const char* op, const char* name, const Tensor& tensor,
       ".device)");
 }
 
-// Checks that `tensor` has this dtype and shape, as `because` explains, on the device of `like`.
+// Checks that `tensor` has this dtype and shape, on the device of `like`. The message ends with
+// `because`, the reason for the dtype and shape.
 template <class List, class... Because>
 void check_tensor(
     const char* op, const char* name, const Tensor& tensor, ScalarType dtype, const List& sizes,

@@ -33,10 +33,10 @@ namespace stable = torch::stable::detail;
 
 constexpr Py_ssize_t kMaxArguments = 24;
 
-// A reference that is released at the end of its scope. It is null if an error is set.
 struct Release {
   void operator()(PyObject* object) const { Py_DECREF(object); }
 };
+// A reference that is released at the end of its scope. It is null if an error is set.
 using Owned = std::unique_ptr<PyObject, Release>;
 
 // A function of torch's extension modules. A call through Python takes 20 to 40 ns; a call of the C
@@ -131,7 +131,8 @@ PyObject* item(PyObject* list, Py_ssize_t index) {
 
 // --- who has to see a call ----------------------------------------------------------------------
 
-// Whether a mode, a trace, a transform or forward-mode differentiation must see the op.
+// Returns whether a mode, a trace, a transform or forward-mode differentiation must see the op, or
+// -1 if an error is set.
 int is_watched() {
   for (const Builtin& watches : imports.watchers) {
     if (const int result = truth(watches())) return result;
@@ -140,7 +141,8 @@ int is_watched() {
   return level == nullptr ? -1 : PyLong_AsLong(level) >= 0;
 }
 
-// Whether a recorded call on this tensor needs the dispatcher, as in call.py.
+// Returns whether a recorded call on this tensor needs the dispatcher, as _needs_dispatcher() in
+// call.py does, or -1 if an error is set.
 int needs_dispatcher(PyObject* tensor) {
   if (const int nested = truth_of_attribute(tensor, is_nested)) return nested;
   if (const int wrapper = truth(imports.is_grad_wrapper(tensor))) return wrapper;
@@ -267,7 +269,7 @@ StableIValue list_of(PyObject* object, Convert convert) {
       torch::headeronly::HeaderOnlyArrayRef<T>(values.get(), static_cast<size_t>(count)));
 }
 
-// The value of an object that fits() has accepted.
+// Returns the value of an object that fits() has accepted, as the dispatcher takes it.
 StableIValue converted(char kind, PyObject* object) {
   const auto integer = [](PyObject* o) { return static_cast<int64_t>(PyLong_AsLongLong(o)); };
   const auto boolean = [](PyObject* o) { return o == Py_True; };
@@ -307,7 +309,7 @@ PyObject* tensor_of(AtenTensorHandle handle) {
   return tensor.release();
 }
 
-// Returns one tensor, or a tuple of several.
+// Returns the results of a call, one tensor or a tuple of several, and deletes the op's other ones.
 PyObject* tensors_of(const Op& op, const StableIValue* results) {
   const auto handle_at = [&](Py_ssize_t i) { return stable::to<AtenTensorHandle>(results[i]); };
   for (Py_ssize_t i = op.returned; i < op.results; ++i) {

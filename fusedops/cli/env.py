@@ -148,7 +148,8 @@ def probe_operators() -> dict[str, list[str]]:
 def probe_build() -> Report:
     """Returns what the build recorded: compilers, torch, CUDA architectures.
 
-    It is read from the file, because the libraries that it describes may not load.
+    It is read from the file here, because the module with build_info() loads the libraries, which
+    may fail.
     """
     recorded: Report = json.loads((PACKAGE / "lib" / "build_info.json").read_text())
     return recorded

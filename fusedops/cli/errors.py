@@ -15,8 +15,8 @@ from typing import NoReturn
 
 INTERRUPTED = 130  # 128 plus the number of the signal, as in shells
 
-# Longer messages keep this many characters of their head, which names the option, and of their end,
-# which has the fix.
+# A long message keeps HEAD characters of its beginning, which names the option, and TAIL of its
+# end, which has the fix.
 HEAD, TAIL = 700, 200
 
 

@@ -51,7 +51,7 @@ def is_model(target: str) -> bool:
 def example(args: argparse.Namespace) -> Iterator[tuple[nn.Module, dict[str, torch.Tensor]]]:
     """Yields the model of `args.target` and its named inputs, for the body of a `with` statement.
 
-    Their tensors have shapes and dtypes, but no elements: a model of any size fits into memory.
+    The tensors of both have shapes and dtypes, but no elements: any model fits into memory.
     """
     model = _model(args.target, args.attention)
     with FakeTensorMode(allow_non_fake_inputs=True):

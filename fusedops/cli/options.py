@@ -16,8 +16,8 @@ import torch
 from fusedops.cli.errors import UsageError
 from fusedops.cli.files import check_folder, check_writable
 
-#: More threads than this only measure how threads wait for a core, and a process that starts
-#: thousands of them exceeds the system's limits.
+#: With more threads for each core, a benchmark would measure how threads wait for a core, and
+#: a process that starts thousands of threads exceeds the system's limits.
 THREADS_A_CORE = 4
 MOST_THREADS = THREADS_A_CORE * (os.cpu_count() or 1)
 

@@ -23,7 +23,7 @@ Call = Callable[[], Any]
 class Clock(Protocol):
     """Measures the milliseconds that a call takes, the mean over `repeats` calls.
 
-    overhead_ms: the time of each call that is not part of the measurement.
+    overhead_ms: the time that the clock itself takes beside each call, and does not count.
     """
 
     overhead_ms: float
@@ -127,5 +127,5 @@ def relative_spread(times: Sequence[float]) -> float:
 
 
 def median_ratio(times: Sequence[float], other: Sequence[float]) -> float:
-    """Returns how many times faster `other` is: the median of the ratios within a round."""
+    """Returns how many times faster `other` is: the median over the rounds of a round's ratio."""
     return statistics.median(mine / its for mine, its in zip(times, other, strict=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from sass import demand, launches, limits, output, shape_gates, shapes, toolchain
+from sass import demand, launches, limits, shape_gates, shapes, tables, toolchain
 from sass.chips import CHIPS
 from sass.code import parse_sass
 from sass.launches import Case, Region
@@ -323,7 +323,7 @@ def row():
 )
 def test_a_shape_over_its_budget_is_named(row, tmp_path, change, failure):
     path = tmp_path / "model.csv"
-    output.write_csv(shape_gates.ShapeBudget, [shape_gates.ShapeBudget.of(row)], path)
+    tables.write_csv(shape_gates.ShapeBudget, [row], path)
     budget = shape_gates.read_shapes(path)
     assert list(shape_gates.shape_failures([row], budget)) == []
     (line,) = shape_gates.shape_failures([dataclasses.replace(row, **change)], budget)

@@ -22,7 +22,7 @@ from torch import Tensor
 import fusedops
 from fusedops.cli import options
 from fusedops.cli.bench.command import Say, keep_freed_memory, measure_and_show
-from fusedops.cli.bench.report import table_of, write_csv
+from fusedops.cli.bench.report import table_of
 from fusedops.cli.timing import Call
 
 SUMMARY = "measure the overhead of a call, compared with torch's own functions"
@@ -80,13 +80,8 @@ def run(args: argparse.Namespace) -> int:
         say(f"timing {case}")
         return [measure_host(case, bursts)]
 
-    def show(frame: pd.DataFrame, console: Console) -> None:
-        if args.csv:
-            write_csv(frame, args.csv)
-        print_host_times(frame, console)
-
     cases = list(starmap(HostCase, product(FUNCTIONS, MODES)))
-    return measure_and_show((cases, measure), show)
+    return measure_and_show((cases, measure), print_host_times, csv=args.csv)
 
 
 def measure_host(case: HostCase, bursts: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from fusedops.cli.bench.arguments import add_case_arguments, check_cases
 from fusedops.cli.bench.attention import DROPOUT, MASKED, SCALE, SOFTCAP
 from fusedops.cli.bench.cases import FORWARD, Case, Function, Layout, Shape, compiled, gradients
 from fusedops.cli.bench.command import Say, chosen_cases, measure_and_show, scores
-from fusedops.cli.bench.report import CASE, GROUP, table_of, write_csv
+from fusedops.cli.bench.report import CASE, GROUP, table_of
 
 SUMMARY = "measure the operators' peak memory; backward is measured together with forward"
 
@@ -75,12 +75,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"measuring {case}")
         return measure_peaks(case)
 
-    def show(frame: pd.DataFrame, console: Console) -> None:
-        if args.csv:
-            write_csv(frame, args.csv)
-        print_peaks(frame, console)
-
-    return measure_and_show((cases, measure), show, args.device)
+    return measure_and_show((cases, measure), print_peaks, args.device, args.csv)
 
 
 # --- ways to save memory --------------------------------------------------------------------------

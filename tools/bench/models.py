@@ -157,7 +157,7 @@ def read_steps(file: Path) -> list[StepTime]:
 
 
 def print_steps(frame: pd.DataFrame, console: Console) -> None:
-    """Prints a table with one row for each step; shares in percent, the spread after its ratio."""
+    """Prints a table with a row for each step. Half of the spread follows the ratio, after ±."""
     steps = [StepTime(*row) for row in frame.itertuples(index=False)]
     inputs = dict.fromkeys(f"{step.batch}x{step.length}x{step.width}" for step in steps)
     title = (

@@ -35,7 +35,7 @@ _NORM_BACKWARD = r"div_(?:\w+_)?expand_(?:\w+_)?pow_(?:\w+_)?sum"
 
 
 def _any_of(*names: str) -> re.Pattern[str]:
-    """Matches whole names between underscores: "exp", not "expand"."""
+    """Returns a pattern that finds these names between underscores: "exp", but not in "expand"."""
     return re.compile(rf"(?<![a-z])(?:{'|'.join(names)})(?![a-z])")
 
 

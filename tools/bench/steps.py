@@ -101,9 +101,9 @@ class StepTime:
     """Describes all providers on one step by the columns of the CSV, in their order.
 
     The time of a peer is NaN if it is not installed or does not run the step. `speedup` is that of
-    fusedops over Inductor, `spread` its interquartile range relative to it. `share_before` and
-    `share_after` are the sites' shares of the step's time with Inductor and with fusedops, NaN on a
-    GPU; `sites_speedup` is the ratio of these times.
+    fusedops over Inductor, the median of the rounds; `spread` is their interquartile range, as a
+    share of the median. `share_before` and `share_after` are the sites' shares of the step's time
+    with Inductor and with fusedops, NaN on a GPU; `sites_speedup` is the ratio of the sites' times.
     """
 
     model: str
@@ -261,7 +261,7 @@ def eager_step(step: Step, dropout: bool) -> partial[list[Tensor]]:
 
 def _is_random(step: Step) -> bool:
     """Returns whether a step draws random numbers, by the state of the generator. Comparing two
-    results would not do: they can be equal if a model rarely drops anything, like Swin its paths.
+    results would not do: they can be equal if a model rarely drops anything, as Swin drops paths.
     """
     call = eager_step(step, dropout=True)
     state = torch.get_rng_state if step.device == "cpu" else torch.cuda.get_rng_state

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 ACCESS_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 
+def access_bytes(parts: Iterable[str]) -> int:
+    """Returns the bytes that an access moves for a thread, by the parts of its opcode."""
+    return next((ACCESS_BYTES[part] for part in parts if part in ACCESS_BYTES), 4)
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One line of SASS."""
@@ -30,8 +35,7 @@ class Instruction:
         """Bytes of global memory that the instruction moves for a thread."""
         if self.name not in ("LDG", "STG"):
             return 0
-        widths = (ACCESS_BYTES.get(part) for part in self.opcode.split("."))
-        return next((width for width in widths if width), 4)
+        return access_bytes(self.opcode.split("."))
 
     def loaded_registers(self) -> dict[int, int]:
         """Returns the registers that a load from global memory writes, and the bytes of each."""

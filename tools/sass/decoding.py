@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from .code import ACCESS_BYTES, Instruction
+from .code import Instruction, access_bytes
 from .registers import is_predicate, split_operands
 
 
@@ -60,8 +60,7 @@ def written(name: str, parts: Sequence[str], output: str) -> tuple[str, ...]:
         return (found[0],)
     words = 1
     if name in LOADS:
-        size = next((ACCESS_BYTES[part] for part in parts if part in ACCESS_BYTES), 4)
-        words = max(1, size // 4)
+        words = max(1, access_bytes(parts) // 4)
     elif name == "CS2R":
         words = 1 if "32" in parts else 2
     elif "HI" not in parts and name not in ONE_WORD and PAIR_PARTS & set(parts):

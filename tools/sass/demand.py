@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .launches import Case, Launch, Plan, Region
 from .machine import Trace, follow
@@ -35,11 +35,12 @@ class Demand:
     instructions: float
     loaded: dict[int, float]  # bytes by region
     stored: dict[int, float]
-    guesses: float  # jumps and accesses of a warp whose target is not known
+    guesses: float  # jumps and accesses whose target is not known, in the mean warp
 
 
 def mean_trace(code: Code, launch: Launch, regions: dict[int, Region], least_blocks: int) -> Trace:
-    """Returns a block's trace, the mean over some blocks of the sum over its warps."""
+    """Returns the trace of a whole block. The mean of the middle warps of some blocks stands for
+    all its warps except the first, which is followed in one block."""
     constants = launch.constants(code.parameters_at)
     masks = frozenset(key for key, region in regions.items() if region.name == "mask")
 
@@ -70,7 +71,8 @@ def differ(counts: Sequence[float]) -> bool:
 
 
 def sampled_blocks(count: int, wanted: int) -> list[int]:
-    """Samples blocks by the golden ratio, so that they avoid any period of the rows."""
+    """Returns the numbers of `wanted` of `count` blocks, or of all. They are chosen by the golden
+    ratio, so that a period in the rows does not select blocks of one kind."""
     if count <= wanted:
         return list(range(count))
     return sorted({int((0.5 + i * GOLDEN) % 1 * count) for i in range(wanted)})
@@ -103,16 +105,12 @@ def extrapolated(few: Demand, more: Demand, factor: float) -> Demand:
     def lines(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
         return {key: line(a.get(key, 0), value) for key, value in b.items()}
 
-    return Demand(
-        **{
-            **vars(more),
-            **{
-                name: line(getattr(few, name), getattr(more, name))
-                for name in ("instructions", "blocks")
-            },
-            "loaded": lines(few.loaded, more.loaded),
-            "stored": lines(few.stored, more.stored),
-        }
+    return replace(
+        more,
+        blocks=line(few.blocks, more.blocks),
+        instructions=line(few.instructions, more.instructions),
+        loaded=lines(few.loaded, more.loaded),
+        stored=lines(few.stored, more.stored),
     )
 
 

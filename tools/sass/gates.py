@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import ReportError
 from .kernels import Kernel
+from .tables import read_csv
 
 BUDGET = Path(__file__).parents[1] / "sass_budget.csv"
 
@@ -37,19 +36,8 @@ class Budget:
 
 
 def read_budget(path: Path = BUDGET) -> dict[tuple[str, str], Budget]:
-    """Returns the budget of each (architecture, kernel). Raises ReportError if the file is missing
-    or damaged."""
-    try:
-        with path.open(newline="") as file:
-            rows = [
-                Budget(row.pop("arch"), row.pop("kernel"), **{key: int(row[key]) for key in row})
-                for row in csv.DictReader(file)
-            ]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ReportError(
-            f"{path} cannot be read: {type(error).__name__}: {error}; run --write-budget"
-        ) from error
-    return {(row.arch, row.kernel): row for row in rows}
+    """Returns the budget of each (architecture, kernel)."""
+    return {(row.arch, row.kernel): row for row in read_csv(Budget, path)}
 
 
 def local_memory_failures(kernels: Iterable[Kernel]) -> Iterator[str]:

@@ -54,17 +54,14 @@ class Usage:
 
     def warps(self, chip: Chip) -> int:
         """Returns the warps that are resident on a multiprocessor, in the largest blocks."""
-        return self.blocks(chip, self.threads) * (self.threads // WARP_LANES)
-
-    def blocks(self, chip: Chip, threads: int) -> int:
-        """Returns the blocks of `threads` threads that are resident on a multiprocessor."""
-        registers_a_block = round_up(self.registers, REGISTER_UNIT) * threads
-        return min(
+        registers_a_block = round_up(self.registers, REGISTER_UNIT) * self.threads
+        blocks = min(
             chip.max_blocks,
-            chip.max_threads // threads,
+            chip.max_threads // self.threads,
             REGISTERS // registers_a_block,
             chip.shared_bytes // (self.shared_bytes + BLOCK_RESERVED_BYTES),
         )
+        return blocks * (self.threads // WARP_LANES)
 
 
 def round_up(value: int, step: int) -> int:

@@ -18,16 +18,8 @@ from .toolchain import ROOT, run
 HERE = Path(__file__).parent / "launches"
 EMULATOR = ROOT / "tests" / "simt" / "emulator"
 FLAGS = [
-    *(
-        "-std=c++20",
-        "-O0",
-        "-fPIC",
-        "-w",
-        f"-I{HERE}",
-        f"-I{EMULATOR}",
-        f"-I{EMULATOR / 'include'}",
-    ),
-    *(f"-I{ROOT / 'csrc'}", "-x", "c++", "-c"),
+    *("-std=c++20", "-O0", "-fPIC", "-w", "-x", "c++", "-c"),
+    *(f"-I{folder}" for folder in (HERE, EMULATOR, EMULATOR / "include", ROOT / "csrc")),
 ]
 CLUSTER_SIZE_AT = 0x144  # in the constant bank of sm_90: %cluster_nctaid.x
 # The kernels call the emulator, which is not linked in: their symbols are used, but they never run.
@@ -44,12 +36,9 @@ class Case:
     cols: int
 
     @property
-    def item_bytes(self) -> int:
-        return 4 if self.dtype == "float32" else 2
-
-    @property
     def tensor_bytes(self) -> int:
-        return self.rows * self.cols * self.item_bytes
+        item_bytes = 4 if self.dtype == "float32" else 2
+        return self.rows * self.cols * item_bytes
 
     def with_rows(self, rows: int) -> Case:
         return Case(self.op, self.dtype, rows, self.cols)

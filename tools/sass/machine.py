@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .code import ACCESS_BYTES, Instruction
+from .code import Instruction, access_bytes
 from .decoding import Step, decode
 from .errors import ReportError
 from .registers import DOUBLE, LANES, Mask, Value, Warp, WarpContext, all_known, as_word
@@ -23,7 +23,7 @@ from .semantics import HANDLERS
 
 JUMPS = {"BRA", "EXIT", "CALL", "RET", "BRX"}
 MOST_STEPS = 400_000  # of a warp; more is a loop that a guess has made endless
-REGION_SHIFT = 40  # the bits above number the arrays, which are 2^40 bytes apart; null is region 0
+REGION_SHIFT = 40  # an address >> 40 is the number of its array, from 1 on; null is in region 0
 UNKNOWN_REGION = -1
 TRUE_BYTES = 0x01010101
 
@@ -54,7 +54,8 @@ class Trace:
 
 
 def execute(warp: Warp, step: Step, where: Mask | None) -> None:
-    """Executes an instruction other than a jump: writes its outputs, in the lanes of `where`."""
+    """Executes an instruction other than a jump: writes its outputs, in the lanes of `where`. They
+    become unknown, in all lanes, if the instruction has no handler."""
     handler = HANDLERS.get(step.name)
     if where is False:
         return
@@ -69,11 +70,6 @@ def execute(warp: Warp, step: Step, where: Mask | None) -> None:
         elif names:
             warp.write(names[0], as_word(value), where)
             warp.write(names[1], None if value is None else value >> 32, where)
-
-
-def access_bytes(step: Step) -> int:
-    """Returns the bytes that an access moves for a lane."""
-    return next((ACCESS_BYTES[part] for part in step.parts if part in ACCESS_BYTES), 4)
 
 
 def addresses(warp: Warp, step: Step) -> Value:
@@ -182,7 +178,7 @@ class Walk:
         """Counts the bytes that an access moves. Lanes with the same address count once."""
         if not lanes.any():
             return
-        size = access_bytes(step)
+        size = access_bytes(step.parts)
         moved: Counter[int] = Counter()
         if at is None:
             self.trace.guesses += 1

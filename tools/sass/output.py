@@ -1,12 +1,9 @@
-"""Tables on the screen and as CSV."""
+"""Tables on the screen."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from .chips import CHIPS, SUSTAINED
@@ -24,29 +21,13 @@ COLUMNS: dict[str, Callable[[Kernel], object]] = {
     "st128": lambda k: f"{k.stores - k.narrow_stores}/{k.stores}",
     "KB": lambda k: k.kb_in_flight,
 }
-
-
+SHAPE_FIELDS = ("op", "dtype", "rows", "cols", "launches", "threads", "cluster")
 SHAPE_COLUMNS: dict[str, Callable[[Shape], object]] = {
-    "op": lambda shape: shape.op,
-    "dtype": lambda shape: shape.dtype,
-    "rows": lambda shape: shape.rows,
-    "cols": lambda shape: shape.cols,
-    "launches": lambda shape: shape.launches,
-    "threads": lambda shape: shape.threads,
-    "cluster": lambda shape: shape.cluster,
+    **{name: attrgetter(name) for name in SHAPE_FIELDS},
     "bytes u": lambda shape: f"{shape.bytes_u:.2f}",
     "instructions": lambda shape: f"{shape.instructions:.0f}",
     "issue": lambda shape: f"{shape.issue:.2f}",
 }
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)
-
-
-def print_shapes(rows: Sequence[Shape]) -> None:
-    print_table(SHAPE_COLUMNS, rows)
 
 
 def print_tables(kernels: Sequence[Kernel]) -> None:
@@ -65,14 +46,3 @@ def print_table(columns: dict[str, Callable[[Any], object]], items: Sequence[Any
     for first, *rest in [list(columns), *rows]:
         cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
         print(first.ljust(widths[0]), *cells, sep="  ")
-
-
-def write_csv(kind: type, rows: Sequence[Any], path: Path) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {key: f"{v:.4g}" if isinstance(v, float) else v for key, v in vars(row).items()}
-        for row in rows
-    )
-    path.write_text(text.getvalue())

@@ -1,7 +1,7 @@
 """The registers of a warp and the operands of SASS.
 
-A value is an int, the same in all lanes, or an array of 32 uint64, each below 2^32; an unknown
-value is None.
+A value is an int, which all lanes have, or an array of uint64, one for each of 32 lanes; an unknown
+value is None. Registers have values below 2^32, pairs of registers below 2^64.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def is_zero(value: Value) -> bool:
 
 
 def signed(value: int | np.ndarray, bits: int = 32) -> int | np.ndarray:
-    """Returns the value with its sign, as an int or an array of int64."""
+    """Returns the number that a value is as a signed word of `bits` bits: an int, or an array of
+    int64."""
     if isinstance(value, int):
         return value - (1 << bits) if value >> (bits - 1) & 1 else value
     if bits == 64:
@@ -100,7 +101,7 @@ def sign_extend(value: int | np.ndarray) -> int | np.ndarray:
 
 @cache
 def pair_of(operand: str) -> tuple[str, str] | None:
-    """Returns the registers of 64 bits, or None for other operands."""
+    """Returns the two registers that an operand of 64 bits names, or None if it names none."""
     found = re.fullmatch(r"(U?R)(\d+)(?:\.64)?(?:\.reuse)?", operand)
     return (f"{found[1]}{found[2]}", f"{found[1]}{int(found[2]) + 1}") if found else None
 

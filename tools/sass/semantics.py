@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .code import ACCESS_BYTES
+from .code import access_bytes
 from .decoding import Step
 from .registers import (
     CONSTANT,
@@ -127,12 +127,8 @@ def logic(warp: Warp, step: Step) -> Sequence[Value | Mask]:
     table = int(values[-1], 16)
     a, b, c = (as_word(warp.read(operand)) for operand in values[-4:-1])
     result = truth_table(table, a, b, c, WORD)
-    results: list[Value | Mask] = []
-    for output in step.outputs:
-        results.append(
-            (None if result is None else result != 0) if is_predicate(output) else result
-        )
-    return results
+    is_not_zero = None if result is None else result != 0
+    return [is_not_zero if is_predicate(output) else result for output in step.outputs]
 
 
 def truth_table(table: int, a: Value, b: Value, c: Value, ones: int) -> Value:
@@ -174,18 +170,9 @@ def compare(warp: Warp, step: Step) -> Sequence[Mask | None]:
     if "U32" not in step.parts:
         a, b = signed(a), signed(b)
     relation = step.parts[0]
-    strict = {"GE": a > b, "GT": a > b, "LE": a < b, "LT": a < b}.get(relation, False)
-    if relation in ("EQ", "NE"):
-        is_equal = a == b
-        if "EX" in step.parts:
-            low = others[1]
-            result = is_equal & low if relation == "EQ" else (a != b) | low
-        else:
-            result = is_equal if relation == "EQ" else a != b
-    elif "EX" in step.parts:
-        result = strict | ((a == b) & others[1])
-    else:
-        result = strict | (a == b) if relation in ("GE", "LE") else strict
+    strict = {"GE": a > b, "GT": a > b, "LE": a < b, "LT": a < b, "NE": a != b}.get(relation, False)
+    where_equal = others[1] if "EX" in step.parts else relation in ("GE", "LE", "EQ")
+    result = strict | ((a == b) & where_equal)
     joined = result & others[0] if "AND" in step.parts else result | others[0]
     return [joined, None][: len(step.outputs)]
 
@@ -233,10 +220,9 @@ def shift(warp: Warp, step: Step) -> Sequence[Value]:
     if "L" in step.parts:
         return [pair << (count & 63) >> 32 & WORD]
     if "HI" in step.parts and "64" not in "".join(step.parts):
-        high = signed(high) if "S32" in step.parts else high
-        shifted = high >> count
-        return [shifted & WORD if isinstance(shifted, int) else shifted.astype(np.uint64) & WORD]
-    shifted = (signed(pair, 64) if "S64" in step.parts else pair) >> (count & 63)
+        shifted = (signed(high) if "S32" in step.parts else high) >> count
+    else:
+        shifted = (signed(pair, 64) if "S64" in step.parts else pair) >> (count & 63)
     return [shifted & WORD if isinstance(shifted, int) else shifted.astype(np.uint64) & WORD]
 
 
@@ -305,7 +291,7 @@ def to_uniform(warp: Warp, step: Step) -> Sequence[Value]:
 @handles("LDC", "ULDC")
 def load_constant(warp: Warp, step: Step) -> Sequence[Value]:
     found = CONSTANT.fullmatch(step.values[0])
-    size = ACCESS_BYTES.get(step.parts[-1], 4) if step.parts else 4
+    size = access_bytes(step.parts[-1:])
     return [warp.read_constant(found, size) if found else None]
 
 
@@ -326,7 +312,7 @@ def float_of(text: str) -> float:
 # to_float, reciprocal and to_integer are the parts of an integer division.
 @handles("I2F")
 def to_float(warp: Warp, step: Step) -> Sequence[Value]:
-    """Rounds an unsigned number up (.RP). Other conversions are unknown."""
+    """Converts an unsigned number to float32, rounding up (.RP). Other conversions are unknown."""
     if "RP" not in step.parts:
         return [None]
     value = (warp.read_pair if "U64" in step.parts else warp.read)(step.values[0])
@@ -399,5 +385,5 @@ def synchronise(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 
 @handles("FCHK")
 def division_is_simple(warp: Warp, step: Step) -> Sequence[Mask]:
-    """Says that a float division does not need its slow path, as for normal numbers."""
+    """Returns False: numbers are taken to be normal, whose division does not need a slow path."""
     return [False]

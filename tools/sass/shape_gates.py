@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import ReportError
 from .shapes import Shape
+from .tables import read_csv
 
 SHAPES = Path(__file__).parents[1] / "sass_shapes.csv"
 TOLERANCE = 1.03  # times the number in the file is the limit
@@ -16,7 +15,7 @@ TOLERANCE = 1.03  # times the number in the file is the limit
 
 @dataclass(frozen=True)
 class ShapeBudget:
-    """The limits of a shape."""
+    """The limits of a shape, by the names that Shape has."""
 
     op: str
     dtype: str
@@ -25,27 +24,11 @@ class ShapeBudget:
     issue: float
     bytes_u: float
 
-    @classmethod
-    def of(cls, row: Shape) -> ShapeBudget:
-        return cls(row.op, row.dtype, row.rows, row.cols, row.issue, row.bytes_u)
-
 
 def read_shapes(path: Path = SHAPES) -> dict[tuple[str, str, int, int], ShapeBudget]:
-    """Returns the budget of each shape. Raises ReportError if the file is missing or damaged."""
-    try:
-        with path.open(newline="") as file:
-            rows = [
-                ShapeBudget(
-                    row["op"], row["dtype"], int(row["rows"]), int(row["cols"]),
-                    float(row["issue"]), float(row["bytes_u"]),
-                )
-                for row in csv.DictReader(file)
-            ]  # fmt: skip
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ReportError(
-            f"{path} cannot be read: {type(error).__name__}: {error}; run --write-budget"
-        ) from error
-    return {(row.op, row.dtype, row.rows, row.cols): row for row in rows}
+    """Returns the budget of each shape."""
+    found = read_csv(ShapeBudget, path)
+    return {(row.op, row.dtype, row.rows, row.cols): row for row in found}
 
 
 def shape_failures(

@@ -59,7 +59,7 @@ class Shape:
     bytes_u: float  # moved, in units of one tensor
     instructions: float  # of warps, for 1024 elements
     issue: float  # instructions at the speed of a copy, as a share of what the GPU can issue
-    guesses: float  # jumps and accesses of a warp whose target is not known
+    guesses: float  # jumps and accesses whose target is not known, in the mean warp
 
 
 def moved_bytes(demand: Demand, regions: dict[int, Region]) -> float:
@@ -125,7 +125,7 @@ _counter: Counter | None = None
 
 
 def _start(counter: Counter) -> None:
-    """Begins a process of shapes_of(), whose cases _count() then counts."""
+    """Keeps the counter in a new process of shapes_of(), for the calls of _count() there."""
     global _counter
     _counter = counter
 

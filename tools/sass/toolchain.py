@@ -98,22 +98,22 @@ def read_codes(cubin: Path) -> dict[str, Code]:
 
 def parse_parameters(dump: str) -> dict[str, int]:
     """Returns the offset of each kernel's parameters in its constant bank."""
-    offsets = {}
-    for section in re.split(r"\n\.nv\.info\.", dump)[1:]:
-        bank = re.search(r"EIATTR_PARAM_CBANK\s+Format:\s*\S+\s+Value:\s*\S+ 0x(\w+)", section)
-        if bank:
-            offsets[section.split()[0]] = int(bank[1], 16) & 0xFFFF
-    return offsets
+    banks = attributes(dump, "PARAM_CBANK", r"\S+ 0x(\w+)")
+    return {key: bank & 0xFFFF for key, bank in banks.items()}
+
+
+def attributes(dump: str, name: str, value: str) -> dict[str, int]:
+    """Returns an attribute of each kernel that has it, from the ELF sections `.nv.info.<kernel>`.
+    The group in the pattern `value` is hexadecimal."""
+    pattern = re.compile(rf"EIATTR_{name}\s+Format:\s*\S+\s+Value:\s*{value}")
+    sections = re.split(r"\n\.nv\.info\.", dump)[1:]
+    found = ((section.split()[0], pattern.search(section)) for section in sections)
+    return {key: int(match[1], 16) for key, match in found if match}
 
 
 def parse_usage(dump: str) -> dict[str, Usage]:
-    """Returns the resources from `cuobjdump -res-usage -elf`, with the launch bounds from the ELF
-    sections `.nv.info.<kernel>`."""
-    threads = {}
-    for section in re.split(r"\n\.nv\.info\.", dump)[1:]:
-        bound = re.search(r"EIATTR_MAX_THREADS\s+Format:\s*\S+\s+Value:\s*0x([0-9a-f]+)", section)
-        if bound:
-            threads[section.split()[0]] = int(bound[1], 16)
+    """Returns the resources and launch bounds from `cuobjdump -res-usage -elf`."""
+    threads = attributes(dump, "MAX_THREADS", r"0x([0-9a-f]+)")
     usages = {}
     for key, line in re.findall(r"Function (\S+):\s+(REG:.*)", dump):
         of = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", line)}

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/block/device.h"
+#include "cuda/launch/cluster.h"
 #include "cuda/launch/kernels.h"
 #include "cuda/launch/plan.h"
 #include "tune/question.h"
@@ -193,26 +194,21 @@ inline int64_t segments_workspace(const Question& q) {
   return q.rows * segments * 3 * 4;
 }
 
-// Launches as fusedops::cuda::launch_segments() does, but with the segments of `plan`.
-template <class Args, class... More>
-Status launch_with_segments(
-    void (*partials)(Args, int64_t, fusedops::cuda::Segments),
-    void (*apply)(Args, int64_t, fusedops::cuda::Segments, More...), int64_t row_bytes,
-    const Args& args, const Plan& plan, More... more) {
-  using namespace fusedops;
-  if (partials == nullptr || apply == nullptr) return device::kInvalidValue;
-  const auto count = static_cast<int32_t>(cuda::ceil_div(args.cols, plan.segment));
-  const cuda::Segments segments{plan.segment, count};
-  const int64_t most = std::min(cuda::segment_rows(row_bytes), device::max_grid() / count);
-  const dim3 threads(plan.row_threads);
-  for (int64_t first = 0; first < args.rows; first += most) {
-    const int64_t blocks = std::min(args.rows - first, most) * count;
-    Status status = device::launch(partials, blocks, threads, nullptr, args, first, segments);
-    if (status != device::kSuccess) return status;
-    status = device::launch(apply, blocks, threads, nullptr, args, first, segments, more...);
-    if (status != device::kSuccess) return status;
+// Launches a plan that holds rows in the registers of a block or a cluster, or cuts them into
+// segments. Its kernel for registers may be one of those beside the package's.
+template <class Registers, class Partials, class Apply, class Args, class... More>
+Status launch_candidate(
+    const Args& args, DType dtype, int64_t row_bytes, const Plan& plan, More... more) {
+  using namespace fusedops::cuda;
+  const RowPlan row = as_row_plan(plan);
+  if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
+  if (row.scope == Scope::kSegments) {
+    const auto count = static_cast<int32_t>(ceil_div(args.cols, plan.segment));
+    return launch_segments(
+        find_kernel<Partials>(dtype, row), find_kernel<Apply>(dtype, row), row_bytes, args,
+        Segments{plan.segment, count}, nullptr, more...);
   }
-  return device::kSuccess;
+  return launch_rows(find_kernel<Registers, CandidatePlans>(dtype, row), row, args, nullptr);
 }
 
 }  // namespace tune

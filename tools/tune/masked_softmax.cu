@@ -44,31 +44,16 @@ MaskedSoftmaxBackward backward_of(const Question& q, const Memory& memory) {
           q.rows, q.cols};
 }
 
-Status launch_plan(const ForwardArgs& args, const Plan& plan) {
-  const RowPlan row = as_row_plan(plan);
-  const DType dtype = args.input.dtype;
+// Launches the kernel of clusters or, for a plan of single blocks, one of three: All if vectors are
+// shorter than 16 bytes, else Causal or Bool, by what hides columns.
+template <class All, class Causal, class Bool, class Args>
+Status launch_masked(const Args& args, DType dtype, const RowPlan& row) {
   if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
-  if (!is_wide(row.width, dtype)) {
-    const auto kernel = find_kernel<MaskedForwardAll, CandidatePlans>(dtype, row);
-    return launch_rows(kernel, row, args, nullptr);
+  auto kernel = find_kernel<All, CandidatePlans>(dtype, row);
+  if (is_wide(row.width, dtype)) {
+    kernel = args.scores.causal.on ? find_kernel<Causal, CandidatePlans>(dtype, row)
+                                   : find_kernel<Bool, CandidatePlans>(dtype, row);
   }
-  const auto kernel = args.scores.causal.on
-      ? find_kernel<MaskedForwardCausal, CandidatePlans>(dtype, row)
-      : find_kernel<MaskedForwardBool, CandidatePlans>(dtype, row);
-  return launch_rows(kernel, row, args, nullptr);
-}
-
-Status launch_plan(const BackwardArgs& args, const Plan& plan) {
-  const RowPlan row = as_row_plan(plan);
-  const DType dtype = args.probabilities.dtype;
-  if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
-  if (!is_wide(row.width, dtype)) {
-    const auto kernel = find_kernel<MaskedBackwardAll, CandidatePlans>(dtype, row);
-    return launch_rows(kernel, row, args, nullptr);
-  }
-  const auto kernel = args.scores.causal.on
-      ? find_kernel<MaskedBackwardCausal, CandidatePlans>(dtype, row)
-      : find_kernel<MaskedBackwardBool, CandidatePlans>(dtype, row);
   return launch_rows(kernel, row, args, nullptr);
 }
 
@@ -89,15 +74,15 @@ class MaskedSoftmax final : public Family {
     return (q.op == Op::kPaddedSoftmax ? inputs : inputs / 2) + tensor_bytes(q);
   }
 
-  // Returns the plan of the package. One block walks along a row that no block or cluster holds.
+  // Returns the plan of the package. A row that is too long for the registers of a block or cluster
+  // has the plan of one block that walks along it.
   Plan incumbent(const Question& q) const override {
     const int32_t width = width_of(q);
-    const auto bytes = static_cast<int32_t>(size_of(q.dtype));
     const RowPlan plain =
         plan_unaligned(scores_of(q, any_address()), /*dropout=*/{}, q.cols, width, q.dtype);
     if (plain.elements > 0) return as_plan(plain, q);
     const Pass pass = is_capped(q) ? Pass::kAnyMasked : pass_of(q, width);
-    return as_plan(plan_rows(pass, q.cols, width, bytes, cluster_limit()), q);
+    return as_plan(plan_rows(pass, q.cols, width, size_of(q.dtype), cluster_limit()), q);
   }
 
   // Scores with a soft cap have the plans of scores with any terms. Their times alone cannot decide
@@ -116,8 +101,13 @@ class MaskedSoftmax final : public Family {
   }
 
   Status launch(const Question& q, const Plan& plan, const Memory& memory) const override {
-    return q.backward ? launch_plan(prepared(backward_of(q, memory)), plan)
-                      : launch_plan(prepared(forward_of(q, memory)), plan);
+    const RowPlan row = as_row_plan(plan);
+    if (q.backward) {
+      return launch_masked<MaskedBackwardAll, MaskedBackwardCausal, MaskedBackwardBool>(
+          prepared(backward_of(q, memory)), q.dtype, row);
+    }
+    return launch_masked<MaskedForwardAll, MaskedForwardCausal, MaskedForwardBool>(
+        prepared(forward_of(q, memory)), q.dtype, row);
   }
 
  private:

@@ -75,18 +75,14 @@ NormBackward backward_of(const Question& q, const Memory& memory) {
 }
 
 Status launch_forward(const NormForward& args, const Plan& plan) {
-  const RowPlan row = as_row_plan(plan);
   const DType dtype = args.output.dtype;
-  const bool adds = args.residual.data != nullptr;
-  if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
-  if (row.scope == Scope::kSegments) {
-    return launch_with_segments(
-        find_kernel<NormForwardPartials>(dtype, row), find_kernel<NormForwardApply>(dtype, row),
-        (1 + adds) * args.cols * size_of(dtype), args, plan);
+  const int64_t row_bytes = args.cols * size_of(dtype);
+  if (args.residual.data == nullptr) {
+    return launch_candidate<NormForwardRegisters, NormForwardPartials, NormForwardApply>(
+        args, dtype, row_bytes, plan);
   }
-  const auto kernel = adds ? find_kernel<AddNormForwardRegisters, CandidatePlans>(dtype, row)
-                           : find_kernel<NormForwardRegisters, CandidatePlans>(dtype, row);
-  return launch_rows(kernel, row, args, nullptr);
+  return launch_candidate<AddNormForwardRegisters, NormForwardPartials, NormForwardApply>(
+      args, dtype, 2 * row_bytes, plan);
 }
 
 // --- the plans of the backward pass -------------------------------------------------------------

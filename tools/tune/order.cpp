@@ -40,7 +40,7 @@ constexpr Pass kCausal[] = {{Op::kCausalSoftmax, false}, {Op::kCausalSoftmax, tr
 
 using Lengths = std::vector<int64_t>;
 const Lengths kMainLengths = {4096, 1024, 8192, 2048, 16384, 32768, 65536};
-// Plans of rows in 16-byte vectors end at these lengths, except at the two shortest.
+// Apart from 512 and 1024, these are the longest rows of plans for 16-byte vectors (plans.def).
 const Lengths kBorders = {4096, 1024, 8192, 512, 16384, 2048, 32768, 65536, 131072, 262144, 524288};
 const Lengths kOdd = {49, 197, 577, 1023, 50257, 128256};
 
@@ -79,8 +79,8 @@ class Order {
   std::vector<Ask> take() { return std::move(asks_); }
 
  private:
-  // Adds each length for all passes before the next length. Leaves out rows that do not fit, and
-  // questions that were added before.
+  // Adds each length for all passes before the next length. Takes at most as many rows as fit into
+  // largest_ bytes. Leaves out lengths of which no row fits, and questions that were added before.
   template <class Passes, class RowsOf>
   void add_each(
       const Passes& passes, const Lengths& lengths, bool with_candidates, RowsOf rows_of) {

@@ -28,33 +28,6 @@ SoftmaxApply apply_of(const Question& q, const Memory& memory) {
   return {const_rows_at(memory[0], q), rows_at(memory[1], q), memory[2], memory[3], q.rows, q.cols};
 }
 
-Status launch_plan(const SoftmaxForward& args, const Plan& plan) {
-  const RowPlan row = as_row_plan(plan);
-  const DType dtype = args.input.dtype;
-  if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
-  if (row.scope == Scope::kSegments) {
-    return launch_with_segments(
-        find_kernel<SoftmaxForwardPartials>(dtype, row),
-        find_kernel<SoftmaxForwardApply>(dtype, row), args.cols * size_of(dtype), args, plan,
-        RowStatistics{});
-  }
-  const auto kernel = find_kernel<SoftmaxForwardRegisters, CandidatePlans>(dtype, row);
-  return launch_rows(kernel, row, args, nullptr);
-}
-
-Status launch_plan(const SoftmaxBackward& args, const Plan& plan) {
-  const RowPlan row = as_row_plan(plan);
-  const DType dtype = args.output.dtype;
-  if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
-  if (row.scope == Scope::kSegments) {
-    return launch_with_segments(
-        find_kernel<SoftmaxBackwardPartials>(dtype, row),
-        find_kernel<SoftmaxBackwardApply>(dtype, row), 2 * args.cols * size_of(dtype), args, plan);
-  }
-  const auto kernel = find_kernel<SoftmaxBackwardRegisters, CandidatePlans>(dtype, row);
-  return launch_rows(kernel, row, args, nullptr);
-}
-
 class Softmax final : public Family {
  public:
   std::vector<Array> arrays(const Question& q) const override {
@@ -106,8 +79,14 @@ class Softmax final : public Family {
   }
 
   Status launch(const Question& q, const Plan& plan, const Memory& memory) const override {
-    return q.backward ? launch_plan(backward_of(q, memory), plan)
-                      : launch_plan(forward_of(q, memory), plan);
+    const int64_t row_bytes = q.cols * size_of(q.dtype);
+    if (q.backward) {
+      return launch_candidate<
+          SoftmaxBackwardRegisters, SoftmaxBackwardPartials, SoftmaxBackwardApply>(
+          backward_of(q, memory), q.dtype, 2 * row_bytes, plan);
+    }
+    return launch_candidate<SoftmaxForwardRegisters, SoftmaxForwardPartials, SoftmaxForwardApply>(
+        forward_of(q, memory), q.dtype, row_bytes, plan, RowStatistics{});
   }
 
  private:

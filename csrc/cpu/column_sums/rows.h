@@ -49,7 +49,7 @@ FUSEDOPS_INLINE void add_columns(const ColumnSums& args, int64_t begin, int64_t 
   add_rows_to<In>(args, begin, count, sums);
 }
 
-// Adds up columns whose sums are floats in halves between calls (ColumnSums).
+// Adds up columns whose sums are floats, cut in two between calls (ColumnSums).
 template <class In>
 FUSEDOPS_INLINE void add_halves(const ColumnSums& args, int64_t begin, int64_t count, In* results) {
   float sums[kColumnsInCache] = {};

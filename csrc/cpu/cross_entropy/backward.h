@@ -21,7 +21,8 @@ struct alignas(kVectorBytes) GradientBatch {
     return grad_loss[index] != 0 || grad_lse[index] != 0;
   }
 
-  // Reads what a row has beside logits. Returns the column of its class, or -1.
+  // Reads the class and the numbers of row `row`, and puts these at `index`. Returns the column of
+  // the class, or -1.
   template <class C>
   FUSEDOPS_INLINE int64_t read_row(const CrossEntropyBackward& args, int64_t row, int index) {
     const auto read = [=](const void* values) FUSEDOPS_LAMBDA {
@@ -37,9 +38,9 @@ struct alignas(kVectorBytes) GradientBatch {
   }
 };
 
-// `lowest` is above its bound by this much, so that no product of an exponential and the factor is
-// denormal, nor that product times 1 - tanh^2, which is 0 or at least half a unit in the last place
-// of 1.
+// `lowest` is above log(smallest normal number / factor) by this much, so that no product of an
+// exponential and the factor is denormal, nor, with a soft cap, that product times 1 - tanh^2,
+// which is 0 or at least half a unit in the last place of 1.
 template <class C, bool kCapped>
 constexpr double kAboveLowest = 1e-4 + (kCapped ? (sizeof(C) == sizeof(double) ? 37 : 17) : 0);
 

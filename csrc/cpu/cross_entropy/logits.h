@@ -64,14 +64,5 @@ inline RowClass class_of(const Targets& targets, int64_t row, int64_t cols) {
 constexpr int kBatchRows = kLanes<double>;
 using RowValue = double[kBatchRows];
 
-// Calls body(first row, number of rows) for consecutive parts of at most kEach rows.
-template <int64_t kEach, class Body>
-FUSEDOPS_INLINE void for_parts(RowRange rows, Body body) {
-  for (int64_t first = rows.begin; first < rows.end; first += kEach) {
-    const int64_t left = rows.end - first;
-    body(first, static_cast<int>(left < kEach ? left : kEach));
-  }
-}
-
 }  // namespace
 }  // namespace fusedops::FUSEDOPS_CPU_ISA

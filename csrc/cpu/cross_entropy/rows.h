@@ -6,8 +6,8 @@
 // of logits far below the shift count as 0, as they do far below a maximum.
 //
 // The logit of the class is kept out of the sum, so that the loss of a confident row, log1p(sum of
-// the others / exp(logit)), has all digits. In long segments only the columns of one pair of
-// tiles are compared with the class.
+// the others / exp(logit)), has all digits. In long segments only the pair of tiles with the class,
+// and the columns after the last pair, are compared with it.
 #pragma once
 
 #include "cpu/cross_entropy/logits.h"
@@ -53,7 +53,8 @@ FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, AnyLogits logits) 
   return 0;
 }
 
-// Computes exp(logit - shift()) from the base of a logit. The shift is `near`, a number of type C.
+// Computes exp(logit - shift()) from a logit's base, where logit = outer * base (LogitsOf). The
+// shift is `near`, a number of type C.
 template <class C, class AnyLogits>
 struct ExpOfLogits {
   AnyLogits logits;
@@ -68,9 +69,9 @@ struct ExpOfLogits {
 };
 
 // Computes exp(logit - shift()) as 2^(in_base_2 - 0.5), where in_base_2 = log2(e) * logit -
-// subtrahend. log2(e) times the factor of the logits is rounded to a float, as if all logits were
-// (1 + error) times as large. Logits near the maximum thus grow by about error * near, and the
-// shift contains this constant.
+// subtrahend. log2(e) * outer is rounded to a float, which acts as if all logits were (1 + error)
+// times as large. Logits near the maximum thus grow by about error * near, and the shift contains
+// this constant.
 template <class C, class AnyLogits>
 struct Exp2OfLogits : ExpOfLogits<C, AnyLogits> {
   AnyLogits times_log2e;
@@ -251,7 +252,7 @@ FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogi
   return {kInfinity<double>, sum_of(sums.even, sums.odd), 0};
 }
 
-// Returns the sums of two segments, whose exponentials are converted to the larger shift.
+// Returns the sums over two segments together, with the larger shift, to which both are converted.
 FUSEDOPS_INLINE LogitSums combined(LogitSums a, LogitSums b) {
   const double total = a.total + b.total;
   if (a.shift == b.shift) return {a.shift, a.sum + b.sum, total};  // nearly all segments
@@ -265,15 +266,14 @@ FUSEDOPS_INLINE LogitSums combined(LogitSums a, LogitSums b) {
 template <class In, class AnyLogits, class Body>
 FUSEDOPS_INLINE void for_row_segments(Segment<In> row, AnyLogits logits, RowRange cols, Body body) {
   const RowExponentials exponentials(logits, shift_of_row(row.input, row.cols, logits));
-  for (int64_t begin = cols.begin; begin < cols.end; begin += kRowSegment) {
-    const int64_t left = cols.end - begin, count = left < kRowSegment ? left : kRowSegment;
+  for_parts<kRowSegment>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
     const Segment<In> segment{row.input + begin, count, row.class_col - begin, row.wants_total};
     LogitSums sums = exponentials.sums(segment);
     if (__builtin_expect(!is_usable(sums.sum), false)) {
       sums = sums_of_special_segment(segment, logits);
     }
     body(begin / kRowSegment, sums);
-  }
+  });
 }
 
 // --- losses -------------------------------------------------------------------------------------

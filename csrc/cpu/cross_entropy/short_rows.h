@@ -11,8 +11,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Rows of up to this many columns gain from groups. Each of the forward's two accumulators adds at
-// most 64 values.
+// Rows of up to this many columns gain from groups, in the forward and in the backward. Each of the
+// forward's two accumulators adds at most 64 values.
 constexpr int64_t kMaxLossGroupCols = 128, kMaxGradientGroupCols = 32;
 
 // Holds a value of each row of a group.
@@ -129,7 +129,8 @@ FUSEDOPS_INLINE void cross_entropy_groups(
 
 // --- backward -----------------------------------------------------------------------------------
 
-// Holds the numbers of GradientBatch that columns need, in the lanes of a group's rows.
+// Holds those numbers of GradientBatch that the gradient of each column needs, in the lane of the
+// row.
 template <class C>
 struct GroupFactors {
   RowLanes<C> lse, factor, lowest, smoothing;
@@ -144,7 +145,7 @@ struct GroupFactors {
   }
 };
 
-// Replaces the bases of a group by the gradients.
+// Replaces the bases of a group's logits (LogitsOf) by the gradients of the input.
 template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_group(
     Tile<C>* group, int64_t cols, const GroupFactors<C>& factors, AnyLogits logits) {

@@ -1,10 +1,11 @@
 // Masked softmax of rows on the CPU: forward with and without dropout, and backward.
 //
 // Forward: with AVX-512, scores that take at most one operand, a mask or a bias, are computed
-// twice, for the maximum of a chunk and for its exponentials. All other scores take several loops,
-// one for the first operand or the soft cap and one for each further operand, each of which writes
-// the scores of a chunk to scratch memory in the L1 cache. The exponentials are in scratch memory
-// in either case, and from there on all rows are alike.
+// twice: for the maximum of a chunk and for its exponentials. All other scores, and those of
+// doubles and of mixed dtypes, take several loops, one for the first operand or the soft cap and
+// one for each further operand, each of which writes the scores of a chunk to scratch memory in the
+// L1 cache. The exponentials are in scratch memory in either case, and from there on all rows are
+// alike.
 //
 // Columns outside the row's interval, and those that a bool mask hides at the end of the row (and
 // at its start, if the mask is converted to bits), are skipped where their result is 0. Chunks and
@@ -278,7 +279,7 @@ struct ChunkScores {
     }
   }
 
-  // Returns which columns of a tile count.
+  // Returns the bits of the mask for the tile at `col`, or AllLanes if the mask is not bits.
   FUSEDOPS_INLINE auto counted(int64_t col) const {
     if constexpr (kHasBits) {
       return operand[col / kTile<In>];
@@ -355,9 +356,9 @@ void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t
   }
 }
 
-// A row is computed from a multiple of this many columns on. fold_columns() adds tiles to two
-// accumulators in turn, and each tile thus goes to the accumulator to which it goes if the row is
-// computed as a whole.
+// The columns of a row that are computed begin at a multiple of this number. fold_columns() adds
+// tiles to two accumulators in turn, so that each tile goes to the same accumulator as if the whole
+// row were computed.
 constexpr int64_t kFoldedCols = 2 * kTile<float>;
 
 // Writes exp(score - chunk.max) of the scores at(col) to `scratch`, for all tiles with a column in
@@ -377,8 +378,8 @@ FUSEDOPS_INLINE void write_exponentials(
         so_far.sum = so_far.sum + e;
         return so_far;
       });
-  // Lanes are counted from column 0 and not from cols.begin, so that the sum has the same bits
-  // whether hidden columns at the start of the row are computed or skipped.
+  // The number of columns, on which the order of additions depends, is counted from column 0, so
+  // that the sum has the same bits whether hidden columns at the start are computed or skipped.
   set_chunk<C>(chunk, max, sums, end_of_tiles);
 }
 
@@ -391,8 +392,8 @@ FUSEDOPS_NOINLINE void exponentials_in_scratch(C* scratch, SoftmaxChunk<C>& chun
   write_exponentials<Out>(at, all, scratch, chunk, cols);
 }
 
-// A bool mask of a row as bits. `shown` is the columns from the first tile with a true bool to the
-// last one, and {0, 0} if there is none; `all` says whether every bool is true.
+// Holds a bool mask of a row as bits. `shown` is the columns of the tiles from the first to the
+// last with a true bool, and {0, 0} if there is none; `all` says whether every bool is true.
 struct RowBits {
   const TileBits* bits;
   RowRange shown;
@@ -509,7 +510,7 @@ struct MaskedRow {
     return {input + begin, values, C(scores->scale), mask_value};
   }
 
-  // Returns what is read after the chunk at `begin`, and is prefetched.
+  // Returns the input that is read after the chunk at `begin` and is prefetched.
   FUSEDOPS_INLINE const In* after_chunk(int64_t begin) const {
     const int64_t end = begin + chunk_cols(begin).end;
     return end < computed.end ? input + end : next + computed.begin;
@@ -534,7 +535,8 @@ struct MaskedRow {
     return double(kExpScale<C>) * exp_or_zero<C>(double(sink) - double(max));
   }
 
-  // Whether the columns that do not count would have a probability of 0 with the mask value too.
+  // Whether columns that are left out would have a probability of 0 with the mask value as their
+  // score. It is true if no column is left out.
   FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C mask_value) const {
     return counts_hidden() ||
         (mask_value < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
@@ -652,7 +654,8 @@ FUSEDOPS_NOINLINE void compute_one_operand(MaskedRow<In>* rows, int64_t count, C
   }
 }
 
-// Whether every element is hidden or -inf. Called only if no score exceeds the mask value.
+// Whether every element is hidden or -inf. Called only if no score exceeds the mask value. The
+// row's exponentials in scratch memory become those for a mask value of -inf.
 template <class Out, class In>
 bool is_nothing_visible(MaskedRow<In> row) {
   compute_exponentials<Out>(&row, /*count=*/1, -kInfinity<Compute<In>>);
@@ -675,7 +678,7 @@ FUSEDOPS_INLINE void write_zeros_around(
   write_zeros<In>(output, RowRange{written.end, cols}, mode);
 }
 
-// Whether a bool mask with a value for each column is the only operand.
+// Whether a bool mask with a value for each column is the only operand, and there is no soft cap.
 inline bool is_bool_mask_alone(const Scores& scores) {
   const Operand& mask = scores.mask;
   const bool is_mask = mask.data != nullptr && mask.is_bool && mask.col_stride != 0;
@@ -685,8 +688,8 @@ inline bool is_bool_mask_alone(const Scores& scores) {
 template <class In, class Out>
 struct MaskedSoftmax {
   using C = Compute<In>;
-  // Whether compute_one_operand() is used: for doubles and mixed dtypes, which are rare, it would
-  // not be worth its size.
+  // Whether compute_one_operand() is used. It gains nothing with the 16 registers of AVX2 and SSE2.
+  // For doubles and mixed dtypes, which are rare, it would not be worth its size.
   static constexpr bool kComputesTwice =
       kHasLaneBits && std::is_same_v<In, Out> && sizeof(In) < sizeof(double);
   const MaskedSoftmaxForward& args;
@@ -752,8 +755,8 @@ struct MaskedSoftmax {
     row.chunks = reinterpret_cast<SoftmaxChunk<C>*>(row.scratch + padded_cols(args.cols));
   }
 
-  // Computes the exponentials of a group. Adjacent rows that all have a mask, or all have none, are
-  // computed together. With 16 registers compute_one_operand() gains nothing.
+  // Computes the exponentials of a group. compute_one_operand() takes rows with the same operands,
+  // so that adjacent rows that all have a mask, or all have none, are computed by one call of it.
   FUSEDOPS_INLINE void compute(MaskedRow<In>* rows, int64_t count) const {
     if constexpr (kComputesTwice) {
       int64_t end;

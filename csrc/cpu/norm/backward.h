@@ -18,9 +18,9 @@ enum class SumsOverRows { kNone, kWeight, kBoth };
 // values near 1e-30 or 1e30.
 //
 // If a row has few columns, the difference in brackets cancels: for two columns, all but eps /
-// (variance + eps) of it. Its error is nevertheless only a few ulps of |g|, and what the rounded
-// mean adds to centered * rstd: |error| < 2^-22 * (1 + |mean| * rstd) * rstd * max|g| in float,
-// beside the rounding of the result.
+// (variance + eps) of it. Its error is nevertheless only a few ulps of |g|, plus what the rounding
+// of the mean adds to centered * rstd: |error| < 2^-22 * (1 + |mean| * rstd) * rstd * max|g| in
+// float, beside the rounding of the result.
 //
 // S is one number, or one for each lane.
 template <class S>
@@ -343,12 +343,13 @@ struct NormResults {
   // before they are rounded.
   template <class Source>
   FUSEDOPS_INLINE void write_both(int64_t row, Source at) const {
-    for_chunks<T>(args.cols, [&](int64_t begin, int64_t cols) FUSEDOPS_LAMBDA {
-      for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-        store(scratch + col, at(begin + col, part));
-      });
-      write_chunk(row, begin, cols);
-    });
+    for_parts<kNormChunk<T>>(
+        RowRange{0, args.cols}, [&](int64_t begin, int64_t cols) FUSEDOPS_LAMBDA {
+          for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+            store(scratch + col, at(begin + col, part));
+          });
+          write_chunk(row, begin, cols);
+        });
   }
 
   // Adds grad_sum to a chunk of gradients in scratch memory, and writes it to grad_input and, after

@@ -65,7 +65,7 @@ void write_long_norm_backward(
       with_column_sums<centers.value>(args, [&](auto sums) {
         const LongNormBackward<centers.value, T, sums.value> columns{
             args, rows, static_cast<Compute<T>*>(scratch), mode};
-        for_segments(cols, [&](RowRange segment) { columns.write(segment); });
+        for_parts(cols, kRowSegment, [&](RowRange segment) { columns.write(segment); });
       });
     });
   });

@@ -31,17 +31,8 @@ struct WiderOf<double> {
 template <class T>
 using Wider = typename WiderOf<Compute<T>>::type;
 
-// Calls body(begin, count) for each chunk of a row.
-template <class T, class Body>
-FUSEDOPS_INLINE void for_chunks(int64_t cols, Body body) {
-  constexpr int64_t chunk = kNormChunk<T>;
-  for (int64_t begin = 0; begin < cols; begin += chunk) {
-    body(begin, cols - begin < chunk ? cols - begin : chunk);
-  }
-}
-
-// Calls body with a value of the type of a branch, or of its gradient, beside rows of T: T or,
-// beside floats, one of 16 bits (args.h).
+// Calls body with a value of the type `dtype`, that of an add-norm's branch (args.h) or of its
+// gradient. It is T or, if T is float, possibly a 16-bit type.
 template <class T, class Body>
 FUSEDOPS_INLINE void with_branch(DType dtype, Body body) {
   if constexpr (std::is_same_v<T, float>) {
@@ -154,7 +145,8 @@ FUSEDOPS_INLINE Wide rstd_of(NormFormula norm, Wide squares) {
   return 1.0 / root(squares / cols + norm.eps);
 }
 
-// Returns eps on the scale of a mean of squares: its square if the kind uses eps on a root.
+// Returns eps on the scale of a mean of squares. Kinds that use eps beside a root have its square,
+// and kL2, whose root is that of a sum, the square divided by the number of columns.
 inline double squared_eps(NormFormula norm) {
   if (norm.kind == NormKind::kL2) return norm.eps * norm.eps / static_cast<double>(norm.cols);
   return norm.kind == NormKind::kStd ? norm.eps * norm.eps : norm.eps;

@@ -37,16 +37,6 @@ struct PlainRows {
   FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, StoreMode) const {}
 };
 
-// Reads tiles of a branch's row in memory, in the order of T.
-template <class Branch, class T>
-struct BranchInMemory {
-  const Branch* row;
-  template <class Part>
-  FUSEDOPS_INLINE Tile<Compute<T>> at(int64_t col, Part part) const {
-    return in_order<Branch, T>(load(row + col, part));
-  }
-};
-
 // Describes rows that are dropout(input) + residual. They are computed in the memory of the sum, or
 // in scratch memory if the sum is not wanted or bypasses the cache (`streams`). The code for the
 // input's dtype is chosen once a chunk.
@@ -77,7 +67,7 @@ struct AddedRows {
         rows_ahead<T>(args.residual.spacing, args.cols, kCount));
   }
 
-  // Computes a single row at `to`.
+  // Describes a single row, which compute() writes to `to`.
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, T* to, void* scratch)
       : args(args_), first(first_), chunk(static_cast<C*>(scratch)), computed{to}, sum{nullptr} {
     static_assert(kCount == 1);
@@ -128,10 +118,10 @@ struct AddedRows {
   template <class Branch>
   FUSEDOPS_INLINE void add_in_memory(int r, int64_t begin, int64_t cols) const {
     const Branch* input = start_of<Branch>(args.input, first + r) + begin;
-    add<Branch>(r, begin, cols, BranchInMemory<Branch, T>{input}, C(1));
+    add<Branch>(r, begin, cols, FromMemory<Branch, T>{input}, C(1));
   }
 
-  // This is not inlined, so that the loop for a branch of type T has all registers.
+  // This is not inlined, so that the loop for an input of type T has all registers.
   template <class Branch>
   FUSEDOPS_NOINLINE void add_converted(int r, int64_t begin, int64_t cols) const {
     add_in_memory<Branch>(r, begin, cols);
@@ -139,7 +129,7 @@ struct AddedRows {
 
   template <class Branch>
   FUSEDOPS_NOINLINE void add_dropped(int r, int64_t begin, int64_t cols) const {
-    const BranchInMemory<Branch, T> input{start_of<Branch>(args.input, first + r) + begin};
+    const FromMemory<Branch, T> input{start_of<Branch>(args.input, first + r) + begin};
     for_columns<T>(cols, [=, to = chunk](int64_t col, auto part) FUSEDOPS_LAMBDA {
       store(to + col, input.at(col, part));
     });
@@ -178,8 +168,9 @@ struct OneRow {
 template <class C>
 constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
 
-// A pass reads rows unchanged, or scaled by a power of two such that no finite value's square
-// overflows, or no significant square underflows. Below `tiny`, squares are denormal or 0.
+// Read tiles for a pass: unchanged, or multiplied by a power of two, by a small one so that no
+// finite value's square overflows, or by a large one so that no significant square underflows.
+// Squares of values below `tiny` are denormal or 0.
 template <class T>
 struct Unscaled {
   static constexpr Compute<T> tiny = kTinyRoot<Compute<T>>;
@@ -212,7 +203,8 @@ constexpr C start_of_squares(C tiny) {
   return kFusesProducts ? tiny * tiny : C(0);
 }
 
-// Returns where a chunk's sum starts: at start_of_squares() in lanes with a column of the row.
+// Returns the tile at which a chunk's sum starts: start_of_squares() in lanes with a column of the
+// row, and 0 in all others.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Tile<C> start_of_chunk(C tiny, int64_t cols) {
   const Tile<C> start = Broadcast(start_of_squares(tiny));
@@ -321,14 +313,14 @@ struct Moments {
   FUSEDOPS_INLINE Wide mean_from(Wide origin) const { return (shift - origin) + away; }
 };
 
-// Computes the moments of every row from its deviations from a shift. The first chunk of rows that
-// are sums has been computed before.
+// Computes the moments of every row from its deviations from a shift. If rows are sums (AddedRows),
+// the caller has computed their first chunk.
 template <class T, class At, int kCount, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE void moments_around(
     const C (&shift)[kCount], At source, const Rows& rows, int64_t cols,
     Moments<Wider<T>> (&moments)[kCount]) {
   LongSum<C> sums[2 * kCount];
-  for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
+  for_parts<kNormChunk<T>>(RowRange{0, cols}, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
     if (begin != 0) rows.compute(begin, count);
     Tile<C> deviations[kCount], squares[kCount];
     for (int r = 0; r < kCount; ++r) {
@@ -415,12 +407,13 @@ Moments<Wider<T>> moments_of_one(const T* memory, int64_t cols, SquaresRange<Wid
   return exact_moments(Compute<T>(moments.mean()), memory, cols, range);
 }
 
-// Computes the sum of squares of every row, and the rows themselves if they are sums.
+// Computes the sum of squares of every row. Rows of dropout(input) + residual (AddedRows) are
+// computed on the way.
 template <class T, class At, int kCount, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE void sums_of_squares(
     At source, const Rows& rows, int64_t cols, Wider<T> (&total)[kCount]) {
   LongSum<C> sums[kCount];
-  for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
+  for_parts<kNormChunk<T>>(RowRange{0, cols}, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
     rows.compute(begin, count);
     Tile<C> squares[kCount];
     for (int r = 0; r < kCount; ++r) squares[r] = start_of_chunk<T>(source.tiny, cols);
@@ -516,9 +509,9 @@ struct NormStatistics<true, T> {
   }
 };
 
-// Holds the statistics of a row, which is normalized as x * (rstd + remainder), where remainder is
-// the rounding error of rstd. Without it the result would be rounded once more, which 16-bit
-// results do not show.
+// Holds the statistics of a row. It is normalized as x * (rstd + remainder), where remainder is
+// what the rounding of rstd has dropped. normalized() leaves the remainder out for 16-bit results,
+// which do not show it.
 template <class T>
 struct NormStatistics<false, T> {
   using C = Compute<T>;
@@ -579,7 +572,7 @@ struct Norm {
  private:
   using Statistics = NormStatistics<kCenters, T>;
 
-  // Returns the first row that is left.
+  // Computes as many steps of kCount rows as there are. Returns the first row that is left.
   template <int kCount>
   FUSEDOPS_INLINE int64_t steps(int64_t row, int64_t end) const {
     for (; row + kCount <= end; row += kCount) step<kCount>(row);

@@ -67,7 +67,8 @@ NormGradSums total(const NormGradSums* partials, int64_t count) {
   return sums;
 }
 
-// Threads share columns, not rows, because weight and bias gradients add up over the rows.
+// Each thread computes some columns of all rows, because the gradients of weight and bias add up
+// over the rows.
 void launch_long(const CpuKernels& kernels, const NormBackward& args, bool streaming) {
   const int64_t segments = row_segments(args.cols);
   std::vector<NormGradSums> partials(args.rows * segments), rows(args.rows);

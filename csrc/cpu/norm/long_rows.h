@@ -10,14 +10,6 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Calls body(columns) for each segment of a range of columns.
-template <class Body>
-FUSEDOPS_INLINE void for_segments(RowRange cols, Body body) {
-  for (int64_t begin = cols.begin; begin < cols.end; begin += kRowSegment) {
-    body(RowRange{begin, cols.end - begin < kRowSegment ? cols.end : begin + kRowSegment});
-  }
-}
-
 // Return the columns `cols` of one row, or of a weight or bias, as if there were no others.
 template <class AnyRows>
 AnyRows columns_of(AnyRows rows, int64_t row, RowRange cols) {
@@ -57,9 +49,9 @@ template <class T>
 FUSEDOPS_INLINE void compute_sum(
     const NormForward& args, int64_t row, RowRange segment, T* sum, void* scratch) {
   const AddedRows<T, 1> rows(args, row, sum, scratch);
-  for_chunks<T>(segment.end - segment.begin, [&](int64_t begin, int64_t count) {
-    rows.compute(segment.begin + begin, count);
-  });
+  const RowRange cols{0, segment.end - segment.begin};
+  for_parts<kNormChunk<T>>(
+      cols, [&](int64_t begin, int64_t count) { rows.compute(segment.begin + begin, count); });
 }
 
 template <bool kCenters, class T>
@@ -67,7 +59,7 @@ FUSEDOPS_INLINE void long_norm_segments(
     const NormForward& args, int64_t row, RowRange cols, NormPartials<T> partials, void* scratch) {
   const T* input = partials.input(args, row);
   const SquaresRange<Wider<T>> range = squares_range<T>(args);
-  for_segments(cols, [&](RowRange segment) {
+  for_parts(cols, kRowSegment, [&](RowRange segment) {
     if (args.residual.data != nullptr) compute_sum(args, row, segment, partials.sum, scratch);
     const T* from = input + segment.begin;
     const int64_t count = segment.end - segment.begin;
@@ -86,12 +78,12 @@ template <class Wide>
 Moments<Wide> combined(const Moments<Wide>* partials, int64_t cols) {
   const Wide shift = partials[0].shift;
   Wide sum = 0, squares = 0;
-  for_segments({0, cols}, [&](RowRange segment) {
+  for_parts({0, cols}, kRowSegment, [&](RowRange segment) {
     const Moments<Wide>& partial = partials[segment.begin / kRowSegment];
     sum += partial.mean_from(shift) * Wide(segment.end - segment.begin);
   });
   const Wide away = sum / Wide(cols);
-  for_segments({0, cols}, [&](RowRange segment) {
+  for_parts({0, cols}, kRowSegment, [&](RowRange segment) {
     const Moments<Wide>& partial = partials[segment.begin / kRowSegment];
     const Wide from_mean = partial.mean_from(shift) - away;
     squares += partial.squares + from_mean * from_mean * Wide(segment.end - segment.begin);
@@ -107,7 +99,7 @@ FUSEDOPS_INLINE void write_long_norm_segments(
   const auto stats =
       NormStatistics<kCenters, T>::from_moments(args, combined(partials.moments, args.cols));
   if (cols.begin == 0) stats.save(args, row);
-  for_segments(cols, [&](RowRange segment) {
+  for_parts(cols, kRowSegment, [&](RowRange segment) {
     NormForward segment_args = args;
     // With this stride the next segment is prefetched as if it were the next row.
     segment_args.input = {
@@ -155,7 +147,7 @@ template <bool kCenters, class T>
 FUSEDOPS_INLINE void long_norm_backward_segments(
     const NormBackward& args, int64_t row, RowRange cols, NormGradSums* partials, void* memory) {
   using C = Compute<T>;
-  for_segments(cols, [&](RowRange segment) {
+  for_parts(cols, kRowSegment, [&](RowRange segment) {
     const NormBackward segment_args = segment_of(args, row, segment);
     C* const scratch = static_cast<C*>(memory);
     const ColumnValues<T> weight = weight_values<T>(segment_args, scratch);
@@ -221,8 +213,9 @@ struct LongNormBackward {
     with_result<T>(result, [&](auto* to) { write_one_term<__typeof__(*to)>(segment); });
   }
 
-  // Six streams are more than the hardware prefetcher follows: prefetching gains 30 % if the data
-  // comes from the L3 cache.
+  // Writes the gradients of a segment of the only row, whose sums over rows have one term. Six
+  // streams are more than the hardware prefetcher follows: prefetching gains 30 % if the data comes
+  // from the L3 cache.
   template <class Result>
   FUSEDOPS_INLINE void write_one_term(RowRange segment) const {
     constexpr int64_t kAhead = 1024;

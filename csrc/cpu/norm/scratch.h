@@ -50,7 +50,8 @@ struct NormGradSums {
 };
 
 // In a backward, scratch memory holds the weight of a segment, a chunk of a row, two sums per
-// column, two more of a partition, and a tiny row. A forward needs less.
+// column over all partitions and two over one, and a scaled row of tiny values. A forward needs
+// less.
 constexpr int64_t kLongNormScratchBytes = 7 * kRowSegment * int64_t(sizeof(double));
 
 // --- dimensions other than the last -------------------------------------------------------------
@@ -76,8 +77,8 @@ constexpr int64_t spatial_norm_scratch_bytes(int64_t dim_size) {
 // --- sums over rows -----------------------------------------------------------------------------
 
 // A backward divides its rows, or its segments of inner columns, into at most kMaxPartitions
-// partitions by their number alone: sums over rows are added up in the same order whatever the
-// number of threads.
+// partitions. The division depends on their number alone, so that sums over rows are added up in
+// the same order whatever the number of threads.
 struct NormPartition {
   static constexpr int64_t kMaxPartitions = 64;
   int64_t size, size_each, count;

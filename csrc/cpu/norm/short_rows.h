@@ -27,14 +27,15 @@ constexpr int64_t lanes_reached(int64_t cols) {
   return lanes < kLanes<float> ? lanes : kLanes<float>;
 }
 
-// Calls body(column) for each column in a lane of one half of the tiles.
+// Calls body(column) for each column that tiles of T have in lane `lane` of vector `half`.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_columns_of(int half, int lane, int64_t cols, Body body) {
   for (int64_t col = column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
 }
 
-// Adds up tiles that stand for the lanes of a vector, in the tree of ReduceLanes(). Lanes without
-// a column are 0, which turns a sum of -0 into +0.
+// Adds up tiles, where tile i holds what lane i of a vector holds if a row is computed alone. Adds
+// in the tree of ReduceLanes(), and overwrites the tiles. Lanes without a column are 0, which turns
+// a sum of -0 into +0.
 template <class T>
 FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols);
@@ -47,8 +48,8 @@ FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + Broadcast(0.0f);
 }
 
-// Adds up tiles that stand for the lanes of a vector, in double and in the order of totals()
-// (forward.h), so that short rows have the bits of long ones.
+// Does the same in double, in the order of totals() (forward.h), so that a row's sum has the same
+// bits in a group as alone.
 template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
@@ -149,6 +150,8 @@ FUSEDOPS_NOINLINE void correct_moments(
   }
 }
 
+// Returns the moments of the rows of a group, a row in each lane. Those of rows in which one pass
+// lost bits are computed again.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE TileMoments<float> moments_of_group(
     const NormForward& args, const Tile<float>* group) {
@@ -170,7 +173,7 @@ FUSEDOPS_INLINE TileMoments<float> moments_of_group(
 
 // --- forward ------------------------------------------------------------------------------------
 
-// Adds branch and residual of a group of rows, and stores the sum if it is wanted.
+// Loads the input and residual of a group of rows, adds them, and stores the sum if it is wanted.
 template <class T>
 FUSEDOPS_NOINLINE void load_added(const NormForward& args, int64_t first, Tile<float>* group) {
   with_branch<T>(args.input.dtype, [&](auto tag) {
@@ -283,7 +286,7 @@ struct NormBackwardGroups {
   }
 
  private:
-  // Holds the statistics of rows as they are read.
+  // Holds the statistics of rows as they are read: scaled if the rows are tiny.
   struct Read {
     Tile<float> mean, rstd;
   };

@@ -5,9 +5,10 @@
 // columns beside it.
 //
 // Forward: a segment of columns is read from memory by the pass that sums it, and stays in the L2
-// cache for the pass that sums deviations from the mean, and for the one that writes results. Sums
-// of a few rows are added up without error. A column whose squares are not exact (forward.h) is
-// copied to scratch memory and computed again as a row.
+// cache for the pass that sums deviations from the mean, and for the one that writes results. Rows
+// are summed a few at a time, and what rounding takes from the total of these sums is kept
+// (ExactSum). A column whose squares are not exact (forward.h) is copied to scratch memory and
+// computed again as a row.
 //
 // Backward: one pass over input and grad_output computes every sum, of columns and of rows; the
 // sums of rows add up over the segments of a partition.
@@ -232,8 +233,8 @@ struct NormGradColumn {
 };
 static_assert(sizeof(NormGradColumn<double>) <= 7 * sizeof(Tile<double>));
 
-// Returns the index at which a row's sums are stored, in the order of a tile of T: the sums of its
-// even rows come first, then those of its odd rows, if tiles of T are loaded so (kEvenOdd).
+// Returns the index at which a row's sums are stored, in the column order of a tile of T: with
+// kEvenOdd, those of a tile's even rows come before those of its odd rows.
 template <class T>
 FUSEDOPS_INLINE int64_t place_of(int64_t row) {
   if constexpr (!kEvenOdd<T>) return row;
@@ -281,7 +282,8 @@ class SpatialNormGradient {
 
   FUSEDOPS_INLINE NormGradColumn<C>& column(int64_t col) const { return columns_[col / kTile<T>]; }
 
-  // Returns whether any column is scaled. `first` is the index of the first column's statistics.
+  // Reads the statistics of all columns, and returns whether any column is scaled. `first` is the
+  // index of the first column's statistics.
   FUSEDOPS_NOINLINE bool read_statistics(int64_t first, int64_t cols) const {
     bool scales = false;
     for_columns<T>(cols, [&](int64_t col, auto part) {

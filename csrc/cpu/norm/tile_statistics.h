@@ -16,9 +16,9 @@ struct TileStatistics {
   Tile<C> mean, rstd, remainder;
 };
 
-// Turns sums over `count` values into moments: `away` holds the sum of deviations from the shift,
-// and `squares` that of their squares. Returns whether all lanes are exact (are_exact()), and sets
-// exact[lane] to 0 where one is not.
+// Turns sums over `count` values into moments, in place. On entry, `away` holds the sum of
+// deviations from the shift, and `squares` that of their squares. Returns whether all lanes are
+// exact (are_exact()), and sets exact[lane] to 0 where one is not.
 template <bool kCenters, class C>
 FUSEDOPS_INLINE bool finish_moments(
     TileMoments<C>& moments, double count, double lowest, int64_t* exact) {

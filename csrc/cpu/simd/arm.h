@@ -2,8 +2,8 @@
 // with the instructions for bfloat16 on processors that have them. No other file of cpu/ contains
 // ARM's intrinsics.
 //
-// NEON has no masked loads. Its streaming store would be STNP, which is only a hint: the cores
-// detect that whole cache lines are written, and do not read those.
+// NEON has no masked loads. Stream() is an ordinary store, because STNP would only be a hint: the
+// cores detect by themselves that whole cache lines are written, and do not read those.
 #pragma once
 
 #include <arm_neon.h>
@@ -41,9 +41,9 @@ FUSEDOPS_INLINE V Opaque(V value) {
 
 // --- arithmetic ---------------------------------------------------------------------------------
 
-// One instruction takes the place of the two of the language's ?:. It differs for NaN: the maximum
-// of a NaN and a number is the number, and a minimum with a NaN is NaN. No caller depends on this,
-// because a result that a NaN takes part in is NaN anyway.
+// Each takes one instruction, where the language's ?: takes two. They differ from it for NaN: the
+// maximum of a NaN and a number is the number, and a minimum with a NaN is NaN. No caller depends
+// on this, because a result that a NaN takes part in is NaN anyway.
 FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
   return (Vec<float>)vmaxnmq_f32((float32x4_t)a, (float32x4_t)b);
 }

@@ -2,9 +2,9 @@
 // result is.
 //
 // Nearly always one or two multiplications suffice (divided()). If one of their products would be
-// denormal, the same operations are carried out with numbers that are not, and each is rounded to
-// the precision of the result ("in steps"). The results then have the bits that the multiplications
-// would give, and a result that is 0 or a normal number involves no denormal.
+// denormal, exponentials are divided "in steps": by the same operations on numbers that are not
+// denormal, each rounded as in the original. The results then have the bits that the
+// multiplications would give, and a result that is 0 or a normal number involves no denormal.
 #pragma once
 
 #include "cpu/simd/exp.h"
@@ -20,8 +20,8 @@ constexpr double kVanishes<BFloat16> = 0x1p-134;
 template <>
 constexpr double kVanishes<Half> = 0x1p-25;
 
-// Returns the magnitude of a number or of lanes. A sum may be negative where softmax_apply computes
-// the gradient of softmax_stats: it then divides by 1 / gradient.
+// Returns the magnitude of a number or of lanes. A sum may be negative: for the gradient of
+// softmax_stats, softmax_apply is called with 1 / gradient in place of the sum.
 template <class V>
 FUSEDOPS_INLINE V magnitude(V x) {
   return x < 0 ? -x : x;
@@ -29,8 +29,8 @@ FUSEDOPS_INLINE V magnitude(V x) {
 
 constexpr double kLeastFloat = 0x1p-126, kLeastDouble = 0x1p-1022;  // smallest normal numbers
 
-// Whether a result is the sum of two products, as for float. With FMA the second product is fused
-// into the sum and so cannot be denormal.
+// Whether a result is the sum of two products (Divisor), as only float results are. With FMA the
+// second product is fused into the sum and so cannot be denormal.
 template <class Out>
 constexpr bool kTwoParts = sizeof(Out) == sizeof(float);
 
@@ -146,8 +146,8 @@ struct InSteps {
 
 // With FMA, floats that are multiplied by powers of 2 take the place of doubles, which saves most
 // of the time: factors are 2^48 times as large, and products 2^96 times. Added to 2^96 times the
-// smallest normal number, a product is rounded as a denormal number is, and the difference between
-// the bits of the sum and those of that number is the bits of the denormal number.
+// smallest normal number, a product is rounded as a denormal number is, and the bits of the sum
+// minus those of that number are the bits of the denormal number.
 template <class Out>
 struct InSteps<Out, true> {
   Vec<float> high, low;
@@ -187,7 +187,7 @@ struct InSteps<Out, true> {
 // denormal. If any is, the vector is computed unscaled.
 FUSEDOPS_INLINE Vec<double> divided_in_steps(Vec<double> e, Vec<double> factor, Vec<double> sum) {
   constexpr double kOntoMultiples = 0x1p-958;  // adding it rounds to a multiple of 2^(64 - 1074)
-  // 2^64 times the smallest normal number, and times the largest one that rounds to 0.
+  // 2^64 times the smallest normal number, and 2^64 times the largest number that rounds to 0.
   constexpr double kScaledLeast = 0x1p-958, kScaledVanishes = 0x1p-1011;
   const Vec<double> plain_sum = sum * (1 / kExpScale<double>);
   e = e < kScaledLeast ? (e + kOntoMultiples) - kOntoMultiples : e;

@@ -8,20 +8,10 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Without FMA, ln2 is split as in ExpFloat. With FMA the product n * ln2 is not rounded, and ln2 as
-// a single constant leaves an error of n * 2e-9.
-template <bool kFuses>
-struct Ln2 {
-  static constexpr float kLn2[] = {0.69314718055994531f};
-};
-template <>
-struct Ln2<false> {
-  static constexpr float kLn2[] = {0.693359375f, -2.12194440e-4f};
-};
-
-// The error is 9.5e-8 (1.6 units of roundoff), with six sevenths of ExpFloat's instructions.
-struct ExpFloatSum : ExpFloat, Ln2<kFusesProducts> {
-  using Ln2<kFusesProducts>::kLn2;
+// Results have an error of 9.5e-8 (1.6 units of roundoff), and take six sevenths of ExpFloat's
+// instructions. Without FMA, ln2 is split as in ExpFloat. With FMA the product n * ln2 is not
+// rounded, and ln2 as a single constant, as in Exp16Bit, leaves an error of n * 2e-9.
+struct ExpFloatSum : std::conditional_t<kFusesProducts, Exp16Bit, ExpFloat> {
   static constexpr float kPolynomial[] = {
       8.290315046906471e-3f, 4.189793020486832e-2f, 1.666763573884964e-1f, 4.999915063381195e-1f,
       9.999997019767761e-1f};
@@ -47,8 +37,8 @@ struct ExpFor<SumOf<double>> {
 // instruction for MulByPow2(), results from 2^127.5 (2^1023.5 for doubles) on are infinite, too.
 template <class C>
 FUSEDOPS_INLINE Tile<C> exp_or_infinity(Tile<C> x) {
-  // For this x, n + 127 (n + 1023 for doubles) are the exponent bits of infinity. A larger n would
-  // reach the sign bit.
+  // exp(x) is 2^n * exp(r), and n + 127 (n + 1023 for doubles) become exponent bits. With x =
+  // kInfinite these are the bits of infinity. A larger n would reach the sign bit.
   constexpr C kInfinite = sizeof(C) == sizeof(double) ? C(709.9) : C(88.9);
   if constexpr (!kHasMulByPow2) {
     for (auto& vec : x.v) vec = Min(vec, Set(kInfinite));
@@ -56,9 +46,10 @@ FUSEDOPS_INLINE Tile<C> exp_or_infinity(Tile<C> x) {
   return exp_or_zero<SumOf<C>>(x);
 }
 
-// Where an instruction rounds exponents down, powers of 2 for sums take a sixth fewer instructions
-// than exponentials. 2^(t - 0.5) for t in [0, 1) is a polynomial, a minimax fit with an error of
-// 7.5e-8, and of 1.7e-7 with what its evaluation rounds.
+// Whether sums may add powers of 2 in place of exponentials. If MulByPow2() is an instruction,
+// which rounds the exponent down, this saves a sixth of the instructions. The polynomial is a
+// minimax fit of 2^(t - 0.5) for 0 <= t < 1, with an error of 7.5e-8, and of 1.7e-7 including the
+// rounding of its evaluation.
 constexpr bool kHasExp2 = kHasMulByPow2;
 struct Exp2FloatSum {
   static constexpr float kLowest = -125.0f;  // up to it, the result may be denormal

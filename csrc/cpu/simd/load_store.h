@@ -36,7 +36,7 @@ FUSEDOPS_INLINE Tile<C> packed(Tile<C> tile, const C*) {
 FUSEDOPS_INLINE VecU32 packed(Tile<float> tile, const BFloat16*) {
   return DemoteEvenOdd(tile.v[0], tile.v[1]);
 }
-// Joins the halves in registers: one load of both from memory would wait for the two stores.
+// Joins the two vectors in registers: a load of both from memory would wait for the two stores.
 FUSEDOPS_INLINE VecU32 packed(Tile<float> tile, const Half*) {
   const VecU16 first = DemoteHalf(tile.v[0]);
   return Combine(first, DemoteHalf(tile.v[1]));
@@ -77,10 +77,11 @@ FUSEDOPS_INLINE Tile<Compute<T>> rounded(Tile<Compute<T>> tile) {
   }
 }
 
-// Prefetches a tile: into L1 if it is read next, and into L2 if in L1 it would evict data that is
-// still needed. An address past the end of an array does no harm.
+// Where to prefetch to: L1 for data that is read next, L2 for data that would evict from L1 what is
+// still needed.
 enum class Cache { kL2 = 2, kL1 = 3 };
 
+// Prefetches a tile. An address past the end of an array does no harm.
 template <Cache cache, class T>
 FUSEDOPS_INLINE void prefetch_tile(const T* from) {
   constexpr int kCacheLine = 64 / sizeof(T);
@@ -91,7 +92,7 @@ FUSEDOPS_INLINE void prefetch_tile(const T* from) {
 
 // --- parts of a tile ----------------------------------------------------------------------------
 
-// A step covers a full tile or, at the end of a row, its first `count` columns.
+// Say which columns of a tile are in the row: all or, at the end of the row, the first `count`.
 struct Full {};
 struct Tail {
   int count;
@@ -144,8 +145,8 @@ FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Tail part, Comput
   return tile;
 }
 
-// Stores results, full tiles with non-temporal stores if `streams` is set. The branch is the same
-// for every tile of a call, and costs less than compiling each loop twice.
+// Stores results: full tiles with non-temporal stores if `streams` is set. The branch on it goes
+// the same way for all tiles of a call. It costs little, and each loop is compiled only once.
 struct StoreMode {
   bool streams;
 

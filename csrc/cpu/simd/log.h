@@ -20,7 +20,7 @@ FUSEDOPS_INLINE Vec<double> twice_atanh_rest(Vec<double> t) {
 
 FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
   constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
-  // This is the distance of x's bits above those of sqrt(1/2). Its exponent bits are n.
+  // `above` is how far x's bits are above those of sqrt(1/2). Its exponent bits are n.
   const VecI64 above = (VecI64)x - 0x3fe6a09e667f3bcd;
   const VecI64 power = above >> 52;
   const Vec<double> m = (Vec<double>)((VecI64)x - (power << 52));
@@ -35,7 +35,7 @@ FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
 }
 
 // Returns the logarithm of a sum for results that are stored as Out. For doubles, which show every
-// bit, it is the exact logarithm.
+// bit, the C library computes it.
 template <class Out>
 FUSEDOPS_INLINE double log_of_sum(double sum) {
   if constexpr (sizeof(Out) == sizeof(double)) return __builtin_log(sum);

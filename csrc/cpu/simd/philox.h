@@ -2,8 +2,9 @@
 // (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 //
 // Each counter has a 64-bit lane and uses its lower half. The multiplication 32 x 32 -> 64 bits,
-// which every instruction set has, then gives both halves of the product in place. A vector thus
-// computes the four words of one counter for every four columns of a tile of floats.
+// which every instruction set has, then gives both halves of the product in place. A vector holds
+// one counter for every four columns of a tile of floats, and each counter gives four words, one
+// for each of its columns.
 #pragma once
 
 #include "cpu/simd/load_store.h"
@@ -65,9 +66,9 @@ struct DropoutRow {
   }
 };
 
-// Applies dropout to `cols` values: the columns from `begin` on, in the column order of a tile of
-// T. Dropped values are multiplied by 0, so that a NaN stays. `values` is padded to kColumnPadding,
-// and `begin` is a multiple of kTile<float>.
+// Applies dropout, without its scale, to `cols` values: the columns from `begin` on, in the column
+// order of a tile of T. Dropped values are multiplied by 0, so that a NaN stays. `values` is padded
+// to kColumnPadding, and `begin` is a multiple of kTile<float>.
 template <class T>
 void drop_columns(DropoutRow dropout, float* values, int64_t begin, int64_t cols) {
   for (int64_t col = 0; col < cols; col += kTile<float>) {

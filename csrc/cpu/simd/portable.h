@@ -69,7 +69,8 @@ FUSEDOPS_INLINE V IfThenElseZero(M mask, V yes) {
   return mask ? yes : V{};
 }
 
-// Whether masks are bits, LaneBits<C>, of which the lowest is that of the first lane.
+// Whether a mask is an integer with a bit for each lane (LaneBits<C>), the lowest for the first
+// lane.
 constexpr bool kHasLaneBits = false;
 template <class C>
 using LaneBits = uint32_t;
@@ -94,10 +95,10 @@ FUSEDOPS_INLINE V MaskedMin(M mask, V a, V b) {
   return mask ? Min(a, b) : a;
 }
 
-// Returns value * 2^(n + kUp) for an integral n held in a floating-point vector. If an instruction
-// does this (kHasMulByPow2), it rounds n down, the result is 0 outside of the mask, whatever the
-// lanes hold, and 2^kUp must be part of `value`. Here 2^(n + kUp) is made of its exponent bits, and
-// must be a normal number or infinity.
+// Returns value * 2^(n + kUp) for an integral n held in a floating-point vector. The functions here
+// ignore the mask, and 2^(n + kUp) must be a normal number or infinity. Where an instruction takes
+// their place (kHasMulByPow2), it rounds n down and returns 0 outside of the mask, and the caller
+// multiplies `value` by 2^kUp beforehand.
 constexpr bool kHasMulByPow2 = false;
 template <int kUp, class M>
 FUSEDOPS_INLINE Vec<float> MulByPow2(M, Vec<float> value, Vec<float> n) {
@@ -110,7 +111,7 @@ FUSEDOPS_INLINE Vec<double> MulByPow2(M, Vec<double> value, Vec<double> n) {
   return value * (Vec<double>)(power << 52);
 }
 
-// Returns x minus the integer below it.
+// Returns x - floor(x).
 FUSEDOPS_INLINE Vec<float> Fraction(Vec<float> x) {
   for (int i = 0; i < kLanes<float>; ++i) x[i] -= __builtin_floorf(x[i]);
   return x;
@@ -134,7 +135,7 @@ FUSEDOPS_INLINE VecU32 RoundNumberToBFloat16(Vec<float> value) {
   return bits + 0x7fffu + ((bits >> 16) & 1u);
 }
 
-// Joins the upper halves of even and odd columns, which round() has rounded.
+// Rounds even and odd columns by round(), and interleaves the upper halves of the results.
 template <class Round>
 FUSEDOPS_INLINE VecU32 InterleaveRounded(Vec<float> even, Vec<float> odd, Round round) {
   return (round(even) >> 16) | (round(odd) & 0xffff0000u);
@@ -151,13 +152,13 @@ FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
   const VecU32 finite = magnitude < 0x0400u ? denormal : normal;
   return (Vec<float>)((magnitude >= 0x7c00u ? special : finite) | sign);
 }
-// Halves are denormal below 2^-14, whose bits as a float are 0x38800000. From 2^16 on, 0x47800000,
-// none is finite; rounding makes floats from 65520 on infinite, too.
+// Halves are denormal below 2^-14, whose bits as a float are 0x38800000. Floats from 65520 on
+// become infinite, by rounding or because they are at least 2^16 (0x47800000).
 FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
   const VecU32 bits = (VecU32)value;
   const VecU32 magnitude = bits & 0x7fffffffu, sign = (bits >> 16) & 0x8000u;
   const VecU32 normal = (magnitude + (0u - (112u << 23)) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Adding one half aligns a denormal's last bit with the float's, and rounds it.
+  // Adding 0.5 rounds to a multiple of 2^-24, which is the spacing of denormal halves.
   const VecU32 denormal = (VecU32)((Vec<float>)magnitude + 0.5f) - 0x3f000000u;
   const VecU32 finite = magnitude < 0x38800000u ? denormal : normal;
   const VecU32 not_a_number = VecU32{} + 0x7e00u, infinity = VecU32{} + 0x7c00u;
@@ -238,8 +239,8 @@ FUSEDOPS_INLINE void StoreN(T* to, const T (&from)[kSize], int64_t count) {
   std::memcpy(to, from, count * sizeof(T));
 }
 
-// Returns `bytes` bytes, which are one to two words. It reads the first word and the last one. The
-// two overlap if there are fewer bytes than two words have.
+// Returns the `bytes` bytes at `from`, which are one to two words, from the first word and the last
+// one. The two overlap if there are fewer bytes than two words have.
 template <class Word>
 FUSEDOPS_INLINE uint64_t LoadTwoWords(const char* from, int bytes) {
   const uint64_t last = Load<Word>(from + bytes - sizeof(Word));

@@ -1,5 +1,5 @@
-// Selects the primitives: operations on vectors for which the language has no operator. They have
-// the names that Google Highway has for them.
+// Selects the primitives: operations on vectors for which the language has no operator. Those that
+// Google Highway has too have its names.
 //
 // portable.h defines each primitive without intrinsics. A processor's file defines those for
 // which the processor has an instruction, and takes the others from portable.h.

@@ -53,8 +53,9 @@ FUSEDOPS_INLINE double sum_of(Tile<C> a, Tile<C> b) {
   return ReduceLanes<double>(first + second, Add{});
 }
 
-// Adds the two accumulators of fold_columns(), over `cols` columns, in double; the lanes remain to
-// be added. Lanes that hold no column are 0 and are not converted.
+// Adds, in double, the two accumulators that fold_columns() returns for a row of `cols` columns;
+// the lanes of the result remain to be added. Vectors without any column are 0 and are not
+// converted.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> lanes_of_sum(Accumulators<Tile<C>> sums, int64_t cols) {
   Vec<double> first = promoted_sum(sums.even.v[0]), second{};

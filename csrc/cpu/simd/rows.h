@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/simd/load_store.h"
+#include "cpu/threads/work_division.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
@@ -24,13 +25,14 @@ FUSEDOPS_INLINE bool are_even(const AnyRows& rows, int64_t first, int64_t count)
   return spacing.offset(first + count - 1) - spacing.offset(first) == (count - 1) * spacing.stride;
 }
 
-// Read tiles of a row in memory, or of a row in scratch memory.
-template <class T>
+// Read tiles of a row in memory, in the column order of a tile of Order, or of a row in scratch
+// memory.
+template <class T, class Order = T>
 struct FromMemory {
   const T* row;
   template <class Part>
   FUSEDOPS_INLINE Tile<Compute<T>> at(int64_t col, Part part) const {
-    return load(row + col, part);
+    return in_order<T, Order>(load(row + col, part));
   }
 };
 template <class C>
@@ -41,6 +43,20 @@ struct FromScratch {
     return load(row + col);
   }
 };
+
+// Call body(part), or body(first, count), for consecutive parts of at most `each` rows or columns.
+template <class Body>
+FUSEDOPS_INLINE void for_parts(RowRange range, int64_t each, Body body) {
+  for (int64_t begin = range.begin; begin < range.end; begin += each) {
+    body(RowRange{begin, range.end - begin < each ? range.end : begin + each});
+  }
+}
+template <int64_t kEach, class Body>
+FUSEDOPS_INLINE void for_parts(RowRange range, Body body) {
+  for (int64_t first = range.begin; first < range.end; first += kEach) {
+    body(first, range.end - first < kEach ? range.end - first : kEach);
+  }
+}
 
 // Calls body(col, part) for every tile of a row of T.
 template <class T, class Body>

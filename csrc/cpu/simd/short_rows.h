@@ -15,8 +15,8 @@ namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // Rows of up to kShortRowCols columns may be computed in groups, and of up to kMaxGroupCols if a
-// group needs only one array of tiles. Rows that do not fill a group are computed one by one, with
-// the same bits.
+// group needs only one array of tiles. Rows of softmaxes and norms that do not fill a group are
+// computed one by one, with the same bits.
 constexpr int64_t kShortRowCols = 64, kMaxGroupCols = 256;
 template <class T>
 constexpr int64_t kGroupRows = kTile<T>;
@@ -66,8 +66,8 @@ FUSEDOPS_INLINE void transpose(Vec<float> (&v)[4]) {
   v[3] = interleaved<float, 2, true>(high01, high23);
 }
 
-// Writes the column of a vector of transposed words, or its two columns of 16 bits, to half `half`
-// of the columns' tiles.
+// Writes a vector of transposed words, which hold one column, or two columns of 16 bits, to half
+// `half` of the columns' tiles.
 template <class C>
 FUSEDOPS_INLINE void unpack(Vec<C> word, int half, Tile<C>* columns, const C*) {
   columns[0].v[half] = word;

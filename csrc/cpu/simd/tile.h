@@ -7,9 +7,9 @@ namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // A tile is two vectors. Their columns have the order in which the stored type T is cheapest to
-// load; for bfloat16 that is first the even columns, then the odd ones, with one instruction each.
-// Tiles in scratch memory, including those of weight and bias, have that order too; store() undoes
-// it.
+// load; for bfloat16 the even columns come first and then the odd ones, as one instruction extracts
+// each. Tiles in scratch memory, including those of weight and bias, have that order too; store()
+// undoes it.
 template <class C>
 struct Tile {
   Vec<C> v[2];
@@ -109,7 +109,8 @@ FUSEDOPS_INLINE Tile<C> IfThenElse(Mask<C> mask, Tile<C> yes, C no) {
 }
 
 // Holds a condition for each column as a bit, in the order of the tile's lanes. A mask that a
-// kernel reads more than once is converted to bits where the processor has them (kHasLaneBits).
+// kernel reads more than once is converted to bits if masks of the processor are bits
+// (kHasLaneBits).
 struct TileBits {
   uint32_t bits;
 
@@ -140,7 +141,7 @@ FUSEDOPS_INLINE Tile<C> MaskedMax(TileBits mask, Tile<C> a, Tile<C> b) {
 
 // --- order --------------------------------------------------------------------------------------
 
-// Lane i of the result is lane `lane[i]` of `low` and `high` side by side.
+// Returns a vector whose lane i is lane `lane[i]` of `low` and `high` side by side.
 template <class C>
 FUSEDOPS_INLINE Vec<C> Permute2(Vec<C> low, Vec<C> high, Lanes<C> lane) {
 #if defined(__clang__)  // Clang's builtin accepts only constants

@@ -93,7 +93,8 @@ using Lanes = typename LanesOf<C>::type;
 constexpr int kBlockBytes = 16, kBlocks = kVectorBytes / kBlockBytes;
 using Block = VecOf<uint64_t, kBlockBytes>::type;
 
-// Whether the compiler fuses a product into a sum. A product that is not fused may be denormal.
+// Whether the compiler fuses a product into a sum (FMA). If not, the product is a value of its own
+// and may be denormal, which is slow and loses bits.
 #if defined(__FP_FAST_FMAF)
 constexpr bool kFusesProducts = true;
 #else
@@ -105,7 +106,7 @@ constexpr C kInfinity = static_cast<C>(__builtin_huge_val());
 
 constexpr double kNaN = __builtin_nan("");
 
-// Passes a constant to a generic lambda.
+// Holds a constant in its type, so that it can be an argument of a generic lambda.
 template <auto kValue>
 struct Constant {
   static constexpr auto value = kValue;

@@ -46,7 +46,7 @@ using Integers = __m128i;
 #endif
 static_assert(sizeof(Floats) == kVectorBytes);
 
-// The language's ?: has these semantics, but GCC selects the instructions only under -ffast-math.
+// GCC makes this one instruction of portable.h's ?:, which does the same, only under -ffast-math.
 FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
   return (Vec<float>)MM(max_ps)((Floats)b, (Floats)a);
 }
@@ -55,8 +55,8 @@ FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
 }
 using portable::Max;
 using portable::Min;
-// The compiler fuses products by itself, into shorter code than these intrinsics give, except where
-// it does not optimise or inline.
+// These intrinsics are only for builds that do not optimise or inline. In all others the compiler
+// fuses products by itself, into shorter code.
 #if defined(__FMA__) && (defined(FUSEDOPS_SANITIZED) || !defined(__OPTIMIZE__))
 constexpr bool kHasMulAdd = true;
 FUSEDOPS_INLINE Vec<float> MulAdd(Vec<float> a, Vec<float> b, Vec<float> c) {
@@ -127,11 +127,12 @@ FUSEDOPS_INLINE void Stream(void* to, V bits) {
 #if defined(__AVX512F__)
 // --- AVX-512 ------------------------------------------------------------------------------------
 
-// Comparisons of floats that only AnyTrue() reads are bits.
 template <class L>
 FUSEDOPS_INLINE bool AnyTrue(L lanes) {
   return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
 }
+// For floats, LessThan() and BetweenZeroAnd() return an int with a bit for each lane, because only
+// AnyTrue() reads their results.
 FUSEDOPS_INLINE bool AnyTrue(int bits) { return bits != 0; }
 FUSEDOPS_INLINE int LessThan(Vec<float> x, float high) {
   return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(high), _CMP_LT_OQ);
@@ -340,8 +341,9 @@ FUSEDOPS_INLINE void ExtractBlocks(Vec<C> value, Block (&blocks)[kBlocks]) {
 }
 
 #if !defined(FUSEDOPS_SANITIZED)
-// Columns of 4 and 8 bytes are masked, because after memcpy a vector load would wait for several
-// smaller stores. FirstWords() is the mask of the first `count` words of 4 bytes.
+// Columns of 4 and 8 bytes are loaded and stored with masks, because a vector load after memcpy
+// would wait for several smaller stores. FirstWords() is the mask of the first `count` words of 4
+// bytes.
 FUSEDOPS_INLINE __m256i FirstWords(int count) {
   return (__m256i)(VecI32{0, 1, 2, 3, 4, 5, 6, 7} < VecI32{} + count);
 }

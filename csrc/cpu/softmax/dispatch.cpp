@@ -82,7 +82,7 @@ void softmax_statistics(const SoftmaxStatistics& args, int64_t row, RowRange col
   with_type(args.input.dtype, [&](auto tag) {
     using In = decltype(tag);
     using C = Compute<In>;
-    // The sums are to be unscaled, and those of a log_softmax are.
+    // Statistics have unscaled sums, as a log_softmax computes them; a softmax scales them (exp.h).
     reduce_softmax_chunks</*Log=*/true, C>(
         start_of<In>(args.input, row), static_cast<SoftmaxChunk<C>*>(chunks), cols);
   });

@@ -75,8 +75,9 @@ void write_statistics(const SoftmaxStatistics& args, int64_t row, const void* ch
   static_cast<C*>(args.sum)[row] = C(whole.sum);
 }
 
-// Writes exp(input - max) / sum. Columns have no chunks here, so each tile is asked whether it has
-// to be divided in steps.
+// Writes exp(input - max) / sum. The row's max and sum are given, but not the smallest exponential
+// of each chunk. So every tile is checked for exponentials that have to be divided in steps, as a
+// multiplication would lose bits (exp_division.h).
 template <class In, class Out>
 FUSEDOPS_INLINE void apply_softmax_statistics(
     const SoftmaxApply& args, int64_t row, RowRange cols, StoreMode mode) {
@@ -101,11 +102,9 @@ template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void long_softmax_backward_sums(
     const SoftmaxBackward& args, int64_t row, RowRange cols, double* sums) {
   const SoftmaxGradRow<Out> grad_row(args, row);
-  for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
-    const int64_t left = cols.end - begin;
-    const RowRange chunk{begin, left < kSoftmaxChunk<C> ? cols.end : begin + kSoftmaxChunk<C>};
-    sums[begin / kSoftmaxChunk<C>] = softmax_backward_sum<Log>(grad_row, chunk);
-  }
+  for_parts(cols, kSoftmaxChunk<C>, [&](RowRange chunk) FUSEDOPS_LAMBDA {
+    sums[chunk.begin / kSoftmaxChunk<C>] = softmax_backward_sum<Log>(grad_row, chunk);
+  });
 }
 
 template <bool Log, class In, class Out>

@@ -24,9 +24,9 @@ static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
 
 // A backward computes rows of up to this many columns in groups, whose sums over lanes overlap. A
-// group of 16-bit rows is bound by arithmetic. One of wider rows takes up to a third more time than
-// single rows once it exceeds the L1 cache: eight rows of 256 floats in each of three tensors are
-// 24 KiB.
+// group of 16-bit rows is bound by arithmetic. A group of float or double rows takes up to a third
+// more time than single rows once it exceeds the L1 cache: eight rows of 256 floats in each of
+// three tensors are 24 KiB.
 template <class Out>
 constexpr int64_t kMaxGradGroupCols = sizeof(Out) == 2 ? 1024 : 1024 / sizeof(Out);
 
@@ -53,7 +53,8 @@ FUSEDOPS_INLINE C shift_of(C chunk_max) {
 }
 
 // Returns exponentials: scaled (exp.h) for a softmax, which divides them, and unscaled for a
-// log_softmax, which only adds them up.
+// log_softmax, which only adds them up. For a softmax it also lowers `least` to the smallest
+// exponential of each lane that is not 0.
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE Tile<C> softmax_exp(Tile<C> x, Vec<C>& least) {
   if constexpr (Log) return exp_or_zero<Out>(x);
@@ -170,8 +171,9 @@ FUSEDOPS_INLINE void softmax_chunks(
   }
 }
 
-// Return tiles of a row's exponentials exp(input - shift), where each chunk has a shift of its own:
-// saved in scratch memory, saved in a row, or computed again with the same bits.
+// Return tiles of a row's exponentials exp(input - shift), where each chunk has a shift of its own.
+// They are loaded from scratch memory or from a row in memory, or computed again with the same
+// bits.
 template <class C>
 struct InScratch {
   const C* saved;
@@ -344,7 +346,7 @@ FUSEDOPS_NOINLINE void softmax_backward_row(
   write_softmax_backward<Log>(result, grad_row, sum, cols, RowsAhead(args, /*rows=*/1), mode);
 }
 
-// A group has this many rows.
+// A group of the backward has this many rows.
 constexpr int kGradGroupRows = kLanes<double>;
 
 // Computes a group of evenly spaced rows. The loops over rows are not unrolled: three addresses for

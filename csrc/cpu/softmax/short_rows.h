@@ -1,6 +1,6 @@
 // Computes softmax and log_softmax of groups of short rows, and spatial softmax over a dim_size
-// that is no larger than a short row. In both, each element of a softmax has its own tile, and
-// nothing moves between lanes.
+// that is no larger than a short row. In both, a tile holds the same element of several softmaxes,
+// each in a lane of its own, and nothing moves between lanes.
 //
 // Results have the bits of rows.h and spatial.h, because sums use the same accumulators
 // in the same order. A group stays in the L1 cache, so that each element is read once and costs one
@@ -59,7 +59,7 @@ FUSEDOPS_NOINLINE void softmax_group(Tile<C>* group, int64_t cols) {
   }
 }
 
-// Computes the gradient in the tiles of grad_output.
+// Replaces the tiles of grad_output by the gradient.
 template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_NOINLINE void softmax_backward_group(Tile<C>* grad, const Tile<C>* output, int64_t cols) {
   const Tile<C> sum = demoted(sum_of_group<Out>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
@@ -85,11 +85,7 @@ RowRange short_softmax_groups(const SoftmaxForward& args, RowRange rows) {
   Tile<Compute<In>> group[kMaxGroupCols];
   return for_row_groups<In>(rows, [&](int64_t first) {
     load_group<In>(args.input, first, args.cols, group);
-    if (args.log) {
-      softmax_group<true, In, Out>(group, args.cols);
-    } else {
-      softmax_group<false, In, Out>(group, args.cols);
-    }
+    with_bool(args.log, [&](auto log) { softmax_group<log.value, In, Out>(group, args.cols); });
     store_group<Out>(args.output, first, args.cols, group);
   });
 }
@@ -129,8 +125,9 @@ FUSEDOPS_NOINLINE RowRange softmax_backward_vectors(const SoftmaxBackward& args,
   return rows;
 }
 
-// Whether rows of this length are faster in groups than in softmax_backward_rows(): those that do
-// not fill a vector (a tile, for 16 bits), and those that end within a tile.
+// Whether rows of this length are faster in groups than in softmax_backward_rows(): rows of at most
+// kShortRowCols that do not fill a vector (a tile, for 16 bits) or, where there are no masked
+// loads, end within a tile.
 template <class Out>
 constexpr bool backward_gains_from_groups(int64_t cols) {
   if (cols > kShortRowCols) return false;
@@ -147,11 +144,9 @@ RowRange short_softmax_backward_groups(const SoftmaxBackward& args, RowRange row
   return for_row_groups<Out>(rows, [&](int64_t first) {
     load_group<Out>(args.grad_output, first, args.cols, grad);
     load_group<Out>(args.output, first, args.cols, output);
-    if (args.log) {
-      softmax_backward_group<true, In, Out>(grad, output, args.cols);
-    } else {
-      softmax_backward_group<false, In, Out>(grad, output, args.cols);
-    }
+    with_bool(args.log, [&](auto log) {
+      softmax_backward_group<log.value, In, Out>(grad, output, args.cols);
+    });
     store_group<In>(args.grad_input, first, args.cols, grad);
   });
 }

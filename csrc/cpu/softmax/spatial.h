@@ -37,15 +37,16 @@ FUSEDOPS_INLINE int64_t accumulator_of(int64_t row, int64_t rows) {
   return row / kTile<T> == rows / kTile<T> ? row % kTile<T> : row % kAccumulators<T>;
 }
 
-// Returns how many of a column's accumulators hold any of its `rows` rows: the first ones do.
+// Returns how many of a column's accumulators hold any of its `rows` rows. These are the first
+// ones.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulators_used(int64_t rows) {
   if (rows >= kAccumulators<T>) return kAccumulators<T>;
   return rows < kTile<T> ? rows : kTile<T>;
 }
 
-// sum_of() adds up the lanes of a vector of doubles last. Before, it adds to each of these lanes
-// those that are half a vector of floats, a vector and a tile away. Here the accumulators of two
+// sum_of() first adds lanes that are half a vector of floats, a vector and a tile apart. This
+// leaves one vector of doubles, whose lanes it adds up last. Here the accumulators of two
 // neighbouring lanes of that vector are kLaneAccumulators apart, and those of all its lanes span
 // kSummedAccumulators.
 template <class T>
@@ -151,7 +152,8 @@ FUSEDOPS_NOINLINE WideTile<C> sum_of_accumulators(TileAccumulators<C> accumulato
   return result;
 }
 
-// Calls body(row, count, col, part) for all tiles, a few rows of each at a time.
+// Calls body(row, count, col, part) for each tile of columns of each group of rows. A group is the
+// `count` rows from `row` on: kRowsAtOnce, or fewer in the last group.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
   for (int64_t row = rows.begin; row < rows.end; row += kRowsAtOnce<T>) {
@@ -216,14 +218,6 @@ FUSEDOPS_INLINE void for_column_groups(
   }
 }
 
-// Calls body(rows) for each chunk of rows.
-template <class Body>
-FUSEDOPS_INLINE void for_row_chunks(int64_t rows, int64_t chunk, Body body) {
-  for (int64_t begin = 0; begin < rows; begin += chunk) {
-    body(RowRange{begin, rows - begin < chunk ? rows : begin + chunk});
-  }
-}
-
 // Describes some columns of one outer index.
 template <class T>
 struct Segment {
@@ -240,7 +234,7 @@ struct Segment {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// Holds the partial of a chunk, for a tile of columns.
+// Holds the maximum and the sum of a chunk of rows, for a tile of columns.
 template <class C>
 struct ColumnMaxSum {
   Tile<C> max;
@@ -361,13 +355,13 @@ FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
   const auto rest = each(scale, promoted(high), [](auto all, auto high) {
     return kTwoParts<Out> ? all - high : Vec<double>{};
   });
-  // A result is the sum of an exponential's products with `high` and `rest`. The smaller one is
-  // that with the rest or, if the rest is 0, that with the scale.
+  // A result is the sum of an exponential's products with `high` and `rest`. The smaller product is
+  // that with last_term: the rest's magnitude or, if that is 0, the scale.
   const auto last_term = each(scale, rest, [](auto all, auto rest) {
     return rest == 0 ? all : rest < 0 ? -rest : rest;
   });
-  // Exponentials below `exact` give a denormal product and are divided in steps, as all
-  // exponentials are if `last_term` itself is denormal.
+  // Exponentials below `exact` give a denormal product (with FMA, a denormal result) and are
+  // divided in steps. If `last_term` itself is denormal, all exponentials are.
   const auto exact = each(inverse, last_term, [](auto inverse, auto term) {
     return kLeastFloat * 1.0001 * (kFusesProducts ? inverse : 1.0 / term);
   });
@@ -393,8 +387,9 @@ FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
 }
 
 // Returns the factors of a chunk. `rescale` is exp(chunk_max - the maximum of all chunks), by which
-// the chunk's exponentials are multiplied for the sum of all chunks. A logarithm takes the maximum
-// and the logarithm of the sum, a double both factor and divisor, and other results their quotient.
+// the chunk's exponentials are multiplied for the sum of all chunks. A logarithm's factors are the
+// maximum of all chunks and the logarithm of their sum. A double's are `rescale` and that sum, and
+// those of other results the quotient of the two.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> column_factors(
     Tile<C> chunk_max, WideTile<C> rescale, const ColumnMaxSum<C>& whole) {
@@ -422,8 +417,8 @@ FUSEDOPS_INLINE ColumnFactors<C> column_factors(const ColumnMaxSum<C>& whole) {
   }
 }
 
-// Computes what the exponentials of each chunk are multiplied by, from the sums of all chunks, for
-// a tile of columns. combine() does the same for a row.
+// Replaces the maximum and sum of each chunk by its factors, for a tile of columns. The maxima and
+// sums of all chunks are combined as combine() does it for a row.
 template <bool Log, class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_factors(SpatialScratch<In> scratch, int64_t rows, int64_t col) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
@@ -495,7 +490,7 @@ FUSEDOPS_INLINE void softmax_segment(
   static_assert(kChunk % kRowsAtOnce<In> == 0);
   const int64_t longest = rows < kChunk ? rows : kChunk;
   for_column_groups<In>(scratch.accumulators, longest, cols, [&](ColumnGroup<In> group) {
-    for_row_chunks(rows, kChunk, [&](RowRange chunk) {
+    for_parts(RowRange{0, rows}, kChunk, [&](RowRange chunk) {
       reduce_max(input, chunk, group, scratch);
       sum_chunk<Log, Out>(input, chunk, group, scratch);
     });
@@ -537,7 +532,8 @@ FUSEDOPS_INLINE int64_t gradient_chunk(int64_t rows) {
   return is_long_row(rows) ? kSoftmaxChunk<C> : rows;
 }
 
-// Holds the sums of grad_output * output, or of grad_output for a logarithm, for a tile of columns.
+// Holds the sums of grad_output * output, or of grad_output for a logarithm, for a tile of columns:
+// as doubles while they are added up, and then rounded.
 template <class C>
 union ColumnGradSums {
   WideTile<C> wide;
@@ -566,7 +562,7 @@ FUSEDOPS_NOINLINE void sum_grad_group(
     };
   };
   for (int64_t i = 0; i < group.tiles(); ++i) sums[i].wide = {};
-  for_row_chunks(rows, gradient_chunk<C>(rows), [&](RowRange chunk) {
+  for_parts(RowRange{0, rows}, gradient_chunk<C>(rows), [&](RowRange chunk) {
     group.add(chunk, terms);
     for (int64_t i = 0; i < group.tiles(); ++i) {
       const WideTile<C> more = group.sum(i * kTile<Out>, chunk.end - chunk.begin);

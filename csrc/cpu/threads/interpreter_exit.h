@@ -8,9 +8,10 @@
 
 namespace fusedops {
 
-// parallel_for() calls this when it starts and ends. If the interpreter is ending, a thread waits
-// here until the process ends or, if the interpreter does not begin to finalize, for at most a
-// second. The main thread and threads that hold the lock do not wait.
+// parallel_for() calls this when it starts and ends. Once fusedops_interpreter_exits() has
+// announced the end of the program, a thread waits here until the process ends. It goes on if the
+// interpreter has not begun to finalize a second later. The main thread, and a thread that holds
+// the interpreter's lock, do not wait.
 void wait_while_interpreter_exits();
 
 }  // namespace fusedops

@@ -14,7 +14,7 @@ struct RowRange {
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows in scratch memory are padded to a multiple of this number of columns, because they are
-// written in full tiles. The tiles of every instruction set divide the number.
+// written in full tiles. It is a multiple of the tile size of every instruction set.
 constexpr int64_t kColumnPadding = 32;
 constexpr int64_t padded_cols(int64_t cols) {
   return ceil_div(cols, kColumnPadding) * kColumnPadding;
@@ -31,8 +31,8 @@ constexpr bool is_long_row(int64_t cols) { return cols > kLongestShortRow; }
 constexpr int64_t row_segments(int64_t cols) { return ceil_div(cols, kRowSegment); }
 
 // The inner dimension of a spatial operation is divided into segments, each a unit of work. A
-// segment is so wide that all its rows fit into the L2 cache, but at least kMinCols wide, so that
-// one of its rows is worth a DRAM burst and a page.
+// segment has as many columns as the L2 cache can hold of all rows, but no less than kMinCols,
+// below which a row is not worth the DRAM burst and the page that reading it takes.
 struct InnerSegments {
   static constexpr int64_t kCacheBytes = int64_t(1) << 20, kMinCols = 64, kMaxCols = 1024;
   int64_t cols, cols_each, count;  // for one outer index

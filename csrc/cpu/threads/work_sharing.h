@@ -20,7 +20,7 @@ inline constexpr int64_t kGrainElements = 32768;
 // bypassing gains 20-40 % at 24 MiB and nothing at 16 MiB.
 inline constexpr int64_t kStreamingBytes = int64_t(20) << 20;
 
-// Whether the results of a launch bypass the cache. It reads and writes `bytes` for each element.
+// Whether the results of a launch that moves `bytes` bytes for each element bypass the cache.
 inline bool is_streaming(int64_t elements, int64_t bytes) {
   return elements * bytes > kStreamingBytes;
 }
@@ -47,8 +47,8 @@ class Scratch {
 
   int64_t threads() const { return threads_; }
 
-  // Returns the calling thread's share. Work that was not divided may run on any thread, whose
-  // index may be larger; then only one share is in use.
+  // Returns the calling thread's share. Work that was not divided may run on a thread whose index
+  // is threads_ or more. Only one share is in use then, the first.
   void* of_thread() const {
     const int64_t index = thread_index();
     return memory_ + (index < threads_ ? index : 0) * bytes_each_;

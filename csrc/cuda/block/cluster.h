@@ -70,14 +70,15 @@ FUSEDOPS_DEVICE void store_cluster(
   device::store_cluster(&local->first, value.first, value.second, barrier, rank);
 }
 
-// The scope of a row in a cluster. To reduce, every warp sends its value to a mailbox in each
-// block, its own block included, and combines the values in its own block's mailbox. An mbarrier
-// counts the bytes that arrive in a mailbox.
+// The scope of a row in a cluster. Each block has two mailboxes, which reductions use in turn. To
+// reduce, every warp sends its value to the current mailbox of each block, its own block included,
+// and combines the values in that of its own block. An mbarrier counts the bytes that arrive in a
+// mailbox.
 //
 // No block writes to a block that has exited: a block waits for every value of its last reduction,
-// after which nothing is sent to it. Nor does a value overwrite another that is still read: a warp
-// sends its value of reduction r + 1 once all its lanes have read those of reduction r, and a peer
-// sends its value of reduction r + 2 once it has those of r + 1 from all warps.
+// after which nothing is sent to it. Nor does a value overwrite another that is still read, though
+// reduction r + 2 has the mailbox of reduction r: a peer sends its value of r + 2 once it has those
+// of r + 1 from all warps, and a warp sends that of r + 1 once all its lanes have read those of r.
 //
 // kThreads_ is kByWarp where each warp of a block has neighbouring columns, else 0.
 template <int kThreads_>
@@ -120,7 +121,7 @@ class RowInCluster {
     const int32_t lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
     const int32_t count = blockDim.x / kLanes * blocks_;
     const uint32_t turn = uses_ % 2,
-                   parity = uses_ / 2 % 2;  // which mailbox, and which phase of it
+                   parity = uses_ / 2 % 2;  // the mailbox, and the phase of its mbarrier
     uint64_t* const barrier = barriers_ + turn;
     T* const mailbox = reinterpret_cast<T*>(mailboxes_ + turn * kPlaces);
     ++uses_;
@@ -134,7 +135,8 @@ class RowInCluster {
     return warp_reduce<Op>(combined_share<Op>(mailbox, count), kLanes);
   }
 
-  // Returns whether this block has the row's first columns, and so writes what a row has once.
+  // Returns whether this block has the row's first columns. That block writes the values of which
+  // a row has one, such as its mean.
   FUSEDOPS_DEVICE bool is_first() const { return rank_ == 0; }
 
  private:
@@ -168,8 +170,8 @@ class RowInCluster {
 
 using Cluster = RowInCluster<0>;
 
-// Unaligned rows are laid out by warp (kByWarp), because an address for each vector would take a
-// third of their instructions.
+// Unaligned rows are laid out by warp (kByWarp): the offsets between a thread's vectors are then
+// constants. To compute an address for each vector would take a third of the instructions.
 template <class T, int kWidth>
 using ClusterOf = RowInCluster<kIsWide<T, kWidth> ? 0 : kByWarp>;
 

@@ -98,8 +98,8 @@ FUSEDOPS_DEVICE float fast_exp2(float x) {
 }
 
 // Loads of data that is read once bypass L1, except loads of 2 or 4 bytes, which share a sector
-// with neighbouring loads. volatile keeps the loads of a row together, ahead of the barrier that
-// waits for them.
+// with neighbouring loads. volatile keeps the loads of a row together, ahead of the first barrier
+// of a reduction over the row.
 FUSEDOPS_DEVICE uint4 load_streaming(const uint4* from) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -310,7 +310,8 @@ bool read_limits(void (*kernel)(Params...), KernelLimits& limits) {
   const auto set = [kernel](cudaFuncAttribute attribute, int64_t value) {
     return cleared(cudaFuncSetAttribute(kernel, attribute, static_cast<int>(value))) == cudaSuccess;
   };
-  // Code that the driver compiles from PTX has clusters if the __CUDA_ARCH__ of the PTX does.
+  // Code that the driver compiles for sm_90 or later from the PTX of an older architecture has no
+  // clusters, because that PTX comes from the source for a __CUDA_ARCH__ below 900.
   limits.has_clusters = code.ptxVersion >= 90 && code.binaryVersion >= 90;
   const bool has_large_clusters =
       !limits.has_clusters || set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
@@ -376,9 +377,10 @@ Status launch_clusters(
 }
 
 // Launches a kernel whose blocks may start before the launch ahead of it in the stream has ended
-// (programmatic dependent launch), which hides its latency. The blocks call wait_for_launch_ahead()
-// before they read that launch's results. If the device or the kernel's code has no clusters, the
-// kernel starts after the launch ahead has ended, as any other does.
+// (programmatic dependent launch), which hides the latency of this launch. The blocks call
+// wait_for_launch_ahead() before they read the results of the launch ahead. If the device or the
+// kernel's code has no clusters, the kernel starts after the launch ahead has ended, as any other
+// does.
 template <class... Params, class... Args>
 Status launch_behind(
     void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {

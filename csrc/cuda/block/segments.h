@@ -1,5 +1,5 @@
-// Says for rows that are cut into segments which segment of which row a block has, and where its
-// partial lies in the workspace.
+// Says for rows that are cut into segments which segment of which row a block has, and where the
+// segment's partial result lies in the workspace.
 //
 // Contract: kernel(args, first_row, segments) has kSegmentThreads threads a block and
 // segments.count blocks a row. The second of two kernels takes the segments backwards, so that it
@@ -35,7 +35,7 @@ struct Segment {
 // Returns the number of a block, counted from the end of the grid.
 FUSEDOPS_DEVICE uint32_t backwards(uint32_t block) { return gridDim.x - 1 - block; }
 
-// Returns the address of a row's partials, one for each of its segments.
+// Returns the address of a row's partial results, one for each of its segments.
 template <class Partial>
 FUSEDOPS_DEVICE Partial* partials_of(void* workspace, Segments segments, int64_t row) {
   return static_cast<Partial*>(workspace) + row * segments.count;

@@ -39,8 +39,8 @@ constexpr int vectors_of_group(int vectors) {
 
 // Calls f(i, is_inside) for each vector i of a thread; is_inside says whether it is inside a row of
 // `cols` columns. Where offsets are constants (kThreads != 0), one comparison finds out whether a
-// group of vectors is inside the row, or outside, for all threads of the row or warp. f is then
-// compiled for each of the two cases, without a predicate for each vector.
+// group of vectors is inside the row for all threads of the row or warp, and one whether it is
+// outside for all of them. Only in the group where the row ends does each vector take a predicate.
 template <int kWidth, int kVectors, int kThreads, class F>
 FUSEDOPS_DEVICE void for_vectors(int32_t cols, F f) {
   const int32_t left = cols - column_of<kWidth, kThreads>(0);
@@ -61,9 +61,9 @@ FUSEDOPS_DEVICE void for_vectors(int32_t cols, F f) {
   }
 }
 
-// Return the address of a row. The kernels that hold rows in tiles read evenly spaced rows only:
-// runs of rows, which CPU kernels read, would cost each kernel 8 registers a thread, and with them
-// a sixth of the bytes in flight.
+// Return the address of a row. The kernels that hold rows in tiles read evenly spaced rows only.
+// Runs of rows (RowSpacing), which CPU kernels read, would cost each kernel 8 registers a thread,
+// and therefore a sixth of the bytes in flight.
 template <class T>
 FUSEDOPS_DEVICE const T* row_of(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + row * rows.spacing.stride;
@@ -145,7 +145,8 @@ struct Tile {
     return max;
   }
 
-  // Issues all loads before the first use. Elements outside the row become `fill`.
+  // Loads the thread's vectors of a row, with all loads before the first use. Elements outside the
+  // row become `fill`.
   template <int kThreads = 0>
   FUSEDOPS_DEVICE void load(const T* row, int32_t cols, Acc fill) {
     load_by<kThreads>(

@@ -5,13 +5,14 @@
 
 namespace fusedops::cuda {
 
-// Returns the width of vectors: rows of any alignment are read in 16 bytes, and doubles one by one.
+// Returns the width of vectors: 16 bytes, for rows of any alignment, or one element for doubles.
 inline int32_t width_of(DType dtype) {
   return dtype == DType::kFloat64 ? 1 : kMaxVectorBytes / static_cast<int32_t>(size_of(dtype));
 }
 
-// Returns the threads of a block, of which threads.x share a row of `cols` columns: as few as hold
-// the row in a tile, but at least two if it has two vectors, which lie in one sector.
+// Returns the shape of a block: x threads share a row of `cols` columns, and a block has y rows. x
+// is the least power of two whose tile holds the row, at most kClassThreads. A row of more than one
+// vector has at least two threads, which read neighbouring vectors of a sector.
 inline dim3 class_threads(int64_t cols, int32_t width) {
   const int32_t elements = width *
       (width > 1 ? kLoopVectors</*kWidth=*/2, /*kTensors=*/1>

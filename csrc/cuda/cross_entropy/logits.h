@@ -108,8 +108,8 @@ struct LogitMap {
     if (is_linear) factor = scale;
   }
 
-  // Returns whether the logits are a positive multiple of the elements. A scale that is so small
-  // that its product with -inf may be NaN is no factor.
+  // Returns whether the logits are a positive multiple of the elements. Returns false if the scale
+  // is so small that it might be 0 as a float, because the product of 0 and -inf would be NaN.
   static FUSEDOPS_DEVICE bool is_factor(const Logits& logits) {
     constexpr int64_t kLeast = 0x39b4484bfeebc2a0;  // 1e-30
     return !is_positive(logits.softcap) && bit_cast<int64_t>(logits.scale) > kLeast;

@@ -71,7 +71,7 @@ class RowVectors {
     end_ -= kColumns();
   }
 
-  // Returns whether all vectors of the tile can be loaded as whole words.
+  // Returns whether all vectors of this thread in the tile can be loaded as whole words.
   FUSEDOPS_DEVICE bool is_whole() const {
     return has_words(0) && has_words(columns_before<kWidth>(kVectors - 1));
   }
@@ -151,8 +151,8 @@ class RowVectors {
     }
   }
 
-  // Returns the vector that lies across two aligned words, shift_ elements after the begin of
-  // `low`.
+  // Returns the vector that lies across two aligned words, shift_ elements after the first element
+  // of `low`.
   template <int kRegisters>
   FUSEDOPS_DEVICE Vector shifted(const Vector& low, const Vector& high) const {
     constexpr int kEach = Vector::kRegisters;

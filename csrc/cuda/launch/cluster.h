@@ -35,17 +35,19 @@ inline int32_t cluster_limit() { return device::has_clusters() ? kMaxClusterBloc
 
 // Launches the plan with the largest clusters that the device runs, or without any: a device, or a
 // part of one, may refuse clusters of more than kPortableClusterBlocks, or all clusters.
-// plan_within(limit) returns the plan with clusters of at most `limit` blocks. Each family's
-// launch_scope() launches the kernels of the plan's scope, which says what holds a row.
-template <class Args, class PlanWithin>
-Status launch_plan(const Args& args, PlanWithin plan_within, Stream stream) {
+// plan_of(args, width, limit) returns the plan with clusters of at most `limit` blocks. Each family
+// of kernels has a launch_scope(), which launches the kernels for the plan's scope (Scope).
+template <class Plan, class Args>
+Status launch_plan(
+    const Args& args, int32_t width, Plan (&plan_of)(const Args&, int32_t, int32_t),
+    Stream stream) {
   for (const int32_t limit : {cluster_limit(), kPortableClusterBlocks}) {
-    const auto plan = plan_within(limit);
+    const Plan plan = plan_of(args, width, limit);
     if (plan.scope != Scope::kCluster || cluster_limit() == 1) break;
     const Status status = launch_scope(args, plan, stream);
     if (status == device::kSuccess || status == device::kLaunchFailure) return status;
   }
-  return launch_scope(args, plan_within(/*limit=*/1), stream);
+  return launch_scope(args, plan_of(args, width, /*limit=*/1), stream);
 }
 
 }  // namespace fusedops::cuda

@@ -20,7 +20,7 @@ using device::Stream;
 // kernel does not use.
 struct Access {
   const void* data;
-  int64_t strides;  // all or-ed together: as aligned as the least aligned stride
+  int64_t strides;  // all strides or-ed, which is as aligned as the least aligned of them
   int64_t item;     // bytes of an element
 
   Access(const ConstRows& rows)
@@ -37,7 +37,7 @@ struct Access {
       : data(slices.data),
         strides(slices.outer_stride | slices.dim_stride),
         item(size_of(slices.dtype)) {}
-  // An operand with one value for all columns is not read in vectors.
+  // An operand with one value for all columns is not read in vectors, and need not be aligned.
   Access(const Operand& operand)
       : data(operand.col_stride == 0 ? nullptr : operand.data),
         strides(0),
@@ -61,7 +61,8 @@ constexpr bool is_same_or_wider(DType other, DType dtype) {
   return other == dtype || (size_of(dtype) == 2 && other == DType::kFloat32);
 }
 
-// Returns the elements of the widest vector that divides cols and that every access is aligned for.
+// Returns the number of elements of the widest vector, of 16 or 4 bytes or one element, that
+// divides cols and for which every access is aligned.
 inline int32_t pick_width(DType dtype, int64_t cols, std::initializer_list<Access> accesses) {
   if (dtype == DType::kFloat64) return 1;
   for (const int32_t bytes : {kMaxVectorBytes, 4}) {
@@ -156,8 +157,8 @@ int64_t most_workspace_bytes(const Stack& stack) {
 constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
 // Returns the bytes of a workspace for rows that are cut into segments: for each segment of each
-// row one partial of `accumulators` numbers. `plan` is the plan without clusters, because a device
-// may refuse clusters, and rows are then cut into segments.
+// row one partial result of `accumulators` numbers. `plan` is the plan without clusters, because
+// rows are cut into segments where a device refuses clusters.
 inline int64_t segment_partials_bytes(
     const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
   if (plan.scope != Scope::kSegments) return 0;
@@ -165,15 +166,14 @@ inline int64_t segment_partials_bytes(
 }
 
 // Launches partials(args, first_row, segments) and then apply(args, first_row, segments, more...),
-// a block a segment. The first kernel reads `row_bytes` of a row; from them segment_rows() computes
-// the rows of a launch.
+// with a block for each segment. `row_bytes` is what the first kernel reads of a row; from it
+// segment_rows() computes how many rows a launch takes.
 template <class Args, class... More>
 Status launch_segments(
     void (*partials)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments, More...),
-    int64_t row_bytes, const Args& args, Stream stream, More... more) {
+    int64_t row_bytes, const Args& args, Segments segments, Stream stream, More... more) {
   if (partials == nullptr || apply == nullptr) return device::kInvalidValue;
   if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
-  const Segments segments = plan_segments(args.cols);
   const int64_t most = std::min(segment_rows(row_bytes), device::max_grid() / segments.count);
   return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
     const int64_t blocks = rows * segments.count;

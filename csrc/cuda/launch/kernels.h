@@ -30,12 +30,12 @@ using SegmentKernel = void (*)(Args, int64_t, Segments);
 template <class Args>
 using StripKernel = void (*)(Args, int64_t, bool);
 
-// Says whether a kernel takes one tensor, or a stack of them. Only wide rows have kernels for
-// stacks: other tensors are launched one by one.
+// Says whether a kernel takes one tensor, or a stack of them. Only kernels with 16-byte vectors
+// exist for stacks: with narrower vectors, the tensors of a stack are launched one by one.
 enum class KernelKind { kTensor, kStack };
 
-// Defines `Name`, a kernel for find_kernel(). The kernel's template arguments may be T, the type of
-// the rows that are read, kWidth, kVectors and kThreads.
+// Defines `Name`, which describes a kernel to find_kernel(). The kernel's template arguments may
+// contain T, the type of the rows that are read, kWidth, kVectors and kThreads.
 #define KERNEL(Name, kind, Function_, pass, scope, kernel, ...) \
   struct Name {                                                 \
     using Function = Function_;                                 \
@@ -59,7 +59,7 @@ enum class KernelKind { kTensor, kStack };
 template <class Kernel>
 using FunctionOf = typename Kernel::Function;
 
-// Has the list of plans that kernels are compiled for.
+// Names the list of plans that the library's kernels are compiled for.
 struct ShippedPlans {
   static constexpr const auto& kList = kPlans;
 };

@@ -39,8 +39,8 @@ inline constexpr int kLoopVectors = (kWidth > 1 ? 4 : 8) / kTensors;
 enum class Scope { kRegisters, kCluster, kSegments, kLooped, kSpatial };
 
 // A pass is the kernels that share plans. kMasked*: the scores have at most one term (scores.h).
-// kAnyMasked: scores of any terms, forward and backward. kPlainMasked: short unaligned rows of
-// plain scores.
+// kAnyMasked: scores of any terms, forward and backward. kPlainMasked: short unaligned rows whose
+// scores are plain (is_plain in masked_softmax/launch.cu).
 enum class Pass {
   kSoftmaxForward,
   kSoftmaxBackward,
@@ -59,8 +59,8 @@ enum class Pass {
 // How a row is read. kWide16, kWide32: in 16-byte vectors of 16-bit elements or of floats.
 // kUnaligned: in 4-byte vectors of 16-bit elements or, where those do not fit either, in single
 // elements. kSingle: in single elements. kDoubles: in single doubles, with which gradients are
-// checked. 8-byte vectors would save few instructions, as all loads of a row are in flight at once,
-// and would need a third more kernels.
+// checked. 8-byte vectors would gain little, as all loads of a row are in flight at once, and would
+// need a third more kernels.
 enum class Vectors { kWide16, kWide32, kUnaligned, kSingle, kDoubles };
 
 // A line of plans.def: rows of up to max_cols columns have this plan.
@@ -299,10 +299,11 @@ constexpr int64_t segment_rows(int64_t row_bytes) {
 inline constexpr int32_t kMaxClusterBlocks = 16, kPortableClusterBlocks = 8;
 inline constexpr int32_t kMaskedClusterThreads = 512;
 
-// In spatial kernels a power of two threads share a column, each with kSpatialVectors loads in
-// flight: in three blocks of 256 threads a multiprocessor, four 16-byte loads are 48 KB. A column
-// of up to 256 indices stays in the registers of up to 64 threads, which load it once. A longer one
-// stays in shared memory, for up to 128 threads, or else 32 threads load it twice.
+// In spatial kernels the number of threads that share a column is a power of two. Each thread has
+// kSpatialVectors loads in flight: with three blocks of 256 threads on a multiprocessor, four loads
+// of 16 bytes a thread are 48 KB. A column of up to 256 indices is loaded once, into the registers
+// of up to 64 threads. A longer one is loaded once into shared memory, by up to 128 threads. If it
+// does not fit there, 32 threads load it twice.
 inline constexpr int32_t kSpatialThreads = 256;
 inline constexpr int32_t kTileIndices = 4;  // indices of a thread, whose loads are all in flight
 inline constexpr int32_t kMaxRegisterThreads = 64, kMaxSharedThreads = 128, kStreamThreads = 32;
@@ -316,7 +317,7 @@ inline constexpr int32_t kStripIndices = 24;
 inline constexpr int64_t kReduceBytes = 8 << 10;  // the most that a kernel has beside the strip
 
 // These are the threads of the largest spatial blocks: a segment is at least a sector wide, unless
-// a block would need more threads for that.
+// a block would need more than kMaxThreads for that.
 template <class T, int kWidth>
 inline constexpr int32_t kSpatialMaxThreads = kIsWide<T, kWidth> ? kSpatialThreads
     : sizeof(T) == 8                                             ? 512
@@ -331,7 +332,7 @@ struct SpatialPlan {
 };
 
 // The number of threads that share a column fixes the bits of its results. The number depends on
-// dim_size and on how many tensors a strip has, and on nothing else.
+// dim_size and on how many tensors a kernel reads, and on nothing else.
 struct SpatialDims {
   int32_t threads;
   bool is_staged;
@@ -349,8 +350,8 @@ constexpr SpatialDims plan_spatial_dims(int64_t dim_size, int32_t tensors) {
   return {kStreamThreads, /*is_staged=*/false};
 }
 
-// A block of the device may have max_shared_bytes. If that is too little for a strip, and always in
-// doubles, the same number of threads loads columns twice.
+// A block of the device may have max_shared_bytes. If that is too little for the strips of a block,
+// and always in doubles, the same number of threads loads columns twice.
 constexpr SpatialPlan plan_spatial(
     int64_t dim_size, int64_t inner, int32_t width, int32_t element_bytes, int32_t tensors,
     int64_t max_shared_bytes) {
@@ -369,8 +370,9 @@ constexpr SpatialPlan plan_spatial(
   return plan;
 }
 
-// In the backward pass of norms, blocks walk over the rows of a partition. Their 512 threads have
-// up to 128 registers each, all that a multiprocessor has, and 32 KB of the next row in flight. One
+// In the backward pass of norms, the rows are divided into partitions. A block, or the blocks that
+// share a row, walk over the rows of one and add them up by column. A block's 512 threads have up
+// to 128 registers each, all that a multiprocessor has, and 32 KB of the next row in flight. One
 // wave is one block for each multiprocessor; two blocks of half the threads would write twice the
 // partials. A partial is a pair of accumulators for each column, written and read once: with the
 // 132 partitions of a Hopper that is 0.13 of the input's bytes for 8192 rows of 16 bits.
@@ -396,7 +398,7 @@ inline constexpr int64_t kMinPartitionRows = 4;
 // Where many blocks share a row, a wave has few partitions, each of many rows, which a thread adds
 // one after the other. There are then several waves: enough for partitions of at most
 // kMaxPartitionRows rows or, beyond 64 * 64 rows, for kAccuratePartitions partitions. A thread then
-// makes at most max(64, r / 64) additions for each sum over r rows, as numerics_bounds.md promises.
+// makes at most max(64, r / 64) additions for each sum over r rows (docs/numerics_bounds.md).
 // Clusters of four and more blocks may have 128 partitions in place of 64: the clusters of one wave
 // do not end together, because not all GPCs have the same number of multiprocessors. On an H100,
 // where a wave has 32 clusters of four, 64 partitions were 26 % and 132 partitions 44 % faster than
@@ -418,11 +420,12 @@ constexpr int64_t count_partitions(
 
 // The plan of rows or, for Scope::kSegments, of their segments.
 struct NormBackwardPlan : RowPlan {
-  Segments segments;   // segments of a row, each as long as a block holds
+  Segments segments;   // segments of a row, of about equal length
   int64_t partitions;  // partitions of the rows, for sums of columns
 };
 
-// Returns the columns of the longest row of this width and element size that one block holds.
+// Returns how many columns the longest row has that one block holds in registers. Its elements have
+// `element_bytes` bytes, and it is aligned for vectors of `width` elements.
 constexpr int64_t longest_in_registers(Pass pass, int32_t width, int32_t element_bytes) {
   int64_t longest = 0;
   for (const ListedPlan& listed : plans_of(pass)) {

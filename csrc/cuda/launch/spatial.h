@@ -7,9 +7,12 @@
 namespace fusedops::cuda {
 
 // Launches kernel(args, first_segment, is_staged) with a block for each segment of inner columns.
-template <class Args>
-Status launch_inner_segments(
-    StripKernel<Args> kernel, const SpatialPlan& plan, const Args& args, Stream stream) {
+// A block reads its segment in each of `tensors` tensors; what it reads of one is a strip.
+template <class Strip, class Args>
+Status launch_strips(DType dtype, int32_t width, int32_t tensors, const Args& args, Stream stream) {
+  const SpatialPlan plan = plan_spatial(
+      args.dim_size, args.inner, width, size_of(dtype), tensors, device::max_shared_bytes());
+  const StripKernel<Args> kernel = find_kernel<Strip>(dtype, width);
   if (kernel == nullptr) return device::kInvalidValue;
   const dim3 threads(plan.inner_threads, plan.dim_threads);
   const int64_t blocks = args.outer * plan.segments;

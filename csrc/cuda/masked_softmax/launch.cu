@@ -10,7 +10,7 @@
 namespace fusedops::cuda {
 
 // Returns the terms of the kernel for these scores: none, one term alone, or all, with or without a
-// soft cap. Unaligned rows and doubles only have kernels for all terms.
+// soft cap. Doubles, and unaligned rows outside of unaligned.h, only have kernels for all terms.
 int32_t terms_of(const Scores& scores, DType dtype, int32_t width) {
   if (scores.softcap != 0) return kCappedTerms;
   const bool is_wide = width * size_of(dtype) == kMaxVectorBytes;
@@ -40,9 +40,8 @@ bool is_plain(const Scores& scores, DType dtype) {
 // rows.
 RowPlan plan_unaligned(
     const Scores& scores, const Dropout& dropout, int64_t cols, int32_t width, DType dtype) {
-  const auto bytes = static_cast<int32_t>(size_of(dtype));
   const bool is_taken = width == 1 && is_plain(scores, dtype) && dropout.seed == nullptr;
-  return is_taken ? plan_rows(Pass::kPlainMasked, cols, width, bytes, /*cluster_limit=*/1)
+  return is_taken ? plan_rows(Pass::kPlainMasked, cols, width, size_of(dtype), /*cluster_limit=*/1)
                   : RowPlan{};
 }
 
@@ -68,9 +67,8 @@ inline int32_t width_of(const ForwardArgs& args) {
 inline RowPlan plan_of(const ForwardArgs& args, int32_t width, int32_t cluster_limit) {
   const DType dtype = args.input.dtype;
   const bool any = has_all(terms_of(args.scores, dtype, width));
-  const auto bytes = static_cast<int32_t>(size_of(dtype));
   const Pass pass = any ? Pass::kAnyMasked : Pass::kMaskedForward;
-  return plan_rows(pass, args.cols, width, bytes, cluster_limit);
+  return plan_rows(pass, args.cols, width, size_of(dtype), cluster_limit);
 }
 
 // Returns the kernel for these terms that holds a row in the registers of one block.
@@ -106,8 +104,8 @@ Status launch_scope(const ForwardArgs& args, const RowPlan& plan, Stream stream)
   }
 }
 
-// Returns the arguments in the one form that kernels take for scores that mean the same: diagonals
-// are limited, and a mask of numbers without a bias is the bias.
+// Returns the arguments in the form that kernels take: diagonals are limited, and a mask of numbers
+// takes the place of the bias if there is none.
 ForwardArgs prepared(const MaskedSoftmaxForward& unprepared) {
   ForwardArgs args(unprepared);
   if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;
@@ -128,8 +126,7 @@ Status launch(const MaskedSoftmaxForward& unprepared, Stream stream) {
     const auto kernel = find_kernel<MaskedForwardUnaligned>(dtype, plan);
     return launch_unaligned(kernel, plan, args, stream);
   }
-  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
-  return launch_plan(args, plan_within, stream);
+  return launch_plan<RowPlan>(args, width, plan_of, stream);
 }
 
 // --- backward -----------------------------------------------------------------------------------
@@ -147,9 +144,8 @@ inline int32_t terms_of(const BackwardArgs& args, int32_t width) {
 
 inline RowPlan plan_of(const BackwardArgs& args, int32_t width, int32_t cluster_limit) {
   const bool any = terms_of(args, width) == kAllTerms;
-  const auto bytes = static_cast<int32_t>(size_of(args.probabilities.dtype));
   const Pass pass = any ? Pass::kAnyMasked : Pass::kMaskedBackward;
-  return plan_rows(pass, args.cols, width, bytes, cluster_limit);
+  return plan_rows(pass, args.cols, width, size_of(args.probabilities.dtype), cluster_limit);
 }
 
 FunctionOf<MaskedBackwardAll> backward_registers(int32_t terms, DType dtype, const RowPlan& plan) {
@@ -204,8 +200,7 @@ Status launch(const MaskedSoftmaxBackward& unprepared, Stream stream) {
     const auto kernel = find_kernel<MaskedBackwardUnaligned>(dtype, plan);
     return launch_unaligned(kernel, plan, args, stream);
   }
-  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
-  return launch_plan(args, plan_within, stream);
+  return launch_plan<RowPlan>(args, width, plan_of, stream);
 }
 
 }  // namespace fusedops::cuda

@@ -259,8 +259,8 @@ masked_softmax_forward_cluster(ForwardArgs args, int64_t first_row) {
   masked_softmax_row<Cluster, In, kWidth, kVectors, kGeneralTerms>(args, cluster_row(first_row));
 }
 
-// A block has one row. The sum of a thread whose scores so far are all -inf stays 0, and is right
-// once a finite score joins them.
+// A block has one row. A thread's sum stays 0 as long as all its scores are -inf, and finite scores
+// can be added later.
 template <class In, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {

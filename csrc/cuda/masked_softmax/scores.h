@@ -86,12 +86,12 @@ struct WithDivisors : Args {
 struct ScoreRow {
   int64_t index;
   int32_t cols, visible;  // the columns from `visible` on are hidden
-  int32_t begin = 0;      // so are the columns before `begin`; 0 if no column is visible
+  int32_t begin = 0;      // the columns before `begin` are hidden too; 0 if no column is visible
   // Offsets of the row in the operands, in elements.
   int64_t bias = 0, mask = 0, start = 0, end = 0, sinks = 0;
 
-  // Returns row `index`. It finds its interval and operands as far as kTerms need them. `args` are
-  // a WithDivisors.
+  // Returns row `index`, with its interval and the offsets of its operands as far as kTerms needs
+  // them. `args` is a WithDivisors.
   template <int kTerms, class Args>
   static FUSEDOPS_DEVICE ScoreRow with_terms(const Args& args, int64_t index) {
     const int32_t cols = index < args.rows ? static_cast<int32_t>(args.cols) : 0;
@@ -211,9 +211,9 @@ struct ScoreRow {
   }
 };
 
-// Returns the address `elements` elements after `own`, where this thread's elements begin. The
-// compiler then adds a 32-bit number of bytes to that address, and not to the index that it was
-// computed from, which saves two instructions an access.
+// Returns the address `elements` elements after `own`, the address of this thread's first element.
+// The compiler then adds a 32-bit number of bytes to `own`, and not to the index from which `own`
+// was computed, which saves two instructions an access.
 template <class T>
 FUSEDOPS_DEVICE T* moved_by(T* own, int32_t elements) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
@@ -231,7 +231,7 @@ struct ShownElements {
     return words[i / kVectorsPerWord] >> (i % kVectorsPerWord * kWidth + j) & 1;
   }
 
-  // Hides the first `end` columns, counted from the thread's first one.
+  // Hides the elements in columns before `end`, counted from the thread's first column.
   FUSEDOPS_DEVICE void hide_before(int32_t end) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -339,7 +339,8 @@ struct SoftCap {
   }
 };
 
-// Loads the bias and the mask that are added to the scores of a tile. Other terms add nothing.
+// The bias and the mask of numbers that are added to the scores of a tile. Only kTerms with such
+// terms have the specializations below; all others add nothing.
 template <int kTerms, class In, class Acc, int kWidth, int kVectors>
 struct AddedTerms {
   FUSEDOPS_DEVICE void load(const Scores&, const ScoreRow&, int64_t, int32_t) {}
@@ -374,8 +375,8 @@ struct AddedTerms<kAllTerms, In, Acc, kWidth, kVectors> {
 
 // The scores of a row that one thread holds, laid out as in a Tile. A vector that begins before the
 // end of the visible columns is held as a whole, with mask_value as the score of hidden columns.
-// Other vectors are skipped: they are neither read nor computed, and have no values. A warp skips a
-// vector at once if causality hides all of its columns.
+// Other vectors are skipped: they are neither read nor computed, and have no values. If causality
+// hides the vectors i of all lanes, the warp skips them at once.
 template <int kTerms, class In, int kWidth, int kVectors, int kThreads = 0>
 struct ScoreTile {
   using Acc = AccumulatorOf<In>;
@@ -384,7 +385,7 @@ struct ScoreTile {
   ShownElements<kWidth, kVectors> shown;
   int32_t left;  // visible columns from this thread's first one on
 
-  // Loads from column `start` of the row on.
+  // Loads the input from column `start` of the row on, and computes the scores and their maximum.
   FUSEDOPS_DEVICE void load(const MaskedSoftmaxForward& args, const ScoreRow& row, int64_t start) {
     const Scores& scores = args.scores;
     const auto cols = static_cast<int32_t>(row.visible - start);

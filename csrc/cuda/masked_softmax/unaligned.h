@@ -64,7 +64,8 @@ struct UnalignedRows {
   static FUSEDOPS_DEVICE int32_t offset_of(int i) { return columns_before<1, kThreads>(i); }
 
   // Calls f(row, i, is_inside) for the elements of a thread; is_inside says whether the row has the
-  // element. As in for_vectors(), one comparison decides for a group of elements.
+  // element. As in for_vectors(), elements are compared one by one only in the group where the row
+  // ends.
   template <class F>
   FUSEDOPS_DEVICE void for_each(F f) const {
     for_vectors<1, kElements, kThreads>(cols, [&](int i, bool is_inside) {
@@ -109,7 +110,7 @@ struct UnalignedRows {
     }
   }
 
-  // Finds the address of the thread's first element in each row.
+  // Sets `own` to the addresses of the thread's first element in each row of `tensor`.
   template <class T, class AnyRows>
   FUSEDOPS_DEVICE void find(T* (&own)[kRows], const AnyRows& tensor) const {
     own[0] =
@@ -118,7 +119,7 @@ struct UnalignedRows {
     if constexpr (kRows > 1) own[1] = own[0] + apart * static_cast<uint64_t>(tensor.spacing.stride);
   }
 
-  // Loads the visible columns.
+  // Loads the visible columns of `tensor`. Other elements become `fill`.
   template <class T>
   FUSEDOPS_DEVICE void load(
       Vec<T, 1> (&vectors)[kRows][kElements], const ConstRows& tensor,
@@ -131,7 +132,8 @@ struct UnalignedRows {
     });
   }
 
-  // Loads the visible columns of an operand; its rows begin at `offset`.
+  // Loads the visible columns of an operand. `offset` is the member of ScoreRow that says where its
+  // rows begin. Other elements become `fill`.
   template <class T>
   FUSEDOPS_DEVICE void load_operand(
       Vec<T, 1> (&vectors)[kRows][kElements], const Operand& operand, int64_t ScoreRow::* offset,
@@ -148,7 +150,7 @@ struct UnalignedRows {
     });
   }
 
-  // Stores scales[row] * values.
+  // Stores the products of each row's values and scales[row] in `tensor`.
   template <class Out, class Acc>
   FUSEDOPS_DEVICE void store(
       const Rows& tensor, const Acc (&values)[kRows][kElements], const Acc (&scales)[kRows]) const {
@@ -262,7 +264,7 @@ struct UnalignedScores {
   }
 
  private:
-  // Sets `values` to the scores with the bias, and with a mask of numbers, added.
+  // Sets `values` to the scores with the bias and a mask of numbers added, and `factor` to 1.
   FUSEDOPS_DEVICE void set_sums(const Tile& tile, const Scores& scores, const UnalignedRows& rows) {
     Tile bias, mask;
     rows.template load_operand<In>(bias, scores.bias, &ScoreRow::bias, /*fill=*/0);

@@ -83,8 +83,8 @@ FUSEDOPS_DEVICE Acc* partial_at(const NormBackward& args, int64_t index) {
   return static_cast<Acc*>(args.workspace) + index * args.cols;
 }
 
-// Adds the column sums that the rows of a block have left in shared memory, in order of
-// threadIdx.y, and writes the totals to `to`. All threads of the block must call it.
+// Adds up, in order of threadIdx.y, the column sums that the threads of each row of the block have
+// left in shared memory, and writes the totals to `to`. All threads of the block must call it.
 template <class Acc>
 FUSEDOPS_DEVICE void add_column_sums(const Acc* shared, int32_t cols, Acc* to) {
   __syncthreads();
@@ -153,7 +153,8 @@ class RowScales {
     }
   }
 
-  // Loads the factors of vector i, which are zeros for columns beyond the row's `cols`.
+  // Loads the factors of vector i, which are zeros for columns outside the row. `cols`, the end of
+  // the row, is read only where factors come from L1.
   FUSEDOPS_DEVICE void load(Acc (&scale)[kWidth], int i, int32_t cols) const {
     if constexpr (kThreads == 0) {
       const int32_t column = column_of<kWidth>(i);
@@ -206,8 +207,8 @@ struct NormBackwardTile {
     if (cols > 0) load_statistics(args, row);
   }
 
-  // Returns the terms of vector i, whose factors are `scale`. Columns outside the row have a factor
-  // and a gradient of zero, so that they add nothing to sums.
+  // Returns grad_output, n and g of vector i, whose factors are `scale`. Columns outside the row
+  // have a grad_output of zero, so that they add nothing to sums.
   FUSEDOPS_DEVICE NormGradient<T, kWidth> gradient(const Acc (&scale)[kWidth], int i) const {
     NormGradient<T, kWidth> result;
 #pragma unroll
@@ -263,7 +264,8 @@ class NormGradientRow {
     }
   }
 
-  // Stores the gradients of one vector, `offset` columns after `start`.
+  // Stores the gradients of one vector, `offset` columns after `start`. With kAdd, it overwrites
+  // `values`.
   template <int kWidth>
   FUSEDOPS_DEVICE void store(
       int32_t offset, Acc (&values)[kWidth], const Vec<T, kWidth>& grad_sum) const {

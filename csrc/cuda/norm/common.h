@@ -79,8 +79,8 @@ FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
 
 // Returns the means of g and g * n (backward.h).
 // StdNorm divides the second mean by std * rstd = 1 - eps * rstd. Where std is small beside eps,
-// only rounding errors may be left of that difference, but then the mean adds as little to the
-// gradient; where std is 0, the mean is 0.
+// only rounding errors may be left of that difference, but n * mean is then as small beside g;
+// where std is 0, the mean is 0.
 // For L2Norm the second mean is a sum, and 0 where the norm is at most eps. rstd is then at its
 // largest value, 1 / eps as rstd_of() computes it. If eps is 0 or a denormal, that value is NaN,
 // which no rstd reaches.

@@ -51,7 +51,7 @@ class NormInput {
  public:
   using Acc = AccumulatorOf<T>;
 
-  // The sum is stored at `sum`, unless that is null.
+  // With kAdd, load() stores the sum at `sum`, unless that is null.
   FUSEDOPS_DEVICE NormInput(const NormForward& args, int64_t row, T* sum)
       : args_(args),
         row_(row),
@@ -60,14 +60,14 @@ class NormInput {
         sum_(sum),
         dropout_(args.dropout, row) {}
 
-  // Loads from column `start` on, where the row has `cols` columns left. Elements beyond become
-  // zeros.
+  // Loads a tile of the values from column `start` on, where the row has `cols` columns left.
+  // Elements beyond become zeros.
   template <int kThreads = 0, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load(Tile<T, kWidth, kVectors>& tile, int64_t start, int32_t cols) const {
     if constexpr (!kAdd) {
       tile.template load<kThreads>(input_ + start, cols, 0);
     } else {
-      // The residual is loaded first, because a 16-bit branch is converted as soon as it arrives.
+      // The residual is loaded first, because a 16-bit branch (the input) is converted on arrival.
       tile.template load<kThreads>(residual_ + start, cols, 0);
       Tile<T, kWidth, kVectors> branch;
       with_narrower<T>(
@@ -209,9 +209,9 @@ FUSEDOPS_DEVICE bool is_usual(const NormForward& args) {
       !args.rounds_normalized;
 }
 
-// For how many vectors are weights and biases loaded together, before the first vector is stored? A
-// load behind a store waits until the store is done, since they may be the same memory. But the
-// threads of blocks of 1024 have 64 registers each, too few for 32 values and four vectors.
+// The number of vectors whose weights and biases are loaded together, before the first vector is
+// stored. A load behind a store waits until the store is done, since they may be the same memory.
+// But the threads of blocks of 1024 have 64 registers each, too few for 32 values and four vectors.
 // Clusters of floats load one at a time: on an H100, rows of 16K to 64K took 6 to 13 % longer with
 // four.
 template <class RowScope, class T, int kWidth, int kVectors>
@@ -256,7 +256,8 @@ FUSEDOPS_DEVICE void normalise(
   }
 }
 
-// Scales and stores a row of wide vectors, which begins at column `start`, with the usual options.
+// Scales and stores a row, or a block's part of it from column `start` on, in wide vectors and with
+// the usual options (is_usual).
 template <int kGroup, int kThreads, class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void store_wide(
     T* output, const NormForward& args, int32_t start, int32_t cols,

@@ -7,7 +7,8 @@
 
 namespace fusedops::cuda {
 
-// Returns whether kernels can read this branch, or write its gradient, beside rows of `dtype`.
+// Returns whether kernels can read `branch`, a norm's input, or write its gradient, beside rows of
+// `dtype`.
 template <class AnyRows>
 bool fits_branch(const AnyRows& branch, DType dtype) {
   return branch.data == nullptr || is_same_or_wider(dtype, branch.dtype);
@@ -21,9 +22,8 @@ inline int32_t width_of(const NormForward& args) {
 }
 
 inline RowPlan plan_of(const NormForward& args, int32_t width, int32_t cluster_limit) {
-  const auto bytes = static_cast<int32_t>(size_of(args.output.dtype));
   const Pass pass = args.residual.data ? Pass::kAddNormForward : Pass::kNormForward;
-  return plan_rows(pass, args.cols, width, bytes, cluster_limit);
+  return plan_rows(pass, args.cols, width, size_of(args.output.dtype), cluster_limit);
 }
 
 Status launch_scope(const NormForward& args, const RowPlan& plan, Stream stream) {
@@ -41,7 +41,7 @@ Status launch_scope(const NormForward& args, const RowPlan& plan, Stream stream)
       const int64_t row_bytes = (1 + adds) * args.cols * size_of(dtype);
       return launch_segments(
           find_kernel<NormForwardPartials>(dtype, plan), find_kernel<NormForwardApply>(dtype, plan),
-          row_bytes, args, stream);
+          row_bytes, args, plan_segments(args.cols), stream);
     }
     default:
       return device::kInvalidValue;
@@ -52,9 +52,7 @@ Status launch(const NormForward& args, Stream stream) {
   const DType dtype = args.output.dtype;
   if (!fits_branch(args.input, dtype)) return device::kInvalidValue;
   if (!fits(args.weight, dtype) || !fits(args.bias, dtype)) return device::kInvalidValue;
-  const int32_t width = width_of(args);
-  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
-  return launch_plan(args, plan_within, stream);
+  return launch_plan<RowPlan>(args, width_of(args), plan_of, stream);
 }
 
 int64_t workspace_bytes(const NormForward& args) {
@@ -88,9 +86,9 @@ inline int32_t width_of(const NormBackward& args) {
 }
 
 inline NormBackwardPlan plan_of(const NormBackward& args, int32_t width, int32_t cluster_limit) {
-  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
   return plan_norm_backward(
-      adds(args), cluster_limit, args.rows, args.cols, width, bytes, device::multiprocessors());
+      adds(args), cluster_limit, args.rows, args.cols, width, size_of(args.input.dtype),
+      device::multiprocessors());
 }
 
 inline bool wants_rows(const NormBackward& args) {
@@ -212,9 +210,7 @@ Status launch_scope(const NormBackward& args, const NormBackwardPlan& plan, Stre
 Status launch(const NormBackward& args, Stream stream) {
   if (!fits(args.weight, args.input.dtype)) return device::kInvalidValue;
   if (!fits_branch(args.grad_branch, args.input.dtype)) return device::kInvalidValue;
-  const int32_t width = width_of(args);
-  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
-  return launch_plan(args, plan_within, stream);
+  return launch_plan<NormBackwardPlan>(args, width_of(args), plan_of, stream);
 }
 
 inline NormBackwardPlan plan_of(const NormStackBackward& stack) {

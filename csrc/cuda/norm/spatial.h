@@ -41,11 +41,7 @@ FUSEDOPS_DEVICE NormBackward as_row(const SpatialNormBackward& args) {
 template <class T>
 FUSEDOPS_DEVICE AccumulatorOf<T> weight_at(const NormBackward& row, uint32_t index) {
   AccumulatorOf<T> weight[1];
-  if (is_wider<T>(row.weight)) {
-    load_weight<float>(weight, row, index);
-  } else {
-    load_weight<T>(weight, row, index);
-  }
+  load_scale<T>(weight, row, index, /*is_inside=*/true);
   return weight[0];
 }
 
@@ -112,9 +108,7 @@ spatial_norm_forward(SpatialNormForward args, int64_t first_segment, bool staged
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   using Strip = SpatialStrip<T, kWidth>;
-  Strip strip(
-      columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size,
-      /*tensor=*/0, staged);
+  Strip strip(columns, args.input, args.dim_size, /*tensor=*/0, staged);
   Acc bases[kWidth] = {}, sums[kWidth] = {}, squares[kWidth] = {};
   if (has_mean(args)) {
     load_bases(bases, strip, args, shared);
@@ -183,12 +177,8 @@ spatial_norm_backward(SpatialNormBackward args, int64_t first_segment, bool stag
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   using Strip = SpatialStrip<T, kWidth>;
-  Strip grads(
-      columns.begin<T>(args.grad_output), args.grad_output.dim_stride, columns.dim_size,
-      args.dim_size, /*tensor=*/0, staged);
-  Strip inputs(
-      columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size,
-      /*tensor=*/1, staged);
+  Strip grads(columns, args.grad_output, args.dim_size, /*tensor=*/0, staged);
+  Strip inputs(columns, args.input, args.dim_size, /*tensor=*/1, staged);
   const NormBackward row = as_row(args);
   const ColumnStatistics<kWidth, Acc> statistics(
       args, columns.outer * args.inner + columns.inner, columns.dim_size > 0);
@@ -244,7 +234,7 @@ spatial_norm_backward(SpatialNormBackward args, int64_t first_segment, bool stag
 inline constexpr int32_t kChannels = 4;
 inline constexpr int32_t kChannelThreads = 256;
 
-// Adds the thread's columns of one unit, a segment of inner columns, to the sums of its channels.
+// Adds the thread's columns, from `inner` on, to the sums of its channels, from `first` on.
 template <class T, int kWidth>
 FUSEDOPS_DEVICE void add_channels(
     Pair<AccumulatorOf<T>> (&sums)[kChannels], const SpatialNormBackward& args, int64_t first,

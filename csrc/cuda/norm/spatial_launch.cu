@@ -9,22 +9,17 @@ namespace fusedops::cuda {
 
 Status launch(const SpatialNormForward& args, Stream stream) {
   const DType dtype = args.input.dtype;
-  if (!fits(args.weight, dtype) || !fits(args.bias, dtype)) {
-    return device::kInvalidValue;
-  }
+  if (!fits(args.weight, dtype) || !fits(args.bias, dtype)) return device::kInvalidValue;
   const int32_t width = pick_wide_or_single(dtype, args.inner, {args.input, args.output});
-  const SpatialPlan plan = plan_spatial(
-      args.dim_size, args.inner, width, size_of(dtype), /*tensors=*/1, device::max_shared_bytes());
-  const auto kernel = find_kernel<SpatialNormForwardStrip>(dtype, width);
-  return launch_inner_segments(kernel, plan, args, stream);
+  return launch_strips<SpatialNormForwardStrip>(dtype, width, /*tensors=*/1, args, stream);
 }
 
-// Plans the sums for grad_weight and grad_bias: `inner_threads` threads share kChannels channels,
-// and a block has `channel_threads` times as many channels. Each partition takes every
-// partitions-th segment of inner columns. The partitions fill the device with four blocks for each
-// multiprocessor. They are at least 64, so that sums over r columns have at most r / 64 additions
-// in a thread, unless there are fewer segments: each is then a partition. Their number depends on
-// the sizes and the device.
+// The plan of the sums for grad_weight and grad_bias. `inner_threads` threads share kChannels
+// channels (indices of dim_size), and a block has `channel_threads` times as many channels. Each
+// partition takes every partitions-th segment of inner columns. There are enough partitions for
+// four blocks on each multiprocessor, and at least 64, so that sums over r columns have at most
+// r / 64 additions in a thread. If there are fewer segments, each is a partition. The number of
+// partitions depends on the sizes and the device.
 struct ChannelPlan {
   int32_t width, inner_threads, channel_threads;
   int64_t partitions, blocks;
@@ -48,15 +43,6 @@ inline ChannelPlan plan_channels(const SpatialNormBackward& args, int32_t width)
 
 inline bool wants_channels(const SpatialNormBackward& args) {
   return args.grad_weight.data || args.grad_bias.data;
-}
-
-// Launches the gradient of the input alone; launch_channels() sums those of weight and bias.
-inline Status launch_grad_input(const SpatialNormBackward& args, int32_t width, Stream stream) {
-  const DType dtype = args.input.dtype;
-  const SpatialPlan plan = plan_spatial(
-      args.dim_size, args.inner, width, size_of(dtype), /*tensors=*/2, device::max_shared_bytes());
-  const auto kernel = find_kernel<SpatialNormBackwardStrip>(dtype, width);
-  return launch_inner_segments(kernel, plan, args, stream);
 }
 
 // Launches the sums for grad_weight and grad_bias, and the kernel that adds up their partials.
@@ -92,7 +78,10 @@ Status launch(const SpatialNormBackward& args, Stream stream) {
   if (wants_channels(args) && !args.workspace) return device::kInvalidValue;
   const int32_t width = width_of(args);
   Status status = device::kSuccess;
-  if (args.grad_input.data) status = launch_grad_input(args, width, stream);
+  if (args.grad_input.data) {
+    status = launch_strips<SpatialNormBackwardStrip>(
+        args.input.dtype, width, /*tensors=*/2, args, stream);
+  }
   if (!wants_channels(args) || status != device::kSuccess) return status;
   return launch_channels(args, plan_channels(args, width), stream);
 }

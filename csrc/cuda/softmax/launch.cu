@@ -16,13 +16,13 @@ inline int32_t width_of(const SoftmaxBackward& args) {
 }
 
 inline RowPlan plan_of(const SoftmaxForward& args, int32_t width, int32_t cluster_limit) {
-  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
-  return plan_rows(Pass::kSoftmaxForward, args.cols, width, bytes, cluster_limit);
+  return plan_rows(
+      Pass::kSoftmaxForward, args.cols, width, size_of(args.input.dtype), cluster_limit);
 }
 
 inline RowPlan plan_of(const SoftmaxBackward& args, int32_t width, int32_t cluster_limit) {
-  const auto bytes = static_cast<int32_t>(size_of(args.output.dtype));
-  return plan_rows(Pass::kSoftmaxBackward, args.cols, width, bytes, cluster_limit);
+  return plan_rows(
+      Pass::kSoftmaxBackward, args.cols, width, size_of(args.output.dtype), cluster_limit);
 }
 
 Status launch_scope(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
@@ -35,8 +35,8 @@ Status launch_scope(const SoftmaxForward& args, const RowPlan& plan, Stream stre
     case Scope::kSegments:
       return launch_segments(
           find_kernel<SoftmaxForwardPartials>(dtype, plan),
-          find_kernel<SoftmaxForwardApply>(dtype, plan), args.cols * size_of(dtype), args, stream,
-          RowStatistics{});
+          find_kernel<SoftmaxForwardApply>(dtype, plan), args.cols * size_of(dtype), args,
+          plan_segments(args.cols), stream, RowStatistics{});
     default:
       return device::kInvalidValue;
   }
@@ -44,9 +44,7 @@ Status launch_scope(const SoftmaxForward& args, const RowPlan& plan, Stream stre
 
 Status launch(const SoftmaxForward& args, Stream stream) {
   if (!is_same_or_wider(args.output.dtype, args.input.dtype)) return device::kInvalidValue;
-  const int32_t width = width_of(args);
-  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
-  return launch_plan(args, plan_within, stream);
+  return launch_plan<RowPlan>(args, width_of(args), plan_of, stream);
 }
 
 int64_t workspace_bytes(const SoftmaxForward& args) {
@@ -82,7 +80,7 @@ Status launch_scope(const SoftmaxBackward& args, const RowPlan& plan, Stream str
       return launch_segments(
           find_kernel<SoftmaxBackwardPartials>(dtype, plan),
           find_kernel<SoftmaxBackwardApply>(dtype, plan), 2 * args.cols * size_of(dtype), args,
-          stream);
+          plan_segments(args.cols), stream);
     default:
       return device::kInvalidValue;
   }
@@ -90,9 +88,7 @@ Status launch_scope(const SoftmaxBackward& args, const RowPlan& plan, Stream str
 
 Status launch(const SoftmaxBackward& args, Stream stream) {
   if (!is_same_or_wider(args.output.dtype, args.grad_input.dtype)) return device::kInvalidValue;
-  const int32_t width = width_of(args);
-  const auto plan_within = [&](int32_t limit) { return plan_of(args, width, limit); };
-  return launch_plan(args, plan_within, stream);
+  return launch_plan<RowPlan>(args, width_of(args), plan_of, stream);
 }
 
 int64_t workspace_bytes(const SoftmaxBackward& args) {

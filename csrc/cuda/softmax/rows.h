@@ -1,11 +1,11 @@
 // Computes softmax and log_softmax along rows, and their gradients.
 //
 // Contract: rows are as in args.h; kWidth divides cols and every row is aligned for kWidth
-// elements. In _registers the row stays in registers, blockDim.x * kVectors * kWidth >= cols;
-// blockDim.x threads share a row, and a block has blockDim.y rows. In _cluster the threads of all
-// blocks of a cluster share a row. _partials and _apply take any cols, cut into segments
-// (segments.h), and read the row twice. Workspace: [rows][segments] partials, which are a segment's
-// maximum and its sum of exponentials, or in the backward pass a sum alone.
+// elements. In kernels *_registers the row stays in registers, blockDim.x * kVectors * kWidth >=
+// cols; blockDim.x threads share a row, and a block has blockDim.y rows. In *_cluster the threads
+// of all blocks of a cluster share a row. *_partials and *_apply take any cols, cut into segments
+// (segments.h); together they read the row twice. Workspace: [rows][segments] partials, which are a
+// segment's maximum and its sum of exponentials, or in the backward pass a sum alone.
 //
 // Numerics: results are computed in float (double for double) and rounded once. The maximum is
 // subtracted before anything is multiplied by log2(e), so that a row of finfo.min does not
@@ -138,8 +138,8 @@ softmax_forward_cluster(SoftmaxForward args, int64_t first_row) {
   softmax_row<ClusterOf<In, kWidth>, In, kWidth, kVectors>(args, cluster_row(first_row));
 }
 
-// The maximum of some values and the sum of their exponentials, e^(x - max). If all values are
-// -inf, the sum is 0, and right once a finite value joins them.
+// The maximum of some values and the sum of their exponentials, e^(x - max). The sum is 0 as long
+// as all values are -inf, and finite values can be added later.
 template <class Acc>
 struct RunningSoftmax {
   Acc largest = -INFINITY, sum = 0;

@@ -56,18 +56,17 @@ class SpatialStrip {
   static constexpr int kVectors = kSpatialVectors<T>;
   Vec<T, kWidth> vectors[kVectors];
 
-  // `dim_size` is that of InnerColumns, 0 for a thread beyond the last column; `tensor_dim_size` is
-  // the same for all threads. `tensor` numbers the tensors of which the block has a strip. `staged`
-  // says whether the strips are kept in shared memory, as those of doubles never are.
+  // `dim_size` is the same for all threads, also for one beyond the last column. `tensor` numbers
+  // the tensors of which the block has a strip. `staged` says whether the strips are kept in shared
+  // memory, as those of doubles never are.
   FUSEDOPS_DEVICE SpatialStrip(
-      const T* begin, int64_t dim_stride, uint32_t dim_size, uint32_t tensor_dim_size, int tensor,
-      bool staged)
-      : begin_(begin),
-        dim_stride_(dim_stride),
-        dim_size_(dim_size),
-        is_one_tile_(tensor_dim_size <= step()) {
+      InnerColumns columns, ConstSlices slices, uint32_t dim_size, int tensor, bool staged)
+      : begin_(columns.begin<T>(slices)),
+        dim_stride_(slices.dim_stride),
+        dim_size_(columns.dim_size),
+        is_one_tile_(dim_size <= step()) {
     if (sizeof(T) == 8 || !staged) return;
-    const uint32_t tiles = (tensor_dim_size + step() - 1) / step();
+    const uint32_t tiles = (dim_size + step() - 1) / step();
     staged_ = device::dynamic_shared<T>() +
         (tensor * tiles * kVectors * block_threads() + own_thread()) * kWidth;
   }
@@ -79,7 +78,8 @@ class SpatialStrip {
     return start + i * blockDim.y + threadIdx.y;
   }
 
-  // Issues all loads before the first use. Elements beyond dim_size become `fill`.
+  // Loads a tile for the first pass, and copies it to shared memory if the strip is staged there.
+  // All loads are issued before the first use. Elements beyond dim_size become `fill`.
   FUSEDOPS_DEVICE void load(uint32_t start, AccumulatorOf<T> fill) {
     load_global(start, fill);
     if (staged_ == nullptr) return;
@@ -194,9 +194,7 @@ spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment, bool 
   constexpr int32_t kSharedValues = kSpatialMaxThreads<In, kWidth> * kWidth;
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns at = InnerColumns::of<kWidth>(args, first_segment);
-  SpatialStrip<In, kWidth> strip(
-      at.begin<In>(args.input), args.input.dim_stride, at.dim_size, args.dim_size, /*tensor=*/0,
-      staged);
+  SpatialStrip<In, kWidth> strip(at, args.input, args.dim_size, /*tensor=*/0, staged);
   RunningSoftmax<Acc> columns[kWidth];
   for (uint32_t start = 0; start < at.dim_size; start += strip.step()) {
     strip.load(start, -INFINITY);
@@ -237,12 +235,8 @@ spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment, boo
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   using Strip = SpatialStrip<T, kWidth>;
-  Strip grads(
-      columns.begin<T>(args.grad_output), args.grad_output.dim_stride, columns.dim_size,
-      args.dim_size, /*tensor=*/0, staged);
-  Strip outputs(
-      columns.begin<T>(args.output), args.output.dim_stride, columns.dim_size, args.dim_size,
-      /*tensor=*/1, staged);
+  Strip grads(columns, args.grad_output, args.dim_size, /*tensor=*/0, staged);
+  Strip outputs(columns, args.output, args.dim_size, /*tensor=*/1, staged);
   Acc sums[kWidth] = {};
   for (uint32_t start = 0; start < columns.dim_size; start += Strip::step()) {
     grads.load(start, 0);

@@ -10,10 +10,7 @@ Status launch(const SpatialSoftmaxForward& args, Stream stream) {
   const DType dtype = args.input.dtype;
   if (!is_same_or_wider(args.output.dtype, dtype)) return device::kInvalidValue;
   const int32_t width = pick_wide_or_single(dtype, args.inner, {args.input, args.output});
-  const SpatialPlan plan = plan_spatial(
-      args.dim_size, args.inner, width, size_of(dtype), /*tensors=*/1, device::max_shared_bytes());
-  const auto kernel = find_kernel<SpatialSoftmaxForwardStrip>(dtype, width);
-  return launch_inner_segments(kernel, plan, args, stream);
+  return launch_strips<SpatialSoftmaxForwardStrip>(dtype, width, /*tensors=*/1, args, stream);
 }
 
 Status launch(const SpatialSoftmaxBackward& args, Stream stream) {
@@ -21,10 +18,7 @@ Status launch(const SpatialSoftmaxBackward& args, Stream stream) {
   if (!is_same_or_wider(dtype, args.grad_input.dtype)) return device::kInvalidValue;
   const int32_t width =
       pick_wide_or_single(dtype, args.inner, {args.grad_output, args.output, args.grad_input});
-  const SpatialPlan plan = plan_spatial(
-      args.dim_size, args.inner, width, size_of(dtype), /*tensors=*/2, device::max_shared_bytes());
-  const auto kernel = find_kernel<SpatialSoftmaxBackwardStrip>(dtype, width);
-  return launch_inner_segments(kernel, plan, args, stream);
+  return launch_strips<SpatialSoftmaxBackwardStrip>(dtype, width, /*tensors=*/2, args, stream);
 }
 
 }  // namespace fusedops::cuda

@@ -1,5 +1,5 @@
-// The statistics of rows, for a softmax in two steps. Kernels of rows.h leave the statistics of
-// segments in the workspace, and compute the softmax from those of rows.
+// Computes the statistics of rows, for a softmax in two steps. The kernels of rows.h leave the
+// statistics of segments in the workspace, and compute the softmax from the statistics of rows.
 #pragma once
 
 #include "cuda/softmax/rows.h"

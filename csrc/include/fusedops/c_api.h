@@ -33,7 +33,7 @@ typedef enum fusedops_status {
   FUSEDOPS_INVALID_SIZE = 2,        /* negative, too small, or more elements than memory can hold */
   FUSEDOPS_INVALID_EPS = 3,         /* negative, infinite or NaN */
   FUSEDOPS_INVALID_STREAM = 4,      /* not NULL on the CPU, or two streams that differ */
-  FUSEDOPS_INVALID_ENVIRONMENT = 5, /* FUSEDOPS_CPU_ISA names no instruction set */
+  FUSEDOPS_INVALID_ENVIRONMENT = 5, /* FUSEDOPS_CPU_ISA names no instruction set that can be used */
   FUSEDOPS_OUT_OF_MEMORY = 6,
   FUSEDOPS_DEVICE_ERROR = 7 /* an error of CUDA */
 } fusedops_status;

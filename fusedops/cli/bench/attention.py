@@ -54,7 +54,7 @@ def _padded(case: Case, hidden: float) -> Tensor:
 
 
 def _additive_mask(case: Case) -> Tensor:
-    """Returns [batch, 1, 1, keys], the dtype's lowest number on padding, as in BERT, else 0."""
+    """Returns BERT's mask [batch, 1, 1, keys]: the dtype's lowest number on padding, else 0."""
     hidden = ~_visible_keys(case)
     return hidden.to(case.dtype) * torch.finfo(case.dtype).min
 

@@ -99,14 +99,8 @@ class Gradient:
         tensors = self.prepare(*inputs)
         leaves = [x.detach().requires_grad_() for x in tensors[: self.differentiated]]
         outputs = self.forward(*leaves, *tensors[len(leaves) :])
-        return partial(self.gradients, outputs, leaves, grad)
-
-    @staticmethod
-    def gradients(
-        outputs: Tensor | tuple[Tensor, ...], leaves: list[Tensor], grad: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Returns the gradients of the leaves; the graph is kept for the next call."""
-        return gradients(outputs, leaves, grad, retain_graph=True)
+        # The graph is kept for the next call.
+        return partial(gradients, outputs, leaves, grad, retain_graph=True)
 
     def compiled(self) -> Gradient:
         """Returns the provider whose forward and backward passes are compiled together."""
@@ -119,10 +113,6 @@ class Dropout:
 
     p: float
     survivors: Callable[..., Tensor]
-
-
-def _no_operands(case: Case) -> tuple[Tensor, ...]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -148,7 +138,7 @@ class Operator:
 
     eager: Function
     fused: Function
-    operands: Callable[[Case], tuple[Tensor, ...]] = _no_operands
+    operands: Callable[[Case], tuple[Tensor, ...]] = lambda case: ()
     layout: Layout = Layout.MATRIX
     moved: dict[str, float] = field(default_factory=lambda: {FORWARD: 2, BACKWARD: 3})
     backward: dict[str, Provider] | None = None

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
@@ -34,6 +35,8 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 #: Work consists of all cases and the function that measures one of them.
 Work = tuple[Sequence[Any], Callable[[Any, Say], Iterable[Any]]]
+#: A function of this type prints the results.
+Show = Callable[[pd.DataFrame, Console], None]
 
 
 @dataclass(frozen=True)
@@ -88,27 +91,29 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads or 1)
 
     def show(frame: pd.DataFrame, console: Console) -> None:
-        if args.csv:
-            write_csv(frame, args.csv)
         if args.plot:
             write_plots(frame, args.plot)
         print_tables(frame, console)
 
-    return measure_and_show(work, show, args.device)
+    return measure_and_show(work, show, args.device, args.csv)
 
 
 def measure_and_show(
-    work: Work, show: Callable[[pd.DataFrame, Console], None], device: object = "cpu"
+    work: Work, show: Show, device: object = "cpu", csv: Path | None = None
 ) -> int:
-    """Measures all cases and shows them; returns 1 if one had to be left out.
+    """Measures all cases, writes them to the file and shows them; returns 1 if one had to be left
+    out.
 
-    `show` writes files before it prints, because printing fails if the reader closes the pipe.
+    The file is written before `show` prints, because printing fails if the reader closes the pipe.
     Raises KeyboardInterrupt after that, if an interrupt ended the measuring.
     """
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"{describe_machine()}, device {device}", highlight=False)
     measured = measure_each(*work)
-    show(pd.DataFrame(measured.rows), console)
+    frame = pd.DataFrame(measured.rows)
+    if csv:
+        write_csv(frame, csv)
+    show(frame, console)
     if measured.interrupted:
         raise KeyboardInterrupt
     return 1 if measured.left_out else 0

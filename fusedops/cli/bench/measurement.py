@@ -121,7 +121,7 @@ def check_agreement(case: Case, name: str, actual: Tensor, expected: Tensor) -> 
     if expected.isnan().any():  # std_norm of one column; both must be NaN in the same places
         same = actual.isnan() & expected.isnan()
         actual, expected = (tensor.masked_fill(same, 0) for tensor in (actual, expected))
-    difference = _norm(actual - expected).item() / _scale(case, expected)
+    difference = _norm(actual - expected) / _scale(case, expected)
     require_small(difference, case.dtype, f"{case}: {name!r}")
 
 
@@ -135,12 +135,12 @@ def require_small(difference: float, dtype: torch.dtype, what: str) -> None:
 
 
 def _scale(case: Case, expected: Tensor) -> float:
-    """Returns the norm that a difference is relative to: the result's, or that of ones.
+    """Returns the L2 norm that a difference is divided by: the result's, or at least that of ones.
 
-    The latter is used if the result is zero except for rounding errors: norms of one or two
-    columns, gradients of such rows, and results that dropout or a mask has zeroed.
+    The latter holds for results that are zero except for rounding errors: normalised rows of one or
+    two columns, their gradients, and results that dropout or a mask has zeroed.
     """
-    norm = _norm(expected).item()
+    norm = _norm(expected)
     is_rounding = case.cols <= 2 or norm == 0
     return max(norm, math.sqrt(expected.numel())) if is_rounding else norm
 
@@ -149,6 +149,5 @@ def _main_output(result: Tensor | tuple[Tensor, ...]) -> Tensor:
     return result if isinstance(result, Tensor) else result[0]
 
 
-def _norm(tensor: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
-    return norm
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))

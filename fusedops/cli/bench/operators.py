@@ -233,8 +233,8 @@ def _rows_of(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _cross_entropy() -> Operator:
-    """Returns the operator of the losses of rows. A row has one incoming gradient: the first column
-    of the gradient that the case draws."""
+    """Returns the operator of the losses of rows. The incoming gradient of a row's loss is the
+    row's first element in the gradient that the case draws."""
     aten, ours, reduction = torch.ops.aten, torch.ops.fusedops, 0  # 0 is "none"
 
     def with_log_softmax(grad: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:

@@ -33,7 +33,7 @@ RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Writes four significant digits, more than a timing is accurate to."""
+    """Writes the measurements with four significant digits, more than a timing is accurate to."""
     write_atomically(path, frame.to_csv(index=False, float_format="%.4g").encode())
 
 

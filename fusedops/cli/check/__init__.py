@@ -90,7 +90,7 @@ def _version_of(library: Path) -> Result:
 
 
 def _gpus() -> Iterator[Result]:
-    """Yields every GPU that torch can use, which the libraries have to have code for."""
+    """Yields for every GPU that torch can use whether the libraries have code for it."""
     facts = probe_devices()
     gpus = {name: gpu for name, gpu in facts.items() if name.startswith("cuda:")}
     for name, gpu in gpus.items():

@@ -19,7 +19,7 @@ from fusedops.cli.check.result import Result
 BATCH, LENGTH, WIDTH = 2, 16, 32
 #: The largest difference allowed. Results are of order one, in float32, after a dozen roundings.
 TOLERANCE = 1e-5
-#: The model is so small that no replacement would pay.
+#: "always" replaces every site: the model is so small that by default none would be replaced.
 FUSE = "always"
 
 

@@ -93,7 +93,8 @@ def _exact_norm(norm: Callable[..., Tensor], inputs: Inputs, output: Tensor) -> 
 def _exact_residual_norm(
     norm: Callable[..., Tensor], inputs: Inputs, output: Tensor
 ) -> list[Tensor]:
-    """Returns the norm of the sum, rounded to the dtype, and the sum's gradient for each term."""
+    """Returns the norm of the sum, after rounding the sum to the dtype, and the gradients. Both
+    terms have the gradient of the sum."""
     total = (inputs.x.double() + inputs.residual.double()).to(inputs.x.dtype)
     result, gradient, *others = _exact_norm(norm, inputs._replace(x=total), output)
     return [result, gradient, gradient, *others]

@@ -28,7 +28,8 @@ from fusedops.graph.policy.machine import Machine, count_of, here
 
 #: The share of the budget for compiling ahead.
 COMPILING = 0.65
-#: The time that waking threads may take.
+#: By so many milliseconds the start of several threads may lengthen a call; a longer call has waited
+#: for a core.
 WAKING_MS = 0.1
 
 

@@ -21,8 +21,8 @@ from fusedops.cli.tune.losses import LOSSES
 from fusedops.graph.policy.costs import INFERENCE, TRAINING
 from fusedops.graph.policy.machine import count_of
 
-#: These ops stand for their variants too, which differ less than sizes do in the time of fusedops
-#: relative to Inductor's.
+#: These ops stand for their variants too: the ratio of fusedops' time to Inductor's differs less
+#: between variants than between sizes.
 SCORES = ("masked_softmax[additive]", "masked_softmax[causal]", "softmax_dropout[causal]")
 MATRICES = ("softmax", "layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm")
 SELDOM = ("log_softmax", "std_norm")
@@ -90,7 +90,7 @@ def all_graphs(device: str, threads: list[int]) -> list[Graph]:
 def _compiled_alike(
     rows: tuple[int, ...], cols: int, device: str, threads: int
 ) -> Iterator[tuple[int, ...]]:
-    """Yields the numbers of rows, grouped so that Inductor would generate the same code for each
+    """Yields the numbers of rows in groups. Inductor generates the same code for all numbers of a
     group.
 
     On a GPU Inductor tunes the code for each number. On a CPU it does not parallelise small sizes.

@@ -1,8 +1,9 @@
 """The losses that `tune` measures, in graphs that compute their logits.
 
 In a model the logits come from a product, and belong to the graph: the backward pass writes their
-gradient over them, and neither side pays for fresh memory. A graph whose inputs are logits would
-measure page faults. Few features make the product cheap beside the loss.
+gradient over them, unless the model returns them, and neither Inductor's code nor ours allocates
+memory for it. In a graph whose inputs are logits, page faults of that memory would be timed. Few
+features make the product cheap beside the loss.
 """
 
 from __future__ import annotations

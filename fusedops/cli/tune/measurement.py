@@ -34,7 +34,7 @@ STEADY, ATTEMPTS = 0.1, 3
 def compile_ahead(graphs: Sequence[Graph], deadline: float) -> Iterator[Graph]:
     """Fills Inductor's cache with the code of `graphs`, with one process for each core. Yields each
     graph when it is compiled, until the deadline."""
-    # A forked process has all modules imported. It would inherit no threads, but none run yet.
+    # Forked workers need not import the modules again. A fork loses all threads, but none run yet.
     context = multiprocessing.get_context("fork")
     with context.Pool(os.cpu_count(), initializer=_leave_interrupts_alone) as pool:
         done = pool.imap_unordered(_compile_ahead, graphs)
@@ -83,7 +83,7 @@ def prepare(graph: Graph) -> Callable[[int], dict[str, Call]]:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Compiles in this process, and makes the number of threads part of the cache key."""
+    """Makes Inductor compile in this process, with the number of threads in its cache key."""
     tag = f"{torch.get_num_threads()} threads"
     with (
         inductor_config.patch(compile_threads=1),

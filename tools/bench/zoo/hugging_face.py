@@ -49,7 +49,7 @@ def _model(
     inputs: Callable[[Size, int], Inputs] | None = None,
     class_name: str = "",
 ) -> Model:
-    """Returns the entry for transformers' `<name>Model`, or its class of another name.
+    """Returns the entry for transformers' class `class_name`, by default `<name>Model`.
 
     `fields` are additional fields of its config; a value of None removes a common field. `inputs`
     are by default those of the kind.

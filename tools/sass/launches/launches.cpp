@@ -37,7 +37,8 @@ void record_launch(
 namespace fusedops {
 namespace {
 
-// Gives arrays made-up addresses, far apart, at which nothing is ever read.
+// Gives arrays made-up addresses, far apart, at which nothing is ever read, and prints the "region"
+// line of each.
 class Memory {
  public:
   void* add(const char* name, const char* kind, int64_t bytes) {
@@ -53,7 +54,6 @@ class Memory {
 };
 
 struct Case {
-  std::string op;
   DType dtype;
   int64_t rows, cols;
 };
@@ -61,7 +61,7 @@ struct Case {
 // Makes the arrays that the arguments of a case point to, and launches kernels for the arguments.
 class Arguments {
  public:
-  explicit Arguments(const Case& of) : case_(of) {}
+  explicit Arguments(Case of) : case_(of) {}
 
   Rows rows(const char* name) {
     const int64_t bytes = case_.rows * case_.cols * size_of(case_.dtype);
@@ -77,24 +77,29 @@ class Arguments {
   Columns written_columns(const char* name) {
     return {memory_.add(name, "shared", case_.cols * size_of(case_.dtype)), case_.dtype};
   }
-  void* added(const char* name, const char* kind, int64_t bytes) {
-    return memory_.add(name, kind, bytes);
-  }
   void* statistics(const char* name) { return memory_.add(name, "rows", case_.rows * 4); }
+  // Launches kernels for the arguments, with the size of the case and the workspace that they need.
   template <class Args>
   void launch(Args args) {
-    if (const int64_t bytes = cuda::workspace_bytes(args)) {
-      args.workspace = memory_.add("workspace", "partials", bytes);
+    args.rows = case_.rows;
+    args.cols = case_.cols;
+    if constexpr (requires { args.workspace; }) {
+      if (const int64_t bytes = cuda::workspace_bytes(args)) {
+        args.workspace = memory_.add("workspace", "partials", bytes);
+      }
     }
-    launch_without_workspace(args);
-  }
-  template <class Args>
-  void launch_without_workspace(const Args& args) {
     if (cuda::launch(args, nullptr) != device::kSuccess) std::printf("refused\n");
   }
 
-  // Returns scores of attention with as many queries as keys, if there are as many rows. `form` is
-  // none, causal or bool.
+  // Returns int64 classes, as torch's are. They read as zeros, none of which is ignored.
+  Targets targets() {
+    return {
+        memory_.add("target", "rows", case_.rows * 8), /*is_int64=*/true, /*has_ignored=*/true,
+        /*ignored=*/-100};
+  }
+
+  // Returns scores of attention with as many queries as keys or, if there are fewer rows than keys,
+  // as rows. `form` is none, causal or bool.
   Scores scores(const std::string& form) {
     const int64_t queries = std::min(case_.cols, case_.rows);
     Scores scores{};
@@ -112,34 +117,27 @@ class Arguments {
   }
 
  private:
-  const Case& case_;
+  const Case case_;
   Memory memory_;
 };
 
-void softmax(const Case& of) {
-  Arguments make(of);
+void softmax(Arguments& make) {
   SoftmaxForward args{};
   args.input = make.read_rows("input");
   args.output = make.rows("output");
-  args.rows = of.rows;
-  args.cols = of.cols;
   make.launch(args);
 }
 
-void softmax_backward(const Case& of) {
-  Arguments make(of);
+void softmax_backward(Arguments& make) {
   SoftmaxBackward args{};
   args.grad_output = make.read_rows("grad_output");
   args.output = make.read_rows("output");
   args.grad_input = make.rows("grad_input");
-  args.rows = of.rows;
-  args.cols = of.cols;
   make.launch(args);
 }
 
 template <NormKind kKind, bool kAdds>
-void norm(const Case& of) {
-  Arguments make(of);
+void norm(Arguments& make) {
   NormForward args{};
   args.kind = kKind;
   args.input = make.read_rows("input");
@@ -154,15 +152,12 @@ void norm(const Case& of) {
     args.mean = make.statistics("mean");
   }
   args.rstd = make.statistics("rstd");
-  args.rows = of.rows;
-  args.cols = of.cols;
   args.eps = 1e-5;
   make.launch(args);
 }
 
 template <NormKind kKind, bool kAdds>
-void norm_backward(const Case& of) {
-  Arguments make(of);
+void norm_backward(Arguments& make) {
   NormBackward args{};
   args.kind = kKind;
   args.grad_output = make.read_rows("grad_output");
@@ -174,71 +169,50 @@ void norm_backward(const Case& of) {
   args.grad_input = make.rows("grad_input");
   args.grad_weight = make.written_columns("grad_weight");
   if (has_mean(kKind)) args.grad_bias = make.written_columns("grad_bias");
-  args.rows = of.rows;
-  args.cols = of.cols;
   args.eps = 1e-5;
   make.launch(args);
 }
 
-void masked_softmax(const Case& of, const std::string& form) {
-  Arguments make(of);
+void masked_softmax(Arguments& make, const std::string& form) {
   MaskedSoftmaxForward args{};
   args.input = make.read_rows("input");
   args.output = make.rows("output");
   args.scores = make.scores(form);
-  args.rows = of.rows;
-  args.cols = of.cols;
-  make.launch_without_workspace(args);
+  make.launch(args);
 }
 
-void masked_softmax_backward(const Case& of, const std::string& form) {
-  Arguments make(of);
+void masked_softmax_backward(Arguments& make, const std::string& form) {
   MaskedSoftmaxBackward args{};
   args.grad_output = make.read_rows("grad_output");
   args.probabilities = make.read_rows("probabilities");
   args.grad_input = make.rows("grad_input");
   args.scores = make.scores(form);
-  args.rows = of.rows;
-  args.cols = of.cols;
-  make.launch_without_workspace(args);
-}
-
-// Returns int64 classes, as torch's are. They read as zeros, so that no row has the ignored class.
-Targets targets(Arguments& make, const Case& of) {
-  return {
-      make.added("target", "rows", of.rows * 8), /*is_int64=*/true, /*has_ignored=*/true,
-      /*ignored=*/-100};
-}
-
-void cross_entropy(const Case& of) {
-  Arguments make(of);
-  CrossEntropyForward args{};
-  args.logits = {make.read_rows("input"), /*scale=*/1};
-  args.targets = targets(make, of);
-  args.losses = make.statistics("losses");
-  args.lse = make.statistics("lse");
-  args.lse_error = make.statistics("lse_error");
-  args.rows = of.rows;
-  args.cols = of.cols;
   make.launch(args);
 }
 
-void cross_entropy_backward(const Case& of) {
-  Arguments make(of);
+void cross_entropy(Arguments& make) {
+  CrossEntropyForward args{};
+  args.logits = {make.read_rows("input"), /*scale=*/1};
+  args.targets = make.targets();
+  args.losses = make.statistics("losses");
+  args.lse = make.statistics("lse");
+  args.lse_error = make.statistics("lse_error");
+  make.launch(args);
+}
+
+void cross_entropy_backward(Arguments& make) {
   CrossEntropyBackward args{};
   args.logits = {make.read_rows("input"), /*scale=*/1};
-  args.targets = targets(make, of);
+  args.targets = make.targets();
   args.losses = make.statistics("losses");
   args.lse = make.statistics("lse");
   args.lse_error = make.statistics("lse_error");
   args.grad_losses = make.statistics("grad_losses");
   args.grad_input = make.rows("grad_input");
-  args.rows = of.rows;
-  args.cols = of.cols;
   make.launch(args);
 }
 
-using Run = void (*)(const Case&);
+using Run = void (*)(Arguments&);
 const std::map<std::string, Run> kRuns = {
     {"softmax", softmax},
     {"softmax_backward", softmax_backward},
@@ -250,13 +224,14 @@ const std::map<std::string, Run> kRuns = {
     {"rms_norm_backward", norm_backward<NormKind::kRms, /*kAdds=*/false>},
     {"add_rms_norm", norm<NormKind::kRms, /*kAdds=*/true>},
     {"add_rms_norm_backward", norm_backward<NormKind::kRms, /*kAdds=*/true>},
-    {"masked_softmax", [](const Case& of) { masked_softmax(of, "none"); }},
-    {"masked_softmax_causal", [](const Case& of) { masked_softmax(of, "causal"); }},
-    {"masked_softmax_bool", [](const Case& of) { masked_softmax(of, "bool"); }},
-    {"masked_softmax_backward", [](const Case& of) { masked_softmax_backward(of, "none"); }},
+    {"masked_softmax", [](Arguments& make) { masked_softmax(make, "none"); }},
+    {"masked_softmax_causal", [](Arguments& make) { masked_softmax(make, "causal"); }},
+    {"masked_softmax_bool", [](Arguments& make) { masked_softmax(make, "bool"); }},
+    {"masked_softmax_backward", [](Arguments& make) { masked_softmax_backward(make, "none"); }},
     {"masked_softmax_causal_backward",
-     [](const Case& of) { masked_softmax_backward(of, "causal"); }},
-    {"masked_softmax_bool_backward", [](const Case& of) { masked_softmax_backward(of, "bool"); }},
+     [](Arguments& make) { masked_softmax_backward(make, "causal"); }},
+    {"masked_softmax_bool_backward",
+     [](Arguments& make) { masked_softmax_backward(make, "bool"); }},
 };
 
 const std::map<std::string, DType> kDtypes = {
@@ -272,7 +247,8 @@ int main() {
   std::string op, dtype;
   int64_t rows, cols;
   while (std::cin >> op >> dtype >> rows >> cols) {
-    fusedops::kRuns.at(op)({op, fusedops::kDtypes.at(dtype), rows, cols});
+    fusedops::Arguments make({fusedops::kDtypes.at(dtype), rows, cols});
+    fusedops::kRuns.at(op)(make);
     std::printf("end\n");
   }
   return 0;
