@@ -1,6 +1,6 @@
 """Checks arguments before an op is called: their types, and values that are converted for the op,
-such as a window. Unlike those of Python or torch, the errors name the argument. The ops check all
-else."""
+such as a window. Its errors name the argument, which those of Python and torch do not. The ops
+check all else."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def one_of(name: str, value: Any, words: Sequence[Any]) -> None:
 
 def window(value: Any, causal: Any) -> tuple[int, int]:
     """Returns how many keys a query sees to the left and right of its own. An int is refused unless
-    ``causal`` holds, a pair is not. Where it does, the caller hides the keys to the right."""
+    ``causal`` is set, a pair is not. With ``causal`` the caller ignores the number to the right."""
     if type(value) is int and value > 0:
         if causal:
             return value - 1, 0

@@ -539,7 +539,7 @@ def segment_bounds(
     length: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns ``start`` and ``end`` of :func:`masked_softmax` for sequences that are packed into
-    one, so that each position sees its own sequence. Nothing of queries x keys is allocated.
+    one, so that each position sees its own sequence. No tensor of queries x keys is allocated.
 
     Args:
         segment_ids: int32 or int64 of shape ``[..., length]``, the number of each position's
@@ -767,7 +767,7 @@ def _rounded_rms_norm(
     variant: RmsVariant,
 ) -> torch.Tensor:
     """Computes rms_norm in the variants whose result's dtype depends on the weight's."""
-    if _needs_separate_multiplication("rms_norm", variant, input, weight, _dtype_of(input)):
+    if _needs_separate_multiplication("rms_norm", input, weight, _dtype_of(input)):
         is_t5, is_narrow = variant == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
         if is_t5 and weight.dtype == wide.dtype:
@@ -926,13 +926,13 @@ def add_layer_norm(
     pass adds the gradient of :math:`s` to that of the norm, generates dropout's random numbers
     again, and rounds each gradient once to the dtype of its tensor.
 
-    Under :func:`torch.autocast` the branch is often 16-bit and the residual float32. The kernels
-    read such a branch, and write its gradient, in 16 bits; without dropout they do so for a 16-bit
-    residual of a float32 branch too. Other mixed dtypes cost a converted copy.
+    Under :func:`torch.autocast` ``input`` is often 16-bit and the residual float32. The kernels
+    read such an ``input``, and write its gradient, in 16 bits; without dropout they do so for a
+    16-bit residual of a float32 ``input`` too. Other mixed dtypes cost a converted copy.
 
     Args:
-        input: the branch, :math:`x`: shape and dtype as in :func:`layer_norm`, rows as in
-            :func:`softmax`.
+        input: the sublayer's result, :math:`x`: shape and dtype as in :func:`layer_norm`, rows as
+            in :func:`softmax`.
         residual: :math:`r`, of ``input``'s shape and device, and of any dtype that ``input`` may
             have.
         normalized_shape, weight, bias, eps: as in :func:`layer_norm`.
@@ -1059,7 +1059,7 @@ def _rounded_add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
     """Computes add_rms_norm in the variants whose result's dtype depends on the weight's."""
     dtype = _dtype_of_sum(input, residual)
-    if not _needs_separate_multiplication("add_rms_norm", variant, input, weight, dtype):
+    if not _needs_separate_multiplication("add_rms_norm", input, weight, dtype):
         arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
         return _fused_add_rms_norm(*arguments, weight)
     # Only the sum is used: the call has no weight, offset or rounding.
@@ -1070,7 +1070,7 @@ def _rounded_add_rms_norm(
 
 
 def _dtype_of(input: torch.Tensor) -> torch.dtype:
-    """Returns the input's dtype, or any if it has none: the op will refuse such an input."""
+    """Returns the input's dtype, or float32 if it has none: the op will refuse such an input."""
     dtype: torch.dtype = getattr(input, "dtype", torch.float32)
     return dtype
 
@@ -1097,16 +1097,10 @@ def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
 
 
 def _needs_separate_multiplication(
-    function: str,
-    variant: RmsVariant,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    dtype: torch.dtype,
+    function: str, input: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
 ) -> bool:
-    """Whether the weight needs a separate multiplication: its dtype differs from ``dtype``, that of
-    the normalised tensor, and in this variant the result's dtype depends on the weight's."""
-    if variant not in ("llama", "t5"):
-        return False
+    """Whether the weight needs a separate multiplication, in a variant whose result's dtype depends
+    on the weight's: it does if its dtype is not ``dtype``, that of the normalised tensor."""
     _arguments.tensor(function, "input", input)
     return _arguments.tensor(function, "weight", weight).dtype != dtype
 

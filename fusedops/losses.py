@@ -165,8 +165,8 @@ def _reduced(
     reduction: Reduction,
     z_loss: float,
 ) -> torch.Tensor:
-    """Reduces the losses. ``counts`` says what each row counts for in a mean, 1 if it is None.
-    Counts that are not bool are weights, by which the losses are multiplied."""
+    """Adds the z-loss to the losses, and reduces them. ``counts`` says what each row counts for in
+    a mean, 1 if it is None. Counts that are not bool are weights, which multiply the losses too."""
     if counts is not None and counts.dtype != torch.bool:
         losses = losses * counts
     if z_loss != 0:
@@ -218,6 +218,15 @@ def _check_classes(function: str, target: torch.Tensor) -> None:
         )
 
 
+def _check_strided(function: str, name: str, value: torch.Tensor) -> None:
+    layout = _arguments.tensor(function, name, value).layout
+    if layout != torch.strided:
+        raise RuntimeError(
+            f"{function}: {name} has layout {layout}, wanted torch.strided; make it with "
+            ".to_dense()"
+        )
+
+
 def _check_class_weight(
     function: str,
     weight: torch.Tensor,
@@ -226,14 +235,9 @@ def _check_class_weight(
     like: torch.Tensor,
     label_smoothing: float,
 ) -> None:
-    """Checks that ``weight`` has a number for each of the ``classes`` that the argument ``of`` has,
-    on the device of ``like``, and that no label smoothing is asked for beside it."""
-    _arguments.tensor(function, "weight", weight)
-    if weight.layout != torch.strided:
-        raise RuntimeError(
-            f"{function}: weight has layout {weight.layout}, wanted torch.strided; make it with "
-            ".to_dense()"
-        )
+    """Checks that ``weight`` has the shape ``classes``, a number for each class of the argument
+    named ``of``, and the device of ``like``, and that there is no label smoothing beside it."""
+    _check_strided(function, "weight", weight)
     what = f"a factor for each class of {of}, {list(classes)}"
     checks.check_norm_parameter(function, "weight", weight, ("input", like), classes, what)
     if label_smoothing != 0:
@@ -351,7 +355,8 @@ def _has_classes(linear_weight: torch.Tensor) -> bool:
 
 
 def _check_ignore_index(function: str, value: int | None) -> None:
-    """Refuses a value that is no int, with which the target is compared before the op's checks."""
+    """Refuses a value that is no int of 64 bits: the target is compared with the value before the
+    op can check it."""
     if value is None or (type(value) is int and -(2**63) <= value < 2**63):
         return
     try:
@@ -367,12 +372,7 @@ def _flat_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns ``input`` as [rows, features], and the class of each row."""
     _arguments.tensor(function, "input", input)
-    _arguments.tensor(function, "target", target)
-    if target.layout != torch.strided:
-        raise RuntimeError(
-            f"{function}: target has layout {target.layout}, wanted torch.strided; make it with "
-            ".to_dense()"
-        )
+    _check_strided(function, "target", target)
     checks.check_device(function, "target", target, ("input", input))
     if input.is_nested or input.layout != torch.strided or input.dim() in (0, 2):
         return input, target  # a matrix is what the op takes; it refuses the others

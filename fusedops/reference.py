@@ -1,4 +1,5 @@
-"""Reference implementations of the ops in plain PyTorch and float64, for tests and docs."""
+"""Reference implementations of the ops in plain PyTorch and float64, for tests and docs. DTensors
+draw the random numbers of dropout by ``philox``."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns loss and logsumexp of each row of the last dimension, 0 where it is ignored."""
+    """Returns the loss and the logsumexp of each row, 0 for ignored rows. Rows are along the last
+    dimension."""
     x = input.double() if softcap is None else torch.tanh(input.double() / softcap) * softcap
     counts, log_p = target != ignore_index, log_softmax(x, -1)
     classes = torch.where(counts, target, 0).long()
@@ -75,23 +77,26 @@ def cross_entropy(
     return torch.where(counts, loss + z_loss * lse**2, zeros), torch.where(counts, lse, zeros)
 
 
-def philox(seed: int, rows: int, cols: int) -> torch.Tensor:
-    """Returns the random 32-bit words of dropout: Philox4x32-7 of Salmon et al. (2011)."""
-    row = torch.arange(rows)[:, None, None].expand(-1, -(-cols // 4), 1)
-    block = torch.arange(-(-cols // 4))[None, :, None].expand(rows, -1, 1)
+def philox(seed: int | torch.Tensor, rows: int | torch.Tensor, cols: int) -> torch.Tensor:
+    """Returns the random 32-bit words of dropout: Philox4x32-7 of Salmon et al. (2011). ``rows``
+    has the numbers of the rows, or is how many rows there are, numbered from 0."""
+    numbers = torch.arange(rows) if isinstance(rows, int) else rows
+    block = torch.arange(-(-cols // 4), device=numbers.device).expand(numbers.numel(), -1)
+    row = numbers.unsqueeze(1).expand_as(block)
     c = [block, row & 0xFFFFFFFF, row >> 32, torch.zeros_like(row)]
     k0, k1 = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
     for _ in range(7):
         a, b = _wide_product(c[0], 0xD2511F53), _wide_product(c[2], 0xCD9E8D57)
         c = [b[0] ^ c[1] ^ k0, b[1], a[0] ^ c[3] ^ k1, a[1]]
         k0, k1 = k0 + 0x9E3779B9 & 0xFFFFFFFF, k1 + 0xBB67AE85 & 0xFFFFFFFF
-    return torch.cat(c, -1).reshape(rows, -1)[:, :cols]
+    return torch.stack(c, -1).flatten(1)[:, :cols]
 
 
 def _wide_product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the upper and the lower 32 bits of the product of two 32-bit numbers. ``b`` is split
     into halves of 16 bits, because the whole product could overflow int64."""
-    low, high = a * (b & 0xFFFF), a * (b >> 16) + (a * (b & 0xFFFF) >> 16)
+    low = a * (b & 0xFFFF)
+    high = a * (b >> 16) + (low >> 16)
     return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
 
 
@@ -102,7 +107,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Centers, and divides by the root of the biased variance plus ``eps``."""
+    """Centers each row, and divides it by the root of its biased variance plus ``eps``."""
     dims = tuple(range(-len(normalized_shape), 0))
     centered = input.double() - input.double().mean(dims, keepdim=True)
     normalized = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
@@ -137,7 +142,7 @@ def std_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """Centers, and divides by the unbiased standard deviation plus ``eps``."""
+    """Centers each row, and divides it by its unbiased standard deviation plus ``eps``."""
     dims = tuple(range(-len(normalized_shape), 0))
     x = input.double()
     std = x.std(dims, correction=1, keepdim=True)
@@ -164,7 +169,7 @@ def l2_norm(
     weight: torch.Tensor | None = None,
     eps: float = 1e-12,
 ) -> torch.Tensor:
-    """Divides by the root of the sum of squares, or by ``eps`` where that is larger."""
+    """Divides each row by the root of its sum of squares, or by ``eps`` where that is larger."""
     dims = tuple(range(-len(normalized_shape), 0))
     x = input.double()
     normalized = x / x.square().sum(dims, keepdim=True).sqrt().clamp(min=eps)

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "backend": {"graph", "config", "_arguments"},
     "export": {"graph"},
     "replacement": {"nn", "graph", "functional"},
-    "integrations": {"export", "functional", "ops"},
+    "integrations": {"export", "functional", "ops", "reference"},
     "__main__": {"cli"},
 }
 #: The same for the packages and modules of graph/.

@@ -295,7 +295,8 @@ def _capped(scores: Value, softcap: float | None) -> Value:
 def _softmax_with_sinks(
     scores: Value, sinks: Value | None, computed: ir.DataType
 ) -> tuple[Value, Value | None]:
-    """Returns the softmax with the sinks as one more column, which is returned separately."""
+    """Returns the softmax of scores and sinks, where the sinks are one more column, as two results:
+    the columns of the scores, and that of the sinks."""
     if sinks is None:
         return op.Softmax(scores, axis=-1), None
     column = op.Unsqueeze(_convert(sinks, sinks.dtype, computed), [-1])

@@ -70,7 +70,7 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _uses_the_interface(config_class: Any) -> bool:
-    """Makes a constant of the cached answer, because torch.compile ignores the cache."""
+    """Returns the cached answer, as a constant for torch.compile, which ignores the cache."""
     return _source_uses_the_interface(config_class)
 
 
@@ -111,8 +111,8 @@ def attention_forward(
         query: ``[batch, heads, queries, features]``.
         key, value: ``[batch, key heads, keys, features]``; the key heads divide the heads.
         attention_mask: bool (True where visible) or floating (added), of a shape that broadcasts to
-            ``[batch, heads, queries, keys]``; windows and chunks are part of it. Without one, a
-            causal module's query ``i`` of several sees the keys up to ``i``.
+            ``[batch, heads, queries, keys]``; windows and chunks are part of it. Without one, where
+            causality holds, query ``i`` sees the keys up to ``i``; a single query sees all keys.
         scaling: multiplies the scores; by default ``features ** -0.5``.
         dropout: the probability of a zero in training.
         is_causal: whether causality holds where there is no mask.

@@ -1,7 +1,8 @@
-"""Checks the arguments of fake kernels, by the rules, messages and order of ``csrc/ops``."""
+"""Checks the arguments of fake kernels as ``csrc/ops`` does: in its order, with its messages."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -36,7 +37,7 @@ def check_dtype_of(op: str, name: str, tensor: MaybeTensor) -> None:
 
 
 def result_dtype(op: str, input: MaybeTensor, dtype: torch.dtype | None) -> torch.dtype:
-    """Returns ``dtype``, or ``input``'s dtype where it is None, after checking it."""
+    """Returns ``dtype``, or ``input``'s where ``dtype`` is None; raises if it is not floating."""
     tensor = check_given(op, "input", input)
     name, result = ("input", tensor.dtype) if dtype is None else ("dtype", dtype)
     check_dtype(op, name, result, "convert it, or pass dtype=")
@@ -48,9 +49,14 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor in the dtype that the kernels compute in."""
+    return tensor.to(statistics_dtype(tensor.dtype))
+
+
 def check_cols(op: str, cols: int | torch.SymInt) -> None:
-    # A symbolic size is not compared: the guard would restrict the sizes that a compiled graph
-    # accepts.
+    # A symbolic size is not compared: that would add a guard, which restricts the sizes that a
+    # compiled graph accepts.
     if isinstance(cols, int) and cols > _MOST_COLS:
         raise RuntimeError(f"{op}: a row has {cols} elements; at most 2^31 - 1 are supported")
 
@@ -58,7 +64,7 @@ def check_cols(op: str, cols: int | torch.SymInt) -> None:
 def check_dim(op: str, input: torch.Tensor, dim: int) -> None:
     """Checks that ``dim`` is a dimension of ``input``, and that its rows are not too long."""
     bound = max(input.dim(), 1)
-    if not -bound <= dim < bound:  # the text of a shape takes a microsecond
+    if not -bound <= dim < bound:  # check() would make the message each time, in a microsecond
         raise RuntimeError(
             f"{op}: dim is {dim}, wanted a value in [{-bound}, {bound - 1}] "
             f"for an input of shape {list(input.shape)}"
@@ -165,7 +171,8 @@ def check_statistic(
     shape: Sequence[int],
     source: str = "the forward op",
 ) -> None:
-    """Checks that ``tensor`` can be a statistic that ``source``, an op, returned for ``like``."""
+    """Checks that ``tensor`` has this shape, and the dtype and device of the statistics that the op
+    ``source`` returns for ``like``."""
     dtype = statistics_dtype(like[1].dtype)
     check_tensor(op, name, tensor, dtype, shape, like, f"{source} returns it")
 
@@ -180,7 +187,7 @@ def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
         f"{op}: seed is {seed.dtype} of shape {list(seed.shape)}, wanted one torch.int64; "
         "make it with torch.randint",
     )
-    if like[1].device.type != "meta":  # a meta tensor draws no numbers, wherever the seed is
+    if like[1].device.type != "meta":  # no numbers are drawn for a meta tensor
         check_device(op, "seed", seed, like)
 
 
@@ -193,8 +200,8 @@ def check_optional_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> Non
 
 
 def check_distinct(op: str, name: str, written: torch.Tensor) -> None:
-    """Checks that no two elements share memory: ordered by stride, each dimension steps past all
-    elements of those before it. Symbolic strides are not checked, as in :func:`check_cols`."""
+    """Checks that no two elements share memory: each stride must exceed the span of all dimensions
+    with smaller strides. Symbolic strides are not checked, as in :func:`check_cols`."""
     dims = [(s, n) for s, n in zip(written.stride(), written.shape, strict=True)]
     if not all(isinstance(number, int) for dim in dims for number in dim):
         return
@@ -230,10 +237,7 @@ def check_norm_shape(op: str, like: Like, normalized_shape: Sequence[int]) -> No
         f"{op}: normalized_shape is {wanted}, wanted the last dimensions of {name}, "
         f"whose shape is {list(input.shape)}",
     )
-    cols = 1
-    for size in wanted:
-        cols *= size
-    check_cols(op, cols)
+    check_cols(op, math.prod(wanted))
 
 
 def check_norm_not_empty(op: str, normalized_shape: Sequence[int]) -> None:
@@ -246,8 +250,8 @@ def check_norm_not_empty(op: str, normalized_shape: Sequence[int]) -> None:
 def check_norm_parameter(
     op: str, name: str, parameter: MaybeTensor, like: Like, shape: Sequence[int], what: str = ""
 ) -> None:
-    """Checks that ``parameter`` is None, or floating and of ``shape``, which errors call ``what``,
-    by default normalized_shape."""
+    """Checks that ``parameter`` is None, or has ``shape``, a floating dtype and the device of
+    ``like``. Errors call the shape ``what``, by default normalized_shape."""
     if parameter is None:
         return
     check(
@@ -257,6 +261,14 @@ def check_norm_parameter(
     )
     check_device(op, name, parameter, like)
     check_dtype(op, name, parameter.dtype)
+
+
+def statistics_shape(input: torch.Tensor, dim: int) -> list[int]:
+    """Returns the shape of statistics of the rows along ``dim``, whose size becomes 1."""
+    shape = list(input.shape)
+    if shape:
+        shape[dim] = 1
+    return shape
 
 
 def norm_statistics_shape(input: torch.Tensor, normalized_shape: Sequence[int]) -> list[int]:

@@ -1,10 +1,10 @@
 """cross_entropy as ops: fake kernels, derivative formulas and vmap rules.
 
-Formulas: z are a row's logits (csrc/args.h has them), p their softmax, t its class, e the label
-smoothing, and q = (1 - e) [column is t] + e / columns. For gradients g of the loss, taken as 0
-where the row is ignored, and h of lse: dz = (g + h) p - g q, and dx = z' dz, where z' is the
-derivative of the logits by the input. The second derivative takes p to be the softmax of the input,
-whatever losses and lse are passed; the second derivative of a norm treats its statistics likewise.
+Formulas: z are a row's logits (scaled and capped, csrc/args.h), p their softmax, t its class, e the
+label smoothing, and q = (1 - e) [column is t] + e / columns. For gradients g of the loss, taken as
+0 where the row is ignored, and h of lse: dz = (g + h) p - g q, and dx = z' dz, where z' is the
+derivative of the logits by the input. The second derivative regards p as a function of the input
+alone: losses and lse, arguments of the backward op, get no gradient, nor do a norm's statistics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusedops.ops.masked_softmax import Signature
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.mutation import register_mutation
-from fusedops.ops.registration.variants import register_fake, register_vmap
+from fusedops.ops.registration.variants import register_fake
 from fusedops.ops.softmax import contiguous_like
 
 MaybeTensor = torch.Tensor | None
@@ -35,7 +35,7 @@ _IN_PLACE = Signature("cross_entropy_backward_")
 
 
 def _check(op: str, call: Any) -> None:
-    """Checks what both passes have: the logits, the classes and the settings."""
+    """Checks what forward and backward op both take: the logits, the classes and the settings."""
     checks.check_dtype_of(op, "input", call.input)
     shape = list(call.input.shape)
     is_empty = len(shape) == 0 or (isinstance(shape[-1], int) and shape[-1] == 0)
@@ -120,7 +120,7 @@ def _fake_in_place(*args: Any, **kwargs: Any) -> None:
 
 
 def widened(target: torch.Tensor) -> torch.Tensor:
-    """Returns the classes as int64. ``to`` takes 0.6 us where it has nothing to do."""
+    """Returns the classes as int64. ``to`` would take 0.6 us even if it converted nothing."""
     return target if target.dtype == torch.int64 else target.to(torch.int64)
 
 
@@ -130,6 +130,15 @@ def ignored_rows(target: torch.Tensor, ignore_index: int | None) -> torch.Tensor
     if ignore_index is None:
         return torch.zeros_like(target, dtype=torch.bool)
     return widened(target) == ignore_index
+
+
+def without_ignored_rows(
+    grad_lse: MaybeTensor, target: torch.Tensor, ignore_index: int | None
+) -> MaybeTensor:
+    """Returns the gradient of lse, with 0 for ignored rows: their lse is the constant 0."""
+    if grad_lse is None or ignore_index is None:
+        return grad_lse
+    return grad_lse.masked_fill(ignored_rows(target, ignore_index), 0)
 
 
 def one_hot(target: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -148,14 +157,14 @@ class Logits(NamedTuple):
     def of(cls, call: Any) -> Logits:
         """Returns the logits of a call, and what their derivatives are computed from."""
         scale, cap = call.scale, call.softcap
-        x = call.input.to(checks.statistics_dtype(call.input.dtype))
+        x = checks.wide(call.input)
         if cap is None:
             return cls(x * scale, scale, None)
         tanh = torch.tanh(x * (scale / cap))
         return cls(tanh * cap, scale * (1 - tanh * tanh), tanh)
 
     def curvature(self, call: Any) -> torch.Tensor | None:
-        """Returns the second derivative by the input; None if it is 0."""
+        """Returns the second derivative of the logits by the input; None if it is 0."""
         if self.tanh is None:
             return None
         factor: float = -2 * call.scale / call.softcap
@@ -169,8 +178,8 @@ def weights_of_classes(call: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def without_gradient(call: Any) -> torch.Tensor:
-    """Returns, as a column, which rows have no gradient and are not read: the ignored ones whose
-    lse has no gradient either."""
+    """Returns, in shape [..., 1], which rows have no gradient: the ignored ones where the gradient
+    of lse is 0 or None. Kernels do not read them."""
     ignored = ignored_rows(call.target, call.ignore_index)
     if call.grad_lse is not None:
         ignored = ignored & (call.grad_lse == 0)
@@ -178,7 +187,7 @@ def without_gradient(call: Any) -> torch.Tensor:
 
 
 def gradients_of_rows(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns g and h of the formulas, as columns."""
+    """Returns g and h of the formulas, in shape [..., 1]."""
     ignored = ignored_rows(call.target, call.ignore_index)
     grads = (call.grad_losses, call.grad_lse)
     g, h = (torch.zeros_like(call.lse) if grad is None else grad for grad in grads)
@@ -201,10 +210,8 @@ def _forward_formula(
     if grad_losses is None and grad_lse is None:
         return _FORWARD.gradients()
     input, target, *results = ctx.saved_tensors
-    ignore_index = ctx.settings[0]
-    if grad_lse is not None and not ctx.reads_ignored and ignore_index is not None:
-        # The lse of an ignored row is the constant 0.
-        grad_lse = grad_lse.masked_fill(ignored_rows(target, ignore_index), 0)
+    if not ctx.reads_ignored:
+        grad_lse = without_ignored_rows(grad_lse, target, ctx.settings[0])
     saved = (input, target, *results, grad_losses, grad_lse)
     return _FORWARD.gradients(input=gradient("cross_entropy_backward", *saved, *ctx.settings))
 
@@ -242,31 +249,6 @@ def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[MaybeTensor, .
     return _BACKWARD.gradients(**of)
 
 
-# --- vmap ---------------------------------------------------------------------------------------
-
-
-def _register_vmap(signature: Signature) -> None:
-    """Registers a rule that makes one call for the batch, whose slices are further rows."""
-    op = signature.op
-    overload = getattr(torch.ops.fusedops, op).default
-
-    def rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[Any, Any]:
-        dims, call = signature.bind(*in_dims), signature.bind(*args)
-        fronts = {
-            name: vmap.in_front(value, getattr(dims, name), info.batch_size)
-            for name, value in call._asdict().items()
-            if isinstance(value, torch.Tensor)
-        }
-        if signature is _IN_PLACE:
-            fronts["input"] = vmap.written(op, "input", call.input, dims.input)
-        results = overload(*call._replace(**fronts))
-        if isinstance(results, tuple):
-            return results, (0,) * len(results)
-        return results, None if results is None else 0
-
-    register_vmap(op, rule)
-
-
 # --- registration -------------------------------------------------------------------------------
 
 register_fake("cross_entropy", _fake_forward)
@@ -276,4 +258,4 @@ register_autograd("cross_entropy", _forward_formula, _setup_forward)
 register_autograd("cross_entropy_backward", _backward_formula, _setup_backward)
 register_mutation("cross_entropy_backward_", written=0, functional="cross_entropy_backward")
 for _signature in (_FORWARD, _BACKWARD, _IN_PLACE):
-    _register_vmap(_signature)
+    vmap.register_rows(_signature.op)

@@ -47,7 +47,8 @@ def _cross_entropy_backward(*args: Any) -> torch.Tensor:
     logits, (g, h) = Logits.of(call), gradients_of_rows(call)
     p = (logits.z - call.lse.unsqueeze(-1) - call.lse_error.unsqueeze(-1)).exp()
     if call.label_smoothing == 0:
-        # As in the kernel, p - 1 of the row's class comes from the loss, which has all its digits.
+        # As in the kernel, p - 1 of the row's class is expm1(-loss): if p is near 1, subtracting 1
+        # from it would lose digits.
         of_class = g * torch.expm1(-call.losses).unsqueeze(-1) + h * p
         dz = torch.where(one_hot(call.target, p), of_class, (g + h) * p)
     else:

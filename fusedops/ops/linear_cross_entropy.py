@@ -2,12 +2,13 @@
 
 There are two pairs of ops. ``linear_cross_entropy`` is the sum of the losses of all rows; where
 autograd records it, ``linear_cross_entropy_gradients`` runs instead and computes the gradients too,
-while the logits of a chunk are at hand. ``linear_cross_entropy_losses`` returns the loss and the
-lse of each row, whose gradients are not known in advance: its backward op computes the logits
-again.
+for each chunk of rows while its logits are in memory. ``linear_cross_entropy_losses`` returns the
+loss and the lse of each row. Their incoming gradients come only with the backward pass, so its
+backward op computes the logits again.
 
-Where autograd records the derivative of a gradient, the gradient is composed of torch's products
-and of cross_entropy's ops, which hold the logits of all rows and have derivatives of every order.
+Where autograd records the derivative of a gradient, that gradient is composed of torch's matrix
+products and cross_entropy's ops: they keep the logits of all rows, and have derivatives of every
+order.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fusedops.ops.cross_entropy import (
     check_row_gradients,
     check_settings,
     check_target,
-    ignored_rows,
+    without_ignored_rows,
 )
 from fusedops.ops.masked_softmax import Signature
 from fusedops.ops.registration import vmap
@@ -31,6 +32,7 @@ from fusedops.ops.registration.autograd import (
     is_observed,
     register_autograd,
     register_composed_autograd,
+    requires_grad,
 )
 from fusedops.ops.registration.forward_mode import register_composite
 from fusedops.ops.registration.variants import register_autocast_of_linear, register_fake
@@ -83,7 +85,7 @@ def _check_weight(op: str, weight: torch.Tensor, input: torch.Tensor) -> None:
 
 
 def _check_terms(op: str, call: Any) -> None:
-    """Checks the arguments that only the sum of the losses has: row_weights, scale and z_loss."""
+    """Checks the arguments that only ops of the summed loss have: row_weights, scale, z_loss."""
     like, dtype = ("input", call.input), checks.statistics_dtype(call.input.dtype)
     for name, shape in (("row_weights", call.input.shape[:1]), ("scale", ())):
         if (factor := getattr(call, name)) is not None:
@@ -183,7 +185,7 @@ def _composed_gradients(
 
 
 def _gradients_of_loss(call: Any, factor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Returns the gradients by name of the composed loss, times a factor."""
+    """Returns the gradients of the composed loss, times a factor, by the names of the arguments."""
     factor = factor if call.scale is None else factor * call.scale
     weights = call.row_weights
     if weights is None:
@@ -206,19 +208,10 @@ def _composed_losses(*args: Any) -> tuple[torch.Tensor, ...]:
 
 def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     call = _BACKWARD.bind(*args)
-    grad_lse = _without_ignored_rows(call.grad_lse, call.target, call.ignore_index)
+    grad_lse = without_ignored_rows(call.grad_lse, call.target, call.ignore_index)
     results = (call.losses, call.lse, call.lse_error)
     of = _composed_gradients(call, _logits(call), results, call.grad_losses, grad_lse)
     return _selected(call, of)
-
-
-def _without_ignored_rows(
-    grad_lse: MaybeTensor, target: torch.Tensor, ignore_index: int | None
-) -> MaybeTensor:
-    """Returns the gradient of lse, with 0 for ignored rows: their lse is the constant 0."""
-    if grad_lse is None or ignore_index is None:
-        return grad_lse
-    return grad_lse.masked_fill(ignored_rows(target, ignore_index), 0)
 
 
 def _selected(call: Any, of: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -233,20 +226,16 @@ def _selected(call: Any, of: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...
 # --- derivatives of the sum ---------------------------------------------------------------------
 
 
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
 def _recorded_loss(*args: Any) -> torch.Tensor:
     """Returns the loss for a call that autograd records, from the op that also computes the
     gradients of the arguments that require grad."""
     call = _LOSS.bind(*args)
-    if _requires_grad(call.row_weights) or _requires_grad(call.scale):
+    if requires_grad(call.row_weights) or requires_grad(call.scale):
         raise RuntimeError(
             "linear_cross_entropy: row_weights or scale requires grad, which it would get none of "
             "here; multiply the results of linear_cross_entropy_losses by it"
         )
-    mask = [_requires_grad(getattr(call, name)) for name in _DIFFERENTIABLE]
+    mask = [requires_grad(getattr(call, name)) for name in _DIFFERENTIABLE]
     loss: torch.Tensor = ops.linear_cross_entropy_gradients(*args, mask)[0]
     return loss
 
@@ -274,7 +263,7 @@ def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTens
             has_gradient or name not in needed,
             f"{_GRADIENTS.op}: output_mask leaves out the gradient of {name}, which requires grad",
         )
-    if torch.is_grad_enabled() and any(map(_requires_grad, (grad, *inputs))):
+    if torch.is_grad_enabled() and any(map(requires_grad, (grad, *inputs))):
         of = _gradients_of_loss(call, grad)
     else:
         ready = dict(zip(_DIFFERENTIABLE, (of_input, of_weight, of_bias), strict=True))
@@ -283,8 +272,9 @@ def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTens
 
 
 def _scaled(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Returns the product, with the factor in the factor's precision. Beside a 16-bit tensor torch
-    rounds a factor without dimensions to 16 bits, except in its eager kernels on the CPU."""
+    """Returns the product, computed with the factor unrounded. Beside a 16-bit tensor torch rounds
+    a factor without dimensions to 16 bits, except in its eager kernels on the CPU; so the factor
+    gets a dimension."""
     if gradient.dtype == factor.dtype or (gradient.device.type == "cpu" and not is_observed()):
         return gradient * factor
     return torch.mul(gradient, factor.reshape(1), out=torch.empty_like(gradient))
@@ -307,7 +297,7 @@ def _losses_formula(
         return _LOSSES.gradients()
     input, linear_weight, target, linear_bias, *results = ctx.saved_tensors
     settings = ctx.ignore_index, ctx.label_smoothing, ctx.softcap
-    grad_lse = _without_ignored_rows(grad_lse, target, ctx.ignore_index)
+    grad_lse = without_ignored_rows(grad_lse, target, ctx.ignore_index)
     mask = [_LOSSES.needs_gradient(ctx, name) for name in _DIFFERENTIABLE]
     saved = (input, linear_weight, target, linear_bias, *results, grad_losses, grad_lse)
     grads = gradient(_BACKWARD.op, *saved, *settings, mask)

@@ -2,12 +2,12 @@
 vmap rules.
 
 Formulas: y is the softmax of the scores z = scale x + bias + mask, m is dropout's factor (1 without
-dropout), and k is 0 where a bool mask or the row's interval hides an element, else 1. For a
-gradient g of the output, with g' = m g: dz = k y (g' - sum(g' y)), dx = scale dz, and the gradient
-of a bias or float mask is dz, summed over the dimensions that were broadcast. A sink leaves this
-formula of dz as it is; masked_softmax_sinks.py has the sink's gradient. With a soft cap c, z is
-c tanh(scale x / c) + bias + mask, and dx = scale dz (1 - tanh(scale x / c)^2): the formulas save x
-too, and compute the last factor from it.
+dropout), and k is 0 where a bool mask or the row's interval (its diagonals, start and end) hides an
+element, else 1. For a gradient g of the output, with g' = m g: dz = k y (g' - sum(g' y)), dx =
+scale dz, and the gradient of a bias or float mask is dz, summed over the dimensions that were
+broadcast. A sink leaves this formula of dz as it is; masked_softmax_sinks.py has the sink's
+gradient. With a soft cap c, z is c tanh(scale x / c) + bias + mask, and dx =
+scale dz (1 - tanh(scale x / c)^2): the formulas save x too, and compute the last factor from it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.call import tensors_among
 from fusedops.ops.registration.mutation import register_mutation
-from fusedops.ops.registration.variants import register_fake, register_float32_output, register_vmap
+from fusedops.ops.registration.variants import register_fake, register_float32_output
 from fusedops.ops.softmax import contiguous_like, second_derivative
 
 ops = torch.ops.fusedops
@@ -272,14 +272,13 @@ class Visibility(NamedTuple):
         """Calls the backward op; ``dropout`` is p and seed, or nothing."""
         op = "masked_softmax_dropout_backward" if dropout else "masked_softmax_backward"
         hidden = self.mask, scale, self.causal
-        interval = self.diagonal, *self.bounds()
         result: torch.Tensor = gradient(
-            op, grad, probabilities, *hidden, *dropout, input_dtype, *interval
+            op, grad, probabilities, *hidden, *dropout, input_dtype, *self.interval()
         )
         return result
 
-    def bounds(self) -> tuple[int | None, MaybeTensor, MaybeTensor]:
-        return self.lower_diagonal, self.start, self.end
+    def interval(self) -> tuple[int, int | None, MaybeTensor, MaybeTensor]:
+        return self.diagonal, self.lower_diagonal, self.start, self.end
 
     def visible(self, scores: torch.Tensor) -> torch.Tensor:
         """Returns k of the formulas, as a tensor of zeros and ones."""
@@ -375,8 +374,8 @@ def _dropout_formula(
 ) -> tuple[Any, ...]:
     visibility, cap, (probabilities, seed) = saved_forward(ctx)
 
-    # The backward op takes the probabilities as an argument, so that a second derivative gives them
-    # a gradient of their own, without dropout.
+    # The probabilities, the op's second result, get a gradient in a second derivative, because the
+    # backward op takes them as an argument. Dropout does not apply to it.
     grads = ((grad_output, (ctx.p, seed)), (grad_probabilities, ()))
     wanted = [(grad, dropout) for grad, dropout in grads if grad is not None]
 
@@ -390,33 +389,15 @@ def _dropout_formula(
     return _DROPOUT.gradients(**forward_gradients(ctx, _DROPOUT, cap, run))
 
 
-def _run_sinks_op(call: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
-    """Calls masked_softmax_sinks, whose formula has the gradient of the sinks, and returns its
-    results; None if the sinks require no gradient. Constant sinks do not appear in the formulas
-    here."""
+def _with_learned_sinks(signature: Signature, *args: Any) -> Any:
+    """Returns the results of the op if its sinks require grad, else NotImplemented. It calls
+    masked_softmax_sinks, because the formulas here compute no gradient of sinks."""
+    call = signature.bind(*args)
     if call.sinks is None or not call.sinks.requires_grad:
-        return None
-    scores = (call.input, call.mask, call.scale, call.causal, call.mask_value)
-    options = (call.bias, call.dtype, call.diagonal, call.zero_masked_rows)
-    bounds = (call.lower_diagonal, call.start, call.end)
-    results: tuple[torch.Tensor, ...] = ops.masked_softmax_sinks.default(
-        *scores, p, seed, *options, *bounds, call.sinks, call.softcap
-    )
-    return results
-
-
-def _with_learned_sinks(*args: Any) -> Any:
-    """Returns the result of masked_softmax for sinks that require grad, else NotImplemented."""
-    results = _run_sinks_op(_FORWARD.bind(*args), 0.0, None)
-    return NotImplemented if results is None else results[0]
-
-
-def _dropout_with_learned_sinks(*args: Any) -> Any:
-    """Returns the results of masked_softmax_dropout for sinks that require grad, else
-    NotImplemented."""
-    call = _DROPOUT.bind(*args)
-    results = _run_sinks_op(call, call.p, call.seed)
-    return NotImplemented if results is None else results[:2]
+        return NotImplemented
+    no_dropout = {"p": 0.0, "seed": None}
+    results = ops.masked_softmax_sinks.default(**no_dropout | call._asdict())
+    return results[:2] if "seed" in call._fields else results[0]
 
 
 def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -461,42 +442,6 @@ def _backward_formula(
     return signature.gradients(grad_output=by_dropped * m, probabilities=by_y)
 
 
-# --- vmap ---------------------------------------------------------------------------------------
-
-
-def _aligned(call: Any, dims: Any, rank: int) -> dict[str, MaybeTensor]:
-    """Returns mask, bias, bounds and sinks of a batched call, reshaped so that they broadcast to
-    scores whose slices have ``rank`` dimensions."""
-    ranks = {"mask": rank, "bias": rank, "start": rank - 1, "end": rank - 1, "sinks": rank - 1}
-    return {
-        name: vmap.aligned(getattr(call, name), getattr(dims, name), rank_of_operand)
-        for name, rank_of_operand in ranks.items()
-        if name in call._fields
-    }
-
-
-def _register_vmap(op: str, *read: str, written: str | None = None) -> None:
-    """Registers a rule that makes one call for the batch, whose slices are further rows. ``read``
-    and ``written`` are the arguments with the shape of the scores."""
-    overload, signature = getattr(ops, op).default, Signature(op)
-
-    def rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[Any, Any]:
-        dims, call = signature.bind(*in_dims), signature.bind(*args)
-        batched = {
-            name: vmap.in_front(getattr(call, name), getattr(dims, name), info.batch_size)
-            for name in read
-        }
-        if written is not None:
-            batched[written] = vmap.written(
-                op.removesuffix("_out"), written, getattr(call, written), getattr(dims, written)
-            )
-        rank = next(iter(batched.values())).dim() - 1
-        result = overload(*call._replace(**batched, **_aligned(call, dims, rank)))
-        return (result, 0) if written is None else (None, None)
-
-    register_vmap(op, rule)
-
-
 # --- registration -------------------------------------------------------------------------------
 
 register_fake("masked_softmax", partial(_fake_forward, _FORWARD))
@@ -505,10 +450,12 @@ register_fake("masked_softmax_", _fake_in_place)
 register_fake("masked_softmax_dropout", _fake_dropout)
 register_fake("_masked_softmax_dropout", partial(_fake_forward, _DROPOUT))
 
-register_autograd("masked_softmax", _forward_formula, _setup_forward, _with_learned_sinks)
-register_autograd(
-    "masked_softmax_dropout", _dropout_formula, _setup_dropout, _dropout_with_learned_sinks
-)
+for _signature, _formula, _setup in (
+    (_FORWARD, _forward_formula, _setup_forward),
+    (_DROPOUT, _dropout_formula, _setup_dropout),
+):
+    _other = partial(_with_learned_sinks, _signature)
+    register_autograd(_signature.op, _formula, _setup, _other)
 register_mutation("masked_softmax_out", written=_OUT.names.index("out"))
 register_mutation("masked_softmax_", written=0)
 for _signature in _BACKWARDS:
@@ -519,10 +466,8 @@ for _signature in _BACKWARDS:
         _both = partial(_backward_formula, _signature), partial(_setup_backward, _signature)
         register_autograd(_signature.op, *_both)
 
-_register_vmap("masked_softmax", "input")
-_register_vmap("masked_softmax_out", "input", written="out")
-_register_vmap("masked_softmax_", written="input")
-_register_vmap("masked_softmax_backward", "grad_output", "probabilities")
+for _op in ("masked_softmax", "masked_softmax_out", "masked_softmax_", "masked_softmax_backward"):
+    vmap.register_rows(_op, mask=0, bias=0, start=1, end=1, sinks=1)
 for _op in ("masked_softmax", "masked_softmax_dropout", "_masked_softmax_dropout"):
     register_float32_output(_op)
 # These ops make one call per slice. Random numbers depend on a row's index in the call, so that in

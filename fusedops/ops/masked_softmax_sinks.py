@@ -93,7 +93,7 @@ def _forward_formula(
     to_sinks: list[torch.Tensor] = []
 
     def run(scale: float) -> torch.Tensor:
-        interval = (ctx.input_dtype, visibility.diagonal, *visibility.bounds())
+        interval = (ctx.input_dtype, *visibility.interval())
         hidden = (visibility.mask, scale, visibility.causal)
         op = "masked_softmax_sinks_backward"
         results = [

@@ -14,10 +14,10 @@ import torch
 
 from fusedops.ops import checks
 from fusedops.ops.norm_kinds import KINDS
-from fusedops.ops.registration.libraries import LIBRARY, OPS, refuse
+from fusedops.ops.registration.libraries import LIBRARY, OPS, argument_names, refuse
 
-#: Takes an op's name and arguments. Returns the dimensions that are normalised, and the arguments
-#: after the input for a call on one of the input's tensors, which lacks the first dimension.
+#: Takes an op's name and arguments. Returns the dimensions of the input that are normalised, and
+#: the arguments after the input for a call on one tensor of it, which has one dimension less.
 Inner = Callable[[str, tuple[Any, ...]], tuple[set[int], tuple[Any, ...]]]
 
 
@@ -47,8 +47,7 @@ def _of_shape(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]
 
 def _rule(name: str, op: str, inner: Inner) -> Callable[..., Any]:
     """Returns the kernel of ``name``, a variant of ``op``, for nested tensors."""
-    overload = getattr(torch.ops.fusedops, name).default
-    names = [argument.name for argument in overload._schema.arguments]
+    overload, names = getattr(torch.ops.fusedops, name).default, argument_names(name)
 
     def run(*args: Any) -> Any:
         _check_alone(op, names, args)

@@ -23,6 +23,7 @@ from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.call import tensors_among
 from fusedops.ops.registration.forward_mode import has_tangent
+from fusedops.ops.registration.libraries import argument_names
 from fusedops.ops.registration.variants import register_fake, register_float32_inputs, register_vmap
 
 MaybeTensor = torch.Tensor | None
@@ -39,11 +40,10 @@ def default_rms_eps(dtype: torch.dtype) -> float:
 
 
 def _parameters_and_settings(op: NormOp) -> tuple[slice, slice]:
-    """Returns two slices of an op's arguments: the weight with, if the kind has one, the bias; and
-    those that the backward op takes too, after its output_mask."""
+    """Returns two slices of a forward op's arguments: the weight and, if the kind has one, the
+    bias; and the settings that the backward op takes too, after its output_mask."""
     names = op.names
-    of_backward = getattr(torch.ops.fusedops, f"{op.name}_backward").default._schema.arguments
-    taken = {argument.name for argument in of_backward} & {"eps", "weight_offset"}
+    taken = {"eps", "weight_offset"}.intersection(argument_names(f"{op.name}_backward"))
     start = min(map(names.index, taken), default=0)
     return slice(names.index("weight"), names.index("eps")), slice(start, start + len(taken))
 
@@ -155,8 +155,8 @@ def _sum_of_rows(
 
 
 def scaled_by_weight(normalized: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Returns ``weight * normalized`` for different dtypes, with a derivative. Compilers and
-    forward mode see torch's product."""
+    """Returns ``weight * normalized``, two tensors of different dtypes. Autograd records it as
+    _ScaledByWeight; compilers and forward mode see torch's product."""
     is_recorded = torch.is_grad_enabled() and weight.requires_grad
     if torch.compiler.is_compiling() or not is_recorded or has_tangent((normalized, weight)):
         return weight * normalized
@@ -174,8 +174,8 @@ def _cotangent_of_total(
     sum: torch.Tensor,
     seed: MaybeTensor,
 ) -> MaybeTensor:
-    """Returns the cotangent of the total P g + d sum. d residual and, without dropout, d input are
-    the total in dtypes of their own; with dropout d input is a multiple of the total."""
+    """Returns the cotangent of the total P g + d sum. d residual and d input are the total in
+    dtypes of their own, d input times dropout's factors."""
     if to_input is not None:
         to_input = to_input.to(sum.dtype)
     if to_residual is not None:
@@ -261,7 +261,7 @@ _SHARED_BY_ROWS = ("weight", "bias", "seed")
 
 
 def _register_vmap(op: NormOp) -> None:
-    """Registers a rule that makes one call for the batch, whose slices are further rows. It makes
+    """Registers a rule that makes one call for the batch, to which each slice adds rows. It makes
     one call per slice where slices have parameters or gradients of parameters of their own, draw
     random numbers, or have no dimension."""
     row_gradient_count = 2 if op.has_residual else 1  # the first entries of output_mask

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import checks
+from fusedops.ops.checks import wide
 from fusedops.ops.norm_kinds import NORM_OPS, NormOp, kind_of
 from fusedops.ops.norm_second_order import multiplier, projection, sum_of_rows
 from fusedops.ops.registration.forward_mode import register_composite
@@ -22,14 +22,10 @@ Named = dict[str, Any]
 Results = tuple[torch.Tensor, ...]
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(checks.statistics_dtype(tensor.dtype))
-
-
 def _norm(op: str, input: torch.Tensor, rank: int, named: Named) -> dict[str, torch.Tensor]:
     """Returns the output, and the statistics that the kind has, by their names."""
     kind, weight, bias = kind_of(op), named["weight"], named.get("bias")
-    dims, x = tuple(range(-rank, 0)), _wide(input)
+    dims, x = tuple(range(-rank, 0)), wide(input)
     statistics = {"mean": x.mean(dims, keepdim=True)} if kind.has_mean else {}
     centered = x - statistics["mean"] if kind.has_mean else x
     statistics["rstd"] = kind.scale.differentiable_rstd(centered, dims, named["eps"])
@@ -78,10 +74,10 @@ def _forward(op: NormOp, *args: Any) -> Results:
 def _sum(named: Named) -> torch.Tensor:
     """Returns dropout(input) + residual, in the dtype that is normalised."""
     input, residual = named["input"], named["residual"]
-    kept = _wide(input)
+    kept = wide(input)
     if named["seed"] is not None and named["p"] > 0:
         kept = kept * multiplier(input, named["normalized_shape"], named["p"], named["seed"])
-    return (kept + _wide(residual)).to(torch.promote_types(input.dtype, residual.dtype))
+    return (kept + wide(residual)).to(torch.promote_types(input.dtype, residual.dtype))
 
 
 def _backward(op: NormOp, *args: Any) -> Results:

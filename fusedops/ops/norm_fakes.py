@@ -30,14 +30,11 @@ def _statistics_shape(input: torch.Tensor, named: Named) -> list[int]:
     """Returns the input's shape, with the dimensions that are normalised set to 1."""
     if "dim" not in named:
         return checks.norm_statistics_shape(input, named["normalized_shape"])
-    shape = list(input.shape)
-    if shape:
-        shape[named["dim"]] = 1
-    return shape
+    return checks.statistics_shape(input, named["dim"])
 
 
 def is_innermost(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether ``dim`` is the innermost dimension of a dense tensor, though not its last."""
+    """Whether ``dim`` is innermost in the memory of a tensor that is dense but not contiguous."""
     return not tensor.is_contiguous() and tensor.movedim(dim, -1).is_contiguous()
 
 
@@ -112,8 +109,8 @@ def fake_forward(op: NormOp, *args: Any, **kwargs: Any) -> Any:
 
 
 def needed_of_inputs(output_mask: Sequence[bool], *, shared: bool) -> list[bool]:
-    """Returns which gradients of input and residual an op computes. If ``shared``, it returns one
-    gradient for both (:func:`share_gradient`)."""
+    """Returns which gradients of input and residual an op computes. If ``shared``, the op computes
+    one gradient for both (:func:`share_gradient`), and returns it as the input's."""
     of_input, of_residual, *_ = output_mask
     return [of_input or of_residual, False] if shared else [of_input, of_residual]
 

@@ -2,9 +2,9 @@
 
 Let s be the scale of a row, rstd = 1 / s and n = (x - mean) rstd. Then a norm is n w + b, and the
 gradient of x is rstd (g - mean(g) - n along_n), where g = dy w, and along_n is the derivative of s
-applied to g. A kind without a mean has no mean(g) either. A kind says whether it has a mean, and
-which scale; fake kernels, derivatives, rules and translations use that. csrc/norm_kinds.def has the
-kinds for C++.
+in the direction of g. A kind says whether it has a mean, without which there is no mean(g) either,
+and which scale; fake kernels, derivatives, rules and translations use that. csrc/norm_kinds.def has
+the kinds for C++.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MeanSquare:
 
 class DeviationPlusEps(MeanSquare):
     """s = std + eps with the unbiased deviation std, along_n = sum(g n) s / ((N - 1) std). Where
-    std is 0 it has no derivative; there along_n is 0, as in torch."""
+    std is 0, s has no derivative; there along_n is 0, as in torch."""
 
     @staticmethod
     def rstd(squares: torch.Tensor, count: int, eps: float) -> torch.Tensor:
@@ -62,7 +62,7 @@ class DeviationPlusEps(MeanSquare):
 
     @staticmethod
     def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
-        # At 0 vector_norm has the derivative 0, like std_norm; that of a sum's root would be NaN.
+        # At 0 the derivative of vector_norm is 0, as along_n is; that of sqrt(sum) would be NaN.
         norm = torch.linalg.vector_norm(centered, dim=dims, keepdim=True)
         degrees = max(_count(centered, dims) - 1, 0) or math.nan
         rstd: torch.Tensor = 1 / (norm / math.sqrt(degrees) + eps)
@@ -76,10 +76,9 @@ class DeviationPlusEps(MeanSquare):
     def factor_and_ratio(
         centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
     ) -> tuple[Factor, Factor]:
-        """Returns the two numbers a row that the second derivative takes: N / ((N - 1) ratio), the
-        factor of n mean(g n) in the gradient, and ratio = std rstd = std / (std + eps). In a
-        constant row, where n is 0, the former is 0, and the latter 1 so that nothing is divided by
-        0."""
+        """Returns for each row N / ((N - 1) ratio), the factor of n mean(g n) in the gradient, and
+        ratio = std rstd = std / (std + eps). For a constant row, where n is 0, it returns 0 and,
+        because callers divide by the ratio, 1."""
         count = _count(centered, dims)
         std = (centered.square().sum(dims, keepdim=True) / (count - 1)).sqrt()
         ratio = std * rstd

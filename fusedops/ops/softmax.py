@@ -141,6 +141,6 @@ for _op in ("softmax", "log_softmax"):
     _register_forward_formula(_op)
     register_float32_output(_op)
     for _variant in ("", "_", "_out", "_backward"):
-        vmap.register_along_dim(f"{_op}{_variant}")
+        vmap.register_rows(f"{_op}{_variant}")
 register_autograd("softmax_backward", _softmax_backward_formula, _save_backward_inputs)
 register_autograd("log_softmax_backward", _log_softmax_backward_formula, _save_backward_inputs)

@@ -7,39 +7,25 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import checks
+from fusedops.ops.checks import wide
 from fusedops.ops.masked_softmax import Signature, Visibility, multiplier
 from fusedops.ops.registration.forward_mode import register_composite
 from fusedops.ops.softmax_stats import shift_of
 
-
-def _wide(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Returns the tensors in the dtype that the kernels compute in."""
-    return tuple(tensor.to(checks.statistics_dtype(tensor.dtype)) for tensor in tensors)
-
-
 # --- softmax and log_softmax --------------------------------------------------------------------
-
-
-def _softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
-    return torch.softmax(input, dim, dtype=dtype)
-
-
-def _log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
-    return torch.log_softmax(input, dim, dtype=dtype)
 
 
 def _softmax_backward(
     grad_output: torch.Tensor, output: torch.Tensor, dim: int, _: torch.dtype
 ) -> torch.Tensor:
-    g, y = _wide(grad_output, output)
+    g, y = wide(grad_output), wide(output)
     return y * (g - (g * y).sum(dim, keepdim=True))
 
 
 def _log_softmax_backward(
     grad_output: torch.Tensor, output: torch.Tensor, dim: int, _: torch.dtype
 ) -> torch.Tensor:
-    g, y = _wide(grad_output, output)
+    g, y = wide(grad_output), wide(output)
     return g - y.exp() * g.sum(dim, keepdim=True)
 
 
@@ -57,7 +43,7 @@ def _stacked(
 
 def _softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes the statistics, and treats ``max`` as a constant, as reverse mode does."""
-    (x,) = _wide(input)
+    x = wide(input)
     max = x.detach().amax(dim, keepdim=True)
     return max, (x - shift_of(max)).exp().sum(dim, keepdim=True)
 
@@ -65,7 +51,7 @@ def _softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.T
 def _softmax_apply(
     input: torch.Tensor, max: torch.Tensor, sum: torch.Tensor, dim: int, _: torch.dtype | None
 ) -> torch.Tensor:
-    (x,) = _wide(input)
+    x = wide(input)
     return (x - max).exp() / sum
 
 
@@ -83,8 +69,7 @@ def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the scores, with the mask value where hidden, and which rows have no visible score
     above -inf."""
     computed = call.input if call.dtype is None else call.input.to(call.dtype)
-    (scores,) = _wide(computed)
-    scores = scores * call.scale
+    scores = wide(computed) * call.scale
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     for added in (call.bias, call.mask):
@@ -126,7 +111,7 @@ def masked_gradient(
 
 def _gradients(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the gradient of the input, and that of the sink divided by the sink's probability."""
-    g, y = _wide(call.grad_output, call.probabilities)
+    g, y = wide(call.grad_output), wide(call.probabilities)
     if getattr(call, "seed", None) is not None:
         g = g * multiplier(call.p, call.seed, y)
     total = (g * y).sum(-1, keepdim=True)
@@ -139,12 +124,12 @@ def _masked_softmax_sinks_backward(call: Any) -> tuple[torch.Tensor, torch.Tenso
 
 
 _COMPOSITES: dict[str, Callable[..., Any]] = {
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
+    "softmax": torch.softmax,
+    "log_softmax": torch.log_softmax,
     "softmax_backward": _softmax_backward,
     "log_softmax_backward": _log_softmax_backward,
-    "stack_softmax": _stacked(_softmax),
-    "stack_log_softmax": _stacked(_log_softmax),
+    "stack_softmax": _stacked(torch.softmax),
+    "stack_log_softmax": _stacked(torch.log_softmax),
     "softmax_stats": _softmax_stats,
     "softmax_apply": _softmax_apply,
 }

@@ -29,13 +29,6 @@ def shift_of(max: torch.Tensor) -> torch.Tensor:
     return max.masked_fill(max == -torch.inf, 0)
 
 
-def _statistics_shape(input: torch.Tensor, dim: int) -> list[int]:
-    shape = list(input.shape)
-    if shape:
-        shape[dim] = 1
-    return shape
-
-
 # --- fake kernels -------------------------------------------------------------------------------
 
 
@@ -48,7 +41,7 @@ def _fake_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tens
         f"{op}: dim {dim} of an input of shape {list(input.shape)} is empty, wanted at least one "
         "element to take the maximum of",
     )
-    shape, dtype = _statistics_shape(input, dim), checks.statistics_dtype(input.dtype)
+    shape, dtype = checks.statistics_shape(input, dim), checks.statistics_dtype(input.dtype)
     return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
 
@@ -63,7 +56,7 @@ def _fake_apply(
     checks.check_dtype_of(op, "input", input)
     result = checks.result_dtype(op, input, dtype)
     checks.check_dim(op, input, dim)
-    shape = _statistics_shape(input, dim)
+    shape = checks.statistics_shape(input, dim)
     for name, statistic in (("max", max), ("sum", sum)):
         checks.check_statistic(op, name, statistic, ("input", input), shape, "softmax_stats")
     return input.new_empty(input.shape, dtype=result)
@@ -107,5 +100,5 @@ register_fake("softmax_stats", _fake_stats)
 register_fake("softmax_apply", _fake_apply)
 register_autograd("softmax_stats", _stats_formula, _setup_stats)
 register_autograd("softmax_apply", _apply_formula, _setup_apply)
-vmap.register_along_dim("softmax_stats")
-vmap.register_along_dim("softmax_apply")
+vmap.register_rows("softmax_stats")
+vmap.register_rows("softmax_apply")

@@ -2,7 +2,7 @@
 formulas, autocast and vmap rules.
 
 The formulas are those of the single ops. The gradient of a stack of softmaxes is one softmax
-gradient, whose slots are the gradients of the inputs.
+gradient; its slots, the slices along the new dimension, are the gradients of the inputs.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
 
 def _layer_norm_gradients_one_by_one(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
     """Computes the gradients by one call per slot, for ``is_grads_batched`` of torch.autograd.grad:
-    an op that takes lists of tensors does not accept its batch of gradients."""
+    the batch of gradients that it passes is refused by ops that take lists of tensors."""
     inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
     none = [None] * len(inputs)
     slots = zip(
@@ -308,7 +308,7 @@ def _register_softmax_vmap(op: str) -> None:
 
 
 def _register_layer_norm_vmap() -> None:
-    """Registers a rule that makes one call for the batch, whose slices are further rows. It makes
+    """Registers a rule that makes one call for the batch, to which each slice adds rows. It makes
     one call per slice where slices have parameters of their own."""
     overload = ops.stack_layer_norm.default
 

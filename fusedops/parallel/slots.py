@@ -25,16 +25,11 @@ def checked_dim(results: list[torch.Tensor], dim: int) -> int:
                 f"parallel_stack: branch {index} returned a tensor on {result.device}, wanted "
                 f"{first.device} as branch 0 returned"
             )
-    return wrapped_dim(dim, first)
-
-
-def wrapped_dim(dim: int, result: torch.Tensor) -> int:
-    """Returns ``dim`` of a stack of tensors like ``result``, as a non-negative number."""
-    bound = result.dim() + 1
+    bound = first.dim() + 1
     if not -bound <= dim < bound:
         raise IndexError(
             f"parallel_stack: dim is {dim}, wanted a value in [{-bound}, {bound - 1}] "
-            f"for results of shape {list(result.shape)}"
+            f"for results of shape {list(first.shape)}"
         )
     return dim % bound
 
@@ -122,8 +117,8 @@ def _metadata(result: torch.Tensor) -> tuple[Any, ...]:
 def _may_be_channels_last(result: torch.Tensor) -> bool:
     """Whether torch.stack may return a stack that is not contiguous.
 
-    It preserves channels_last. Tensors with dimensions of size 1 can be both channels_last and
-    contiguous, so that the strides decide.
+    torch.stack preserves channels_last. Tensors with dimensions of size 1 can be both channels_last
+    and contiguous; their strides decide which of them the stack is.
     """
     return (
         _is_plain(result)

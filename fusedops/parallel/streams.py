@@ -25,7 +25,8 @@ class CudaStreams:
 
     @contextmanager
     def borrowed(self, count: int) -> Iterator[list[torch.cuda.Stream]]:
-        """Yields streams for one call. Calls inside of it, or on other threads, get others."""
+        """Yields streams for one call of parallel_stack. Nested calls, and calls on other threads,
+        get others."""
         idle = vars(_idle_streams).setdefault(str(self._device), [])
         taken = [idle.pop() if idle else torch.cuda.Stream(self._device) for _ in range(count)]
         try:

@@ -49,7 +49,7 @@ for _op in OPS:
     # A variant of an op has the op's rule.
     if _op.removeprefix("_") in _RULES:
         _register(_op, _RULES[_op.removeprefix("_")])
-    if _op.removeprefix("_") in linear_cross_entropy.OPS:
+    if "linear_cross_entropy" in _op:
         torch.library.register_torch_dispatch(
             f"fusedops::{_op}", DTensor, linear_cross_entropy.refuse, lib=LIBRARY
         )

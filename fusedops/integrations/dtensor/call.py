@@ -30,7 +30,7 @@ Compute = Callable[["Call", Partition, dict[str, Any]], Any]
 class Rule:
     """Says how a family of ops runs its calls.
 
-    space: describes a call.
+    space: returns the Space that describes a call.
     compute: computes a rank's part; by default the op itself does.
     compute_split_rows: computes a rank's part where a row is divided among ranks; without it rows
         are gathered.

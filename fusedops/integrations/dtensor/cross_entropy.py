@@ -1,9 +1,9 @@
 """Computes the cross entropy of DTensors, also where the classes are divided among ranks.
 
-Where they are, no rank has a whole row of logits or probabilities. In the forward pass each rank
-sends three numbers a row by one all-gather: lse, its rounding error, and the loss if the rank has
-the row's class. In the backward pass it sends nothing. With label smoothing, which needs the mean
-of the logits too, the classes are gathered.
+Where they are divided, no rank has a whole row of logits or probabilities. In the forward pass each
+rank sends three numbers a row by one all-gather: lse, its rounding error, and the loss if the rank
+has the row's class. In the backward pass it sends nothing. With label smoothing, which needs the
+mean of the logits too, the classes are gathered.
 """
 
 from __future__ import annotations
@@ -123,10 +123,11 @@ def _local_losses(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor,
 
 
 def _merged_losses(lse: torch.Tensor, loss: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Returns the losses of whole rows from those of their parts, which are the first dimension.
+    """Returns the losses of whole rows from those of their parts, along the first dimension.
 
-    With z the logit of the class, a row's loss is log(1 + (e^loss - 1) + the sum of e^(lse - z)
-    over the other ranks), whose small values keep their digits. Large losses are the row's lse - z.
+    With z the logit of the class, a row's loss is log(1 + x), where x is e^loss - 1 of the part
+    that has the class, plus e^(lse - z) of each other part. If x is below 1, expm1 and log1p keep
+    its digits; otherwise the loss is the whole row's lse - z.
     """
     is_here = loss != _ELSEWHERE
     logit = sum_of_parts((lse - loss).masked_fill(~is_here, 0))

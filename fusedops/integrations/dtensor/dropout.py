@@ -15,8 +15,7 @@ import torch
 
 from fusedops.integrations.dtensor.call import Call
 from fusedops.integrations.dtensor.partition import Partition
-
-_LOW = 0xFFFFFFFF
+from fusedops.reference import philox
 
 
 def drops(call: Call) -> bool:
@@ -37,8 +36,8 @@ def multiplier(call: Call, part: Partition, like: torch.Tensor, row_dim_count: i
     """
     outer_dim_count = len(part.sizes) - row_dim_count
     cols = math.prod(part.sizes[outer_dim_count:])
-    words = _philox(call["seed"].reshape(()), _row_numbers(part, like, outer_dim_count), cols)
-    threshold = min(int(call["p"] * 2**32 + 0.5), _LOW)
+    words = philox(call["seed"].reshape(()), _row_numbers(part, like, outer_dim_count), cols)
+    threshold = min(int(call["p"] * 2**32 + 0.5), 2**32 - 1)
     kept = (words >= threshold).view(like.shape)
     wide = torch.promote_types(like.dtype, torch.float32)
     return kept.to(wide) * (1 / (1 - call["p"]) if call["p"] < 1 else 0.0)
@@ -52,23 +51,3 @@ def _row_numbers(part: Partition, like: torch.Tensor, outer_dim_count: int) -> t
         of_part = torch.arange(start, start + like.shape[dim], device=like.device)
         numbers = numbers.unsqueeze(-1) * part.sizes[dim] + of_part
     return numbers.reshape(-1)
-
-
-def _philox(seed: torch.Tensor, rows: torch.Tensor, cols: int) -> torch.Tensor:
-    """Returns the 32-bit words of some rows, by Philox4x32-7 (Salmon et al., 2011)."""
-    block = torch.arange(-(-cols // 4), device=rows.device).expand(rows.numel(), -1)
-    row = rows.unsqueeze(1).expand_as(block)
-    counter = [block, row & _LOW, row >> 32, torch.zeros_like(row)]
-    low, high = seed & _LOW, (seed >> 32) & _LOW
-    for _ in range(7):
-        first, second = _product(counter[0], 0xD2511F53), _product(counter[2], 0xCD9E8D57)
-        counter = [second[0] ^ counter[1] ^ low, second[1], first[0] ^ counter[3] ^ high, first[1]]
-        low, high = (low + 0x9E3779B9) & _LOW, (high + 0xBB67AE85) & _LOW
-    return torch.stack(counter, -1).flatten(1)[:, :cols]
-
-
-def _product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the halves of a product of 32-bit numbers, which can overflow int64, upper first."""
-    low = a * (b & 0xFFFF)
-    high = a * (b >> 16) + (low >> 16)
-    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

@@ -6,13 +6,6 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-OPS = (
-    "linear_cross_entropy",
-    "linear_cross_entropy_gradients",
-    "linear_cross_entropy_losses",
-    "linear_cross_entropy_losses_backward",
-)
-
 
 def refuse(
     cls: type, overload: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -23,7 +23,8 @@ _KEYS = -1
 
 
 def at_local_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
-    """Counts the diagonals and bounds of the arguments from this rank's first query and key."""
+    """Returns the arguments, with diagonals and bounds counted from this rank's first query and
+    key."""
     first_query, first_key = (part.start(len(part.sizes) - back) for back in (2, 1))
     moves = dict.fromkeys(("diagonal", "lower_diagonal"), first_query - first_key)
     moves |= dict.fromkeys(("start", "end"), -first_key)

@@ -4,8 +4,8 @@ A row that is divided among ranks is not gathered, but computed by torch's own f
 collective. Where a norm has no mean, a row's sum of squares is all-reduced. Where it has one, the
 ranks exchange the mean of their parts and the sum of squares about it by an all-gather, and merge
 them by the formula of Chan, Golub and LeVeque ("Algorithms for computing the sample variance",
-1983), which cancels nothing. Backward, the one or two sums of a row are all-reduced. With dropout,
-whose random numbers belong to whole rows, such rows are gathered.
+1983), in which no digits cancel. In the backward pass the one or two sums of a row are all-reduced.
+With dropout, whose random numbers belong to whole rows, such rows are gathered.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.dropout import draws_for_part, drops, multiplier
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
+from fusedops.ops.checks import wide
 from fusedops.ops.norm_fakes import needed_of_inputs, share_gradient
 from fusedops.ops.norm_kinds import NORM_OPS, NormKind, kind_of
 
@@ -130,7 +131,8 @@ class _SplitNorm:
         return like.new_tensor([first, *others]).view(-1, *[1] * (like.dim() - 1))
 
     def column(self, name: str, dtype: torch.dtype) -> torch.Tensor | float:
-        """Returns weight or bias, in a shape that broadcasts to the input."""
+        """Returns the weight plus its offset, or the bias, in a shape that broadcasts to the input;
+        1 or 0 if there is none."""
         parameter = self.local.get(name)
         if parameter is None:
             return 1.0 if name == "weight" else 0.0
@@ -142,15 +144,11 @@ class _SplitNorm:
         return column
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     norm, input = _SplitNorm.of(call, part, local), local["input"]
     if "residual" in local:
         input = input + local["residual"]
-    centered = _wide(input)
+    centered = wide(input)
     statistics = []
     if norm.kind.has_mean:
         mean, squares = norm.moments(centered)
@@ -172,8 +170,8 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     norm = _SplitNorm.of(call, part, local)
     input = local["sum"] if "sum" in local else local["input"]
-    rstd, dy = local["rstd"], _wide(local["grad_output"])
-    centered = _wide(input) - local["mean"] if norm.kind.has_mean else _wide(input)
+    rstd, dy = local["rstd"], wide(local["grad_output"])
+    centered = wide(input) - local["mean"] if norm.kind.has_mean else wide(input)
     normalized = centered * rstd
     grad = _projected(norm, dy * norm.column("weight", rstd.dtype), normalized, rstd)
     if local.get("grad_sum") is not None:

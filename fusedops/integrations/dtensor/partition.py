@@ -52,8 +52,8 @@ class Space:
 
 
 def aligned(tensor: torch.Tensor | None, sizes: Sequence[int]) -> Dims:
-    """Returns the dimensions of a tensor that broadcasts to the first dimensions of a space, whose
-    sizes are ``sizes``. A dimension that is broadcast corresponds to none."""
+    """Returns the dimensions of a tensor that broadcasts to the first dimensions of a space;
+    ``sizes`` are the sizes of these. A dimension that is broadcast corresponds to none."""
     if tensor is None:
         return ()
     first = len(sizes) - tensor.dim()

@@ -3,7 +3,7 @@
 A row that is divided among ranks is not gathered. Forward, each rank computes the statistics of its
 part, a maximum and a sum; the ranks exchange them by one all-gather of 8 bytes a row and rank (16
 for float64). Backward the sum of the formulas in fusedops/ops/softmax.py is all-reduced, 4 bytes a
-row.
+row (8 for float64).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def local_statistics(input: torch.Tensor, dim: int) -> Statistics:
 
 
 def merged(maxima: torch.Tensor, sums: torch.Tensor) -> Statistics:
-    """Merges the statistics of the parts of rows, which are the first dimension."""
+    """Returns the statistics of whole rows from those of their parts, along the first dimension."""
     max = maxima.amax(0)
     return max, sum_of_parts(sums * (maxima - shift_of(max)).exp())
 

@@ -8,7 +8,7 @@ from fusedops.integrations.dtensor.partition import Dims, Result, Space
 
 
 def _space(call: Call) -> Space:
-    """Describes a call by the dimensions of one input; that of the stack corresponds to none."""
+    """Describes a call by the dimensions of one input; the stack's new one corresponds to none."""
     sizes = tuple(call["inputs"][0].shape)
     every: Dims = tuple(range(len(sizes)))
     slot = call["stack_dim"] % (len(sizes) + 1)

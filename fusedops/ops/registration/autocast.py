@@ -1,7 +1,7 @@
 """The autocast rules, which are those of torch's own softmax and norms.
 
 Under CUDA autocast a softmax without ``dtype`` computes and returns float32; here the conversion
-is part of the kernel. Norms convert their arguments to float32, except for a branch that is added
+is part of the kernel. Norms convert their arguments to float32, except for an input that is added
 to a residual: the converted residual already makes their sum float32. CPU autocast changes neither
 softmaxes nor norms. What a linear layer computes has autocast's dtype on both devices.
 """
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fusedops.ops.registration.libraries import argument_names
+
 _AUTOCAST_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 _AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -21,7 +23,7 @@ def register_float32_output(library: torch.library.Library, op: str) -> None:
     """Makes ``fusedops::op`` compute with ``dtype=torch.float32`` where no dtype is given and its
     first argument, the input, is a CUDA tensor of up to 32 bits."""
     overload = getattr(torch.ops.fusedops, op).default
-    position = [argument.name for argument in overload._schema.arguments].index("dtype")
+    position = argument_names(op).index("dtype")
     defaults = [argument.default_value for argument in overload._schema.arguments]
 
     def rule(*args: Any) -> Any:
@@ -37,11 +39,10 @@ def register_float32_output(library: torch.library.Library, op: str) -> None:
 
 
 def register_float32_inputs(library: torch.library.Library, op: str) -> None:
-    """Makes ``fusedops::op`` convert 16-bit CUDA tensors to float32, in lists too. The input stays
-    16-bit beside a residual, which makes the sum float32: kernels read 16-bit inputs."""
+    """Makes ``fusedops::op`` convert 16-bit CUDA tensors to float32, in lists too. An input that is
+    added to a residual stays 16-bit, as kernels read it: the residual makes the sum float32."""
     overload = getattr(torch.ops.fusedops, op).default
-    names = [argument.name for argument in overload._schema.arguments]
-    kept = 1 if "residual" in names else 0
+    kept = 1 if "residual" in argument_names(op) else 0
 
     def converted(arg: Any) -> Any:
         if isinstance(arg, list):
@@ -61,8 +62,7 @@ def register_lower_precision(
 ) -> None:
     """Makes ``fusedops::op`` convert the named arguments to autocast's dtype, as torch's linear
     does: those that are floating and not float64."""
-    overload = getattr(torch.ops.fusedops, op).default
-    names = [argument.name for argument in overload._schema.arguments]
+    overload, names = getattr(torch.ops.fusedops, op).default, argument_names(op)
 
     def register(device: str, key: str, keys: Any) -> None:
         def convert(arg: Any) -> Any:

@@ -33,7 +33,7 @@ from fusedops.ops.registration.call import (
     tensors_among,
 )
 from fusedops.ops.registration.forward_mode import composite_results, has_tangent
-from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT
+from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT, argument_names
 from fusedops.ops.registration.schema_errors import explained
 
 #: Holds each op's derivative formula, and the function that saves tensors for it.
@@ -45,8 +45,8 @@ _FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 def _apply_of(op: str, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the ``apply`` of an autograd function with this forward and the op's formula. It
-    takes a call as one argument, and then the tensors among the call's own arguments. If all of
-    those were passed one by one, torch would take 50 ns for each to find out that it is no tensor.
+    takes a tuple that has the op's arguments, and then the tensors among them. If all arguments
+    were passed one by one, torch would take 50 ns for each to find out that it is no tensor.
 
     The ``apply`` is that of Function's base class. ``Function.apply`` itself refuses transforms if
     there is no ``setup_context``; if there is one, it inspects a signature at each call, which
@@ -110,15 +110,34 @@ def register_autograd(
     ``other_op(*args)`` returns NotImplemented where this formula serves the call, and otherwise the
     results of the op whose formula does.
     """
-    overload = getattr(torch.ops.fusedops, op).default
-    defaults = tuple(argument.default_value for argument in overload._schema.arguments)
     _FORMULAS[op] = backward, setup_context
-    tensors_of = tensors_among(op)
 
     def record(ctx: Any, call: tuple[Callable[..., Any], tuple[Any, ...]], *_: Any) -> Any:
         return _record(ctx, setup_context, *call)
 
     apply = _apply_of(op, record)
+
+    def recorded(run: Callable[..., Any], args: tuple[Any, ...], tensors: list[Any]) -> Any:
+        # The call may need a gradient that only the formula of another op has.
+        other = NotImplemented if other_op is None else other_op(*args)
+        return _recorded(apply, run, args, tensors) if other is NotImplemented else other
+
+    _register_kernel(op, recorded)
+
+
+def register_composed_autograd(op: str, composed: Callable[..., Any]) -> None:
+    """Registers that a call of ``fusedops::op`` that autograd records is ``composed(*args)``, which
+    calls ops that have formulas."""
+    _register_kernel(op, lambda run, args, tensors: composed(*args))
+
+
+def _register_kernel(op: str, recorded: Callable[..., Any]) -> None:
+    """Registers the kernel of ``fusedops::op`` at the autograd key. For a call that autograd
+    records it returns ``recorded(run, args, tensors)``: ``run`` is the op's kernel below the key,
+    ``args`` are all arguments, and ``tensors`` those among them that are tensors."""
+    overload = getattr(torch.ops.fusedops, op).default
+    defaults = tuple(argument.default_value for argument in overload._schema.arguments)
+    tensors_of = tensors_among(op)
 
     # The dispatcher omits trailing arguments that have their default.
     def kernel(keys: Any, *args: Any) -> Any:
@@ -126,33 +145,14 @@ def register_autograd(
         tensors = tensors_of(all_args)
         if has_tangent(tensors):
             return composite_results(op, all_args)
-        if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
-            # The call may need a gradient that only the formula of another op has.
-            other = NotImplemented if other_op is None else other_op(*args)
-            return _recorded(apply, run, all_args, tensors) if other is NotImplemented else other
+        if torch.is_grad_enabled() and any(map(requires_grad, tensors)):
+            return recorded(run, all_args, tensors)
         return run(*args)
 
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 
 
-def register_composed_autograd(op: str, composed: Callable[..., Any]) -> None:
-    """Registers that a call of ``fusedops::op`` that autograd records is ``composed(*args)``, which
-    calls ops that have formulas."""
-    overload = getattr(torch.ops.fusedops, op).default
-    defaults = tuple(argument.default_value for argument in overload._schema.arguments)
-
-    def kernel(keys: Any, *args: Any) -> Any:
-        given = (*args, *defaults[len(args) :])
-        if has_tangent(args):
-            return composite_results(op, given)
-        if torch.is_grad_enabled() and any(_requires_grad(arg) for arg in args):
-            return composed(*given)
-        return _below_autograd(overload, keys)(*args)
-
-    LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
-
-
-def _requires_grad(value: Any) -> bool:
+def requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
@@ -164,8 +164,8 @@ def _record(ctx: Any, setup_context: Callable[..., Any], run: Callable[..., Any]
 
 
 def _recorder(op: str, run: Callable[..., Any], returned: int | None = None) -> Callable[..., Any]:
-    """Returns the forward of an autograd function of ``args`` and the tensors among them. It
-    returns the first ``returned`` results of ``run(*args)``, as call.first does."""
+    """Returns the forward of an autograd function that takes ``args`` and the tensors among them.
+    That forward returns the first ``returned`` results of ``run(*args)``, as call.first does."""
     _, setup_context = _FORMULAS[op]
     selected = 0 if returned == 1 else slice(returned)
 
@@ -183,8 +183,8 @@ def eager_op(op: str, plain: str | None = None, returned: int | None = None) -> 
     """Returns the cheapest form of ``fusedops::op``, a function of all its arguments, by position.
 
     plain: the op for calls that autograd does not record, without the results that only a
-        derivative needs; by default the no-autograd variant. Its arguments are those of the
-        function, also one that ``op`` does not have.
+        derivative needs; by default the no-autograd variant. The returned function takes its
+        arguments, of which ``op`` may lack one.
     returned: how many of the op's results a call returns, as in call.first. The others must not be
         differentiable, or second derivatives would lack their gradients.
     """
@@ -211,10 +211,7 @@ def eager_op(op: str, plain: str | None = None, returned: int | None = None) -> 
 def _argument_selector(op: str, plain: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
     """Returns a function that selects the arguments of ``op`` from those of ``plain``, which has
     one more, or None if both have the same."""
-    names, names_of_plain = (
-        [argument.name for argument in getattr(torch.ops.fusedops, name).default._schema.arguments]
-        for name in (op, plain)
-    )
+    names, names_of_plain = map(argument_names, (op, plain))
     if names == names_of_plain:
         return None
     (extra,) = (i for i, name in enumerate(names_of_plain) if name not in names)

@@ -43,8 +43,8 @@ _WATCHERS = (
     _are_functorch_transforms_active,
 )
 
-#: The letters by which ``op_call`` knows the types of a schema. It finds the path of a call with a
-#: list of tensors too, but does not convert the list: the call itself goes through ``torch.ops``.
+#: The letters by which ``op_call`` knows the types of a schema. It does not convert a list of
+#: tensors: it finds the path of such a call (PLAIN, ...), which then goes through ``torch.ops``.
 _KINDS = {
     "List[Tensor]": "L",
     "Tensor": "t",
@@ -71,7 +71,7 @@ def _set_up_op_call() -> ModuleType | None:
         return None
     tensor: Any = torch.empty(0, device="cpu")
     tensor_of(handle_of(tensor))
-    takes_handle = tensor._use_count() == 1  # torch 2.13 leaves the handle to the caller
+    takes_handle = tensor._use_count() == 1  # False in torch 2.13: the caller deletes it
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     conversions = (handle_of, tensor_of, takes_handle)
     queries = (_WATCHERS, vars(forward_ad), _is_any_autocast_enabled, is_gradtrackingtensor)
@@ -89,7 +89,8 @@ def _needs_dispatcher(tensor: torch.Tensor) -> bool:
 def _call_path(*tensors: Any) -> int:
     """Returns how a call on these tensors (or None) runs: PLAIN, RECORDED or WATCHED.
 
-    Transforms come first because a tensor that does not require grad may wrap one that does.
+    Transforms are looked for first, because a tensor that does not require grad may wrap one that
+    does.
     """
     if any([watches() for watches in _WATCHERS]) or forward_ad._current_level >= 0:
         return WATCHED

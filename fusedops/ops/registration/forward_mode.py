@@ -61,7 +61,7 @@ def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
 
 
 def composite_results(op: str, args: Sequence[Any]) -> Any:
-    """Runs the op's composite, and converts its results to the dtypes and layouts of the op's."""
+    """Runs the op's composite, and converts the results to the op's own dtypes and layouts."""
     fakes = check_and_make_fakes(op, args)
     results = _COMPOSITES[op](*args)
     if isinstance(fakes, torch.Tensor):

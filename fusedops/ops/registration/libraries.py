@@ -134,6 +134,10 @@ def _defined_ops() -> tuple[str, ...]:
     return tuple(op for op in ours if hasattr(torch.ops.fusedops, op))
 
 
+def argument_names(op: str) -> list[str]:
+    return [argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments]
+
+
 def check_defined(op: str) -> None:
     """Raises ImportError where the library does not define an operator that Python registers."""
     if op not in OPS:
@@ -265,9 +269,7 @@ def _why_not(argument: Any) -> str | None:
 def refuse(op: str) -> Any:
     """Returns the fallback kernel, which raises an error that says why no other is called: no
     argument is a tensor, or one is not a strided tensor on a device that kernels are built for."""
-    names = [
-        argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments
-    ]
+    names = argument_names(op)
 
     def kernel(*args: Any) -> None:
         for name, argument in zip(names, args, strict=False):

@@ -64,7 +64,7 @@ def _requires_grad(args: Iterable[Any]) -> bool:
 
 def _refusing_derivatives(overload: Any, written: int) -> Callable[..., None]:
     """Returns a kernel that refuses arguments with a derivative, and otherwise calls the next
-    one."""
+    kernel."""
     name, target = _names(overload, written)
     names = [argument.name for argument in overload._schema.arguments]
 

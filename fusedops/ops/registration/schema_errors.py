@@ -1,6 +1,5 @@
-"""Refuses arguments whose type an operator's schema does not take, in the words of its function.
-
-torch would print the schema of an operator that the user did not call.
+"""Refuses arguments whose type an operator's schema does not take, by errors that name the function
+and the argument. torch's error would print the schema of an operator that the user did not call.
 """
 
 from __future__ import annotations

@@ -41,14 +41,14 @@ def aligned(tensor: torch.Tensor | None, batch_dim: int | None, rank: int) -> to
 
 
 def shifted_dim(dim: int, rank: int) -> int:
-    """Returns which dimension of the batch is ``dim`` of its slices of ``rank`` dimensions. The
-    batch's first dimension numbers the slices."""
+    """Returns the dimension of the batch that is ``dim`` in its slices, which have ``rank``
+    dimensions. The batch's first dimension numbers the slices."""
     return dim % rank + 1
 
 
 def register_loop(op: str) -> None:
-    """Registers a rule that makes one call per slice, for an op that cannot compute the slices of a
-    batch as further rows."""
+    """Registers a rule that makes one call per slice, for an op that cannot compute the rows of all
+    slices in one call."""
     overload = getattr(torch.ops.fusedops, op).default
 
     def rule(info: Any, in_dims: BatchDims, *args: Any) -> tuple[Any, Any]:
@@ -57,31 +57,37 @@ def register_loop(op: str) -> None:
     register_vmap(op, rule)
 
 
-def register_along_dim(op: str) -> None:
-    """Registers a rule that makes one call for the batch, for an op over the dimension ``dim`` of
-    its tensors. Slices that are scalars get a dimension of size 1."""
+def register_rows(op: str, **missing: int) -> None:
+    """Registers a rule that makes one call for the batch, to which each slice adds rows. The batch
+    becomes the first dimension of the tensors. Where the op has an argument ``dim``, slices that
+    are scalars get a dimension of size 1.
+
+    missing: the names of tensors that broadcast to the first one, and how many of its last
+        dimensions they lack.
+    """
     overload = getattr(torch.ops.fusedops, op).default
     arguments = overload._schema.arguments
-    is_written = {
-        argument.name: argument.alias_info is not None and argument.alias_info.is_write
-        for argument in arguments
-        if argument.type.kind() == "TensorType"
-    }
+    targets = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
     def rule(info: Any, in_dims: BatchDims, *args: Any) -> tuple[Any, Any]:
         names = [argument.name for argument in arguments[: len(args)]]
         named, dims = dict(zip(names, args, strict=True)), dict(zip(names, in_dims, strict=True))
         fronts = {
-            name: written(op.removesuffix("_out"), name, named[name], dims[name])
-            if writes
-            else in_front(named[name], dims[name], info.batch_size)
-            for name, writes in is_written.items()
+            name: written(op.removesuffix("_out"), name, value, dims[name])
+            if name in targets
+            else in_front(value, dims[name], info.batch_size)
+            for name, value in named.items()
+            if isinstance(value, torch.Tensor) and name not in missing
         }
         rank = next(iter(fronts.values())).dim() - 1
+        are_scalars = rank == 0 and "dim" in named
         for name, front in fronts.items():
-            named[name] = front if rank else front.unsqueeze(1)
-        named["dim"] = shifted_dim(named["dim"], max(rank, 1))
-        return _batched(overload(*named.values()), are_scalars=rank == 0)
+            named[name] = front.unsqueeze(1) if are_scalars else front
+        for name in missing.keys() & named.keys():
+            named[name] = aligned(named[name], dims[name], rank - missing[name])
+        if "dim" in named:
+            named["dim"] = shifted_dim(named["dim"], max(rank, 1))
+        return _batched(overload(*named.values()), are_scalars)
 
     register_vmap(op, rule)
 
