@@ -1,4 +1,4 @@
-"""Finds softmax, log_softmax, layer_norm and rms_norm in a captured graph and puts our ops there.
+"""Finds softmaxes, norms and cross entropies in a captured graph and replaces them by our ops.
 
 One set of rules serves torch IR (Dynamo, `fx.symbolic_trace`) and ATen IR (`torch.export`):
 

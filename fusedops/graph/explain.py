@@ -28,8 +28,8 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
         fn_or_module: the model, compiled or not, or a function.
         args, kwargs: the arguments to call it with.
 
-    Returns: a `Report` with one `Site` for each softmax or norm; `print(report)` shows what is
-        expected, and each site with the reason if it is left.
+    Returns: a `Report` with one `Site` for each softmax or norm; `print(report)` shows the time
+        that the replacements should save, then each site, with the reason if it is not replaced.
 
     Raises:
         TypeError: `fn_or_module` cannot be called, or not with these arguments.
@@ -66,7 +66,7 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
 
 
 def _fits(model: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Returns whether a model's signature takes the arguments, as far as it has one."""
+    """Returns whether a model's signature accepts the arguments; True if it has no signature."""
     try:
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):  # functions in C may have none

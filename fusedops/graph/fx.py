@@ -1,4 +1,4 @@
-"""Plain `torch.fx.symbolic_trace` graphs."""
+"""`fusedops.rewrite`, for graphs of `torch.fx.symbolic_trace`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from fusedops.graph.rewriting.report import publish
@@ -19,8 +20,10 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
 
     Args:
         graph_module: changed in place.
-        example_inputs: one value for each input of the graph. Only their shapes, dtypes and
-            devices are used; nothing is computed.
+        example_inputs: one value for each input of the graph. Only the shapes, dtypes and devices
+            of tensors are used; nothing is computed. The rewritten graph is for inputs of these
+            shapes, of which sizes in scales and masks become constants: for other shapes, trace
+            and rewrite the model again. Numbers may differ from call to call.
 
     Returns: `graph_module`.
 
@@ -67,10 +70,24 @@ def _propagate(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> No
 
 
 class _Propagate(FakeTensorProp):
-    """Records numbers and shapes too, which FakeTensorProp does not put into `meta["val"]`."""
+    """Records numbers and shapes too, which FakeTensorProp does not put into `meta["val"]`. Numbers
+    that follow from those in the example inputs are not recorded: the next call may pass others."""
+
+    def __init__(self, graph_module: GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(graph_module, mode)
+        self._given: set[Node] = set()
 
     def run_node(self, node: Node) -> Any:
         result = super().run_node(node)
-        if isinstance(result, (int, float, torch.Size)):
+        if isinstance(result, torch.Tensor):
+            return result
+        if node.op == "placeholder" or not self._given.isdisjoint(node.all_input_nodes):
+            self._given.add(node)
+            node.meta["val"] = _without_numbers(node.meta.get("val"))
+        elif isinstance(result, (int, float, torch.Size)):
             node.meta["val"] = result
         return result
+
+
+def _without_numbers(recorded: Any) -> Any:
+    return map_aggregate(recorded, lambda one: one if isinstance(one, torch.Tensor) else None)

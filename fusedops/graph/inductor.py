@@ -3,7 +3,7 @@
 The first bug is a wrong index. torch 2.10 to 2.13 generate it where an accumulating scatter (the
 gradient of an embedding, `index_put(accumulate=True)`, `scatter_add`) is tiled over two dimensions
 and runs on several threads: the offset inside the tile is added twice, so that values are written
-to other elements, some of them past the end of the tensor. torch 2.14 has the same fix
+to other elements, some of them past the end of the tensor. torch 2.14 is fixed as in this module
 (pytorch/pytorch#191837). Plain Inductor has the bug too, but rarely tiles in this way: for that, a
 value has to be read in two layouts, such as the gradient of a position bias that two layers share.
 Our ops are fusion barriers that keep both layouts in the graph, which makes this case more
@@ -34,7 +34,8 @@ from fusedops import config
 log = logging.getLogger("fusedops")
 
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-#: The first versions of torch that generate the right index, and that read dtypes as written.
+#: The first versions of torch without the two bugs above: the index of tiled scatters, and the
+#: dtypes of custom ops in packages.
 _SCATTER_REPAIRED_IN = (2, 14)
 _DTYPE_REPAIRED_IN = (2, 12)
 
@@ -43,8 +44,9 @@ _C10_NUMBERS = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bflo
 
 
 def repair_scatters(is_ours: Callable[[], bool]) -> None:
-    """Replaces the method that generates the wrong index, if torch has it, for the graphs that are
-    compiled while `is_ours()`. A second call does nothing."""
+    """Replaces the method that generates the wrong index, if this torch has the bug. The new method
+    changes only the code of graphs that are compiled while `is_ours()` returns True. A second call
+    with the same function does nothing."""
     if _TORCH < _SCATTER_REPAIRED_IN:
         _replace_store(is_ours)
 

@@ -24,15 +24,26 @@ class OpCall:
 
 
 def viewed(operand: Node | OpCall) -> Node:
-    """Returns the node that an operand is, or is a view of: calls in an operand are views, whose
-    first argument is the viewed tensor."""
+    """Returns the node that an operand is or is made from. The calls in an operand are views of
+    their first argument, or elementwise calls on it."""
     while isinstance(operand, OpCall):
         operand = operand.args[0]
     return operand
 
 
-#: What replaces a node: the op's output with that index, its single output (None), or what the
-#: function makes of the op's call.
+def nodes_of(arguments: Any) -> Iterator[Node]:
+    """Yields the nodes among arguments, also those inside of calls to insert and of lists."""
+    for argument in arguments:
+        if isinstance(argument, Node):
+            yield argument
+        elif isinstance(argument, OpCall):
+            yield from nodes_of(argument.args)
+        elif isinstance(argument, (list, tuple)):
+            yield from nodes_of(argument)
+
+
+#: What replaces a node. An int is the index of one of the op's outputs, None stands for the op's
+#: single output, and a function computes the replacement from the op's call.
 Output = int | None | Callable[[OpCall], OpCall]
 
 
@@ -72,6 +83,12 @@ def schema_of(call: OpCall) -> torch.FunctionSchema:
     return call.op._schema
 
 
+def arguments_by_name(call: OpCall) -> dict[str, Any]:
+    """Returns the arguments of an op's call by name."""
+    names = [argument.name for argument in schema_of(call).arguments]
+    return dict(zip(names, call.args, strict=False))
+
+
 def op_of(match: Match) -> OpCall:
     """Returns the op call of a match whose call has the op's arguments in the op's order."""
     op = getattr(torch.ops.fusedops, match.op).default
@@ -96,6 +113,6 @@ class Rule(ABC):
         return None
 
     def emit(self, match: Match) -> Iterator[OpCall]:
-        """Yields calls of the op in order of preference. The first is used whose results have the
-        dtype, device, shape and strides of eager mode."""
+        """Yields calls of the op in order of preference. The rewriter uses the first one that can
+        replace the site with the dtype, device, shape and strides of eager mode."""
         yield op_of(match)

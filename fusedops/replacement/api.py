@@ -92,8 +92,11 @@ def _reason_to_leave(module: nn.Module) -> str:
         return "its forward is not one that is known; call fusedops.rms_norm in it"
     if getattr(module, "dim", 0) is None:
         return "its dim is None, which torch guesses; give it a dim"
-    if base is None and getattr(module._parameters.get("weight"), "ndim", 0) != 1:
+    weight = module._parameters.get("weight")
+    if base is None and getattr(weight, "ndim", 0) != 1:
         return "its weight is not a parameter of one dimension"
+    if base is None and weight is not None and weight.numel() == 1:
+        return "its weight is one number, which fits rows of any length"
     return _why_attributes_conflict(module) or _unsupported_parameters(module)
 
 

@@ -71,7 +71,10 @@ def known_norm(module: nn.Module) -> KnownNorm | None:
 
 @functools.cache
 def _source(methods: tuple[Any, ...]) -> str:
-    """Returns the source of the methods that are not None, or "" where Python does not have it."""
+    """Returns the source of the methods that are not None, or "" where Python does not have it, or
+    where a decorator has wrapped one: the source would be that of the method inside."""
+    if any(hasattr(method, "__wrapped__") for method in methods):
+        return ""
     try:
         return "".join(textwrap.dedent(inspect.getsource(method)) for method in methods if method)
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""What was replaced in a model, what was left, and how to take it back."""
+"""Reports what was replaced in a model and what was left, and takes the replacement back."""
 
 from __future__ import annotations
 

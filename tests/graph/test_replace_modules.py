@@ -187,8 +187,13 @@ class WithACall(llama.LlamaRMSNorm):
         return 2 * super().__call__(x)
 
 
+class WithADecorator(llama.LlamaRMSNorm):
+    forward = torch.no_grad()(llama.LlamaRMSNorm.forward)
+
+
 def test_a_class_whose_source_does_not_say_all_is_left():
-    report = fusedops.replace_modules(nn.Sequential(WithALambda(), WithACall(N)))
+    modules = WithALambda(), WithACall(N), WithADecorator(N)
+    report = fusedops.replace_modules(nn.Sequential(*modules))
     assert [module.was for module in report.modules] == []
 
 
@@ -260,6 +265,7 @@ LEFT = {
     "its forward is not one that is known": lambda: MambaRMSNormGated(N, group_size=N),
     "its dim is None": lambda: nn.Softmax(),
     "its weight is not a parameter of one dimension": _of_two_dimensions,
+    "its weight is one number": lambda: llama.LlamaRMSNorm(1),
     "its attribute eps means something else": _with_another_eps,
     "its weight is torch.float8_e4m3fn": lambda: nn.LayerNorm(N, dtype=torch.float8_e4m3fn),
     "its weight is a TwoTensor, which the operators do not take": _of_two_tensors,

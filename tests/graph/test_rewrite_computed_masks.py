@@ -237,9 +237,11 @@ def test_a_position_that_the_graph_reads_ends_each_row(rewrite_dynamo):
     rewritten = rewrite_dynamo(model, x, torch.tensor([5, 6, 7, 8]))
     assert rewritten.calls == [
         "masked_softmax(x, scale=1.0, mask_value=-inf, "
-        "end=add(squeeze(cache_position[:, None], -1), 1))"
+        "end=add(clamp(squeeze(cache_position[:, None], -1), -536870912, 536870912), 1))"
     ]
     assert_agrees(rewritten.call, model, (x, torch.tensor([11, 2, 0, 30])))
+    no_limit = torch.iinfo(torch.int64).max  # beyond which 1 would overflow
+    assert_agrees(rewritten.call, model, (x, torch.tensor([11, 2, -no_limit - 1, no_limit])))
 
 
 def test_chunks_begin_and_end_at_their_first_and_last_key(rewrite_dynamo):
@@ -521,6 +523,76 @@ def test_a_mask_of_two_intervals_stays_a_mask_with_the_reason(rewrite_dynamo):
     assert site.note == "the mask is not known to leave each row one interval of columns"
 
 
+def _prefix(x):
+    mask = torch.full((6, 6), -INF).triu(1)
+    mask[:2, :2] = 0.0
+    return x + mask
+
+
+def _viewed_and_filled(x):
+    mask = torch.zeros(6, 6, dtype=torch.bool).triu(1)
+    mask.view(-1)[3].fill_(True)
+    return x.masked_fill(mask, -INF)
+
+
+def _given_as_out(x):
+    mask = torch.zeros(6, 6, dtype=torch.bool)
+    torch.gt(torch.arange(6), torch.arange(6)[:, None], out=mask)
+    return x.masked_fill(mask, -INF)
+
+
+def _lengths_written_after_the_mask(x):
+    lengths = torch.tensor([2, 3])[:, None, None] + 0
+    scores = x.masked_fill(torch.arange(6) >= lengths, -INF)
+    lengths += 2
+    return scores
+
+
+def _mask_written_after_its_inverse(x):
+    keep = x.detach()[:, :1] > 0
+    scores = x.masked_fill(~keep, -INF)
+    keep[..., 2:] = False
+    return scores
+
+
+def _one_row_of_several(x):
+    return x.masked_fill((torch.arange(6)[:, None] < torch.arange(6) - 2)[:1], -INF)
+
+
+def _one_batch_of_several(x):
+    keep = torch.arange(12).view(2, 1, 6) % 5 != 0
+    return x.masked_fill(~keep[:1], -INF)
+
+
+def _triangle_of_one_row(x):
+    return x.masked_fill(~torch.ones(1, 6, dtype=torch.bool).tril(2), -INF)
+
+
+def _equal_after_rounding(x):
+    levels = torch.where(torch.arange(6) <= torch.arange(6)[:, None], 0.1, 0.9)
+    return x.masked_fill(levels == 0.9, -INF)
+
+
+@pytest.mark.parametrize(
+    "masked",
+    [
+        _prefix,
+        _viewed_and_filled,
+        _given_as_out,
+        _lengths_written_after_the_mask,
+        _mask_written_after_its_inverse,
+        _one_row_of_several,
+        _one_batch_of_several,
+        _triangle_of_one_row,
+        _equal_after_rounding,
+    ],
+    ids=lambda masked: masked.__name__.strip("_"),
+)
+def test_a_mask_is_read_with_its_writes_at_its_size_and_as_torch_compares(rewrite_dynamo, masked):
+    x = torch.randn(2, 6, 6, dtype=torch.float64)
+    rewritten_alike(rewrite_dynamo, lambda x: masked(x).softmax(-1), [x])
+
+
 def test_the_bits_of_a_float_are_not_its_value(rewrite_dynamo):
     """Those of 1.0 are not the int 1: no column is hidden."""
 
@@ -543,6 +615,31 @@ def test_a_padding_mask_that_is_written_after_the_mask_was_computed_is_not_read_
 
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
     rewritten_alike(rewrite_dynamo, model, [x, _left_padded()])
+
+
+DRAWN = {
+    "rand_like": torch.rand_like,
+    "bernoulli": torch.Tensor.bernoulli,
+    "dropout": lambda x: torch.dropout(x, 0.5, True),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_random_call_that_only_shapes_a_mask_is_still_drawn(rewrite_dynamo, name):
+    def model(x):
+        hidden = torch.ones_like(DRAWN[name](x), dtype=torch.bool).triu(1)
+        return x.masked_fill(hidden, -1e9).softmax(-1), torch.rand_like(x)
+
+    x = torch.rand(2, 4, 4, dtype=torch.float64)
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.calls == [
+        "masked_softmax(x, scale=1.0, causal=True, mask_value=-1000000000.0)"
+    ]
+    results = []
+    for function in (rewritten.call, model):
+        torch.manual_seed(1)
+        results.append(function(x))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=0)
 
 
 def test_the_bytes_of_a_mask_count_at_the_last_site_that_uses_it(rewrite_dynamo):

@@ -180,6 +180,52 @@ def test_sizes_may_be_dynamic(rewrite_dynamo, name):
     torch.testing.assert_close(rewritten.call(*inputs), FORMS[name](*inputs))
 
 
+def test_two_logsumexps_beside_a_loss_have_memory_of_their_own(rewrite_dynamo):
+    def model(x, target):
+        return F.cross_entropy(x, target), x.logsumexp(-1), x.logsumexp(-1, keepdim=True)
+
+    inputs = [torch.randn(5, CLASSES, dtype=torch.float64), torch.arange(5)]
+    rewritten = rewritten_alike(rewrite_dynamo, model, inputs)
+    assert rewritten.replaced == {"cross_entropy": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("read", [F.nll_loss, lambda y, t: y.gather(-1, t.unsqueeze(-1))])
+def test_a_log_softmax_in_another_precision_keeps_it(rewrite_dynamo, read, dtype):
+    x = torch.randn(5, CLASSES) * 1e5  # beyond the range of float16
+    rewritten = rewritten_alike(
+        rewrite_dynamo,
+        lambda x, t: read(torch.log_softmax(x, -1, dtype=dtype), t),
+        [x, torch.arange(5)],
+    )
+    assert rewritten.replaced == {"log_softmax": 1}
+
+
+def test_logits_and_classes_of_two_products_are_no_loss(rewrite_dynamo):
+    def model(h, w, target):
+        x, y = (torch.einsum("bth,ch->btc", h, each) for each in (w, w.flip(0)))
+        return x.logsumexp(-1) - y.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+    assert rewritten_alike(rewrite_dynamo, model, _inputs()).replaced == {}
+
+
+@pytest.mark.parametrize(
+    "shape, reasons",
+    [
+        ((-1,), []),
+        ((2, -1), ["a size of its result is that of no dimension of the logits or target"]),
+    ],
+)
+def test_sizes_that_are_products_need_no_crash(rewrite_dynamo, shape, reasons):
+    def model(x, target):
+        total, element = x.logsumexp(-1), x.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        return total.view(shape) - element.view(shape)
+
+    inputs = [torch.randn(4, 5, CLASSES, dtype=torch.float64), torch.randint(CLASSES, (4, 5))]
+    rewritten = rewritten_alike(rewrite_dynamo, model, inputs, dynamic=True)
+    assert rewritten.reasons == reasons
+
+
 REFUSED = {
     "the target has class probabilities": lambda x, t: F.cross_entropy(x, x.detach().softmax(-1)),
     "label smoothing with class weights": lambda x, t: F.cross_entropy(

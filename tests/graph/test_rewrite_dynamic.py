@@ -91,3 +91,42 @@ def test_an_exported_program_keeps_its_dynamic_batch(strict):
     for size in (2, 9):
         x = torch.randn(size, 5, 8)
         torch.testing.assert_close(rewritten(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def _fill(x, number):
+    return x.masked_fill(x > 1, number).softmax(-1)
+
+
+def _clamped(x, number):
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True).clamp(min=number)
+
+
+#: Models with a number that is read from a tensor when they run.
+READ = {
+    "scale": lambda x, number: (x * number).softmax(-1),
+    "divisor": lambda x, number: (x / (2 * number)).softmax(-1),
+    "addend": lambda x, number: (x * 2 + number).softmax(-1),
+    "fill": _fill,
+    "soft cap": lambda x, number: ((x / number).tanh() * number).softmax(-1),
+    "lower limit": _clamped,
+    "eps of a norm": lambda x, number: F.rms_norm(x, (8,), eps=number),
+    "eps of a hand-written norm": lambda x, number: (
+        x * (x.pow(2).mean(-1, keepdim=True) + number).rsqrt()
+    ),
+}
+
+
+@pytest.mark.parametrize("entry, name", [("dynamo", name) for name in READ] + [("export", "scale")])
+def test_a_number_that_the_graph_reads_from_a_tensor_is_not_known(entries, entry, name):
+    def model(x, tensor):
+        return READ[name](x, tensor.item())
+
+    x = torch.randn(4, 8, dtype=torch.float64)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        rewritten = entries[entry](model, x, torch.tensor(0.5))
+        assert "masked_softmax" not in rewritten.replaced
+        for number in (torch.tensor(0.5), torch.tensor(0.75)):
+            torch.testing.assert_close(
+                rewritten.call(x, number), model(x, number), rtol=1e-12, atol=1e-12
+            )

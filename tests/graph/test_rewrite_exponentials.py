@@ -98,6 +98,44 @@ def test_a_learned_sink_has_its_gradient(rewrite, scores, form):
     assert rewritten.replaced == {"masked_softmax_sinks": 1} and rewritten.reasons == []
 
 
+def _number(s, sink):
+    m = _maximum(s)
+    e = torch.exp(s - m)
+    return e / (_total(e) + torch.exp(sink - m))
+
+
+def _number_in_the_maximum(s, sink):
+    m = torch.maximum(_maximum(s), torch.full_like(s[..., :1], 0.1))
+    e = torch.exp(s - m)
+    return e / (_total(e) + torch.exp(0.1 - m))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("form", [_number, _number_in_the_maximum])
+def test_a_number_may_be_a_sink(rewrite_dynamo, scores, form, dtype):
+    inputs = scores.detach().to(dtype), 1.5
+    rewritten = rewrite_dynamo(form, *inputs)
+    assert rewritten.replaced == {"masked_softmax": 1}
+    torch.testing.assert_close(rewritten.call(*inputs), form(*inputs))
+
+
+@pytest.mark.parametrize("entry, options", [("dynamo", {"dynamic": True}), ("symbolic_trace", {})])
+def test_a_number_that_is_an_input_may_be_a_sink(entries, entry, options, scores):
+    rewritten = entries[entry](_number, scores.detach(), 1.5, **options)
+    for sink in (1.5, 2.5):
+        torch.testing.assert_close(rewritten.call(scores, sink), _number(scores, sink))
+
+
+def test_a_number_that_the_graph_computes_is_no_maximum(rewrite_dynamo, scores):
+    def form(s, number):
+        e = torch.exp(s - number * 2)
+        return e / _total(e)
+
+    rewritten = rewrite_dynamo(form, scores.detach(), 1.5, dynamic=True)
+    assert rewritten.reasons == [OTHER]
+    torch.testing.assert_close(rewritten.call(scores, 1.5), form(scores, 1.5))
+
+
 # --- rows of -inf ---------------------------------------------------------------------------------
 
 
@@ -120,6 +158,8 @@ GUARDED = {
     "masked_fill": _guarded(lambda m: m.masked_fill(m.isinf(), 0)),
     "masked_fill, negated": _guarded(lambda m: m.masked_fill(~torch.isfinite(m), 0.0)),
     "nan_to_num": _guarded(lambda m: m.nan_to_num(neginf=0.0)),
+    "nan_to_num, by position": _guarded(lambda m: torch.nan_to_num(m, 0.0, None, 0.0)),
+    "nan_to_num, by the lowest number": _guarded(torch.nan_to_num),
     "lowest number": _guarded(lambda m: m.clamp(min=torch.finfo(torch.float64).min)),
     "zeros, by a limit": _guarded(_finite_or_zero, lambda e: _total(e).clamp(min=1e-20)),
     "zeros, by an eps": _guarded(
@@ -143,6 +183,8 @@ NO_GUARDS = {
     "the reverse": lambda m: torch.where(torch.isfinite(m), 0.0, m),
     "a test for NaN, which -inf is not": lambda m: torch.where(m.isnan(), 0.0, m),
     "an infinity": lambda m: torch.where(torch.isfinite(m), m, -math.inf),
+    "nan_to_num by an infinity": lambda m: m.nan_to_num(neginf=-math.inf),
+    "nan_to_num of inf alone": lambda m: torch.nan_to_num(m, 0.0, 0.0, -math.inf),
     "another tensor's": lambda m: torch.where(torch.isfinite(m + 1), m, 0.0),
     "another number": lambda m: m.masked_fill(m == 0.5, 0.0),
 }
@@ -152,6 +194,19 @@ NO_GUARDS = {
 def test_what_looks_like_a_guard_is_not_taken_for_one(rewrite_dynamo, scores, keep, name):
     form = _guarded(NO_GUARDS[name], lambda e: _total(e).clamp(min=1e-20))
     assert_same_values(rewrite_dynamo, form, [scores, keep], {}, [OTHER])
+
+
+def test_a_hidden_row_beside_a_sink_is_zeros_where_eagers_maximum_has_no_guard(rewrite_dynamo):
+    s = torch.tensor([[0.0, 1.0], [-math.inf, -math.inf]])
+    assert _with_maximum(s)[1].isnan().all()
+    assert rewrite_dynamo(_with_maximum, s).call(s)[1].eq(0).all()
+
+
+@pytest.mark.parametrize("guard", [_finite_or_zero, torch.nan_to_num])
+def test_a_row_with_inf_is_nan_where_eagers_guard_replaces_its_maximum(rewrite_dynamo, guard):
+    s, keep = torch.tensor([[0.0, math.inf]]), torch.ones(1, 2, dtype=torch.bool)
+    assert _guarded(guard)(s, keep).isnan().tolist() == [[False, True]]
+    assert rewrite_dynamo(_guarded(guard), s, keep).call(s, keep).isnan().all()
 
 
 ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
@@ -291,6 +346,20 @@ STAYS = {
 def test_what_no_op_computes_is_left_with_its_reason(rewrite, scores, keep, form, reason):
     inputs = scores.detach(), keep | (torch.arange(COLS) == 1)
     assert_same_values(rewrite, form, inputs, {}, [reason] if reason else [])
+
+
+INTEGERS = {
+    "over their sum": lambda s, i: i / (_total(i) + 1),
+    "bools over their sum": lambda s, i: (i > 0) / (_total(i > 0) + 1),
+    "subtracted": lambda s, i: _divided(torch.exp(s - i[..., :1].clamp(min=0))),
+}
+
+
+@pytest.mark.parametrize("form", INTEGERS.values(), ids=INTEGERS)
+def test_quotients_of_integers_are_no_softmax(rewrite, scores, form):
+    integers = torch.randint(4, (2, 3, ROWS, COLS))
+    rewritten = rewritten_alike(rewrite, form, [scores.detach(), integers])
+    assert rewritten.replaced == {}
 
 
 def test_in_float16_a_sink_beside_large_negative_scores_stays(rewrite_dynamo):

@@ -5,6 +5,7 @@ import operator
 import expressions
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fusedops
@@ -42,6 +43,35 @@ class _LeafTracer(torch.fx.Tracer):
         return True
 
 
+def _rms_norm(x):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+#: Models of logits [batch, length, classes] and classes [batch, length].
+OF_ANY_BATCH = {
+    "a norm of size 1": lambda x, t: _rms_norm(x.transpose(0, 1)),
+    "normalize": lambda x, t: F.normalize(x.transpose(0, 1), dim=-1),
+    "losses": lambda x, t: F.cross_entropy(x.transpose(1, 2), t, reduction="none"),
+    "losses of a view": lambda x, t: F.cross_entropy(x.view(-1, 8), t.view(-1), reduction="none"),
+    "log-probabilities": lambda x, t: x.log_softmax(-1).gather(-1, t.unsqueeze(-1)),
+    "a mean of a view": lambda x, t: F.cross_entropy(x.view(-1, 8), t.view(-1)),
+}
+
+
+@pytest.mark.parametrize("model", OF_ANY_BATCH.values(), ids=OF_ANY_BATCH)
+@pytest.mark.parametrize("batch, length", [(5, 1), (1, 5), (3, 3)])
+def test_norms_and_losses_are_right_for_other_batches_too(entries, model, batch, length):
+    def inputs(batch, length):
+        x = torch.randn(batch, length, 8, dtype=torch.float64)
+        return x, torch.randint(8, (batch, length))
+
+    rewritten = entries["symbolic_trace"](model, *inputs(batch, length))
+    assert rewritten.replaced
+    for sizes in ((batch, length), (4, 6)):
+        given = inputs(*sizes)
+        torch.testing.assert_close(rewritten.call(*given), model(*given), rtol=1e-9, atol=1e-9)
+
+
 def test_missing_example_inputs_are_named():
     graph_module = torch.fx.symbolic_trace(lambda x, y: x.softmax(-1) + y)
     with pytest.raises(TypeError, match=r"got 1 example_inputs, the graph takes 2 \(x, y\)"):
@@ -69,3 +99,77 @@ def test_operators_that_are_methods_are_found_as_functions_are():
     (call,) = expressions.calls(rewritten.graph)
     assert call.startswith("masked_softmax(x, mask=") and "mask_value=-inf" in call
     torch.testing.assert_close(rewritten(x, segments), attention(x, segments))
+
+
+GIVEN = {
+    "temperature": (lambda x, number: torch.softmax(x / (number + 1.0), -1), 2.0, 4.0),
+    "dim": (lambda x, number: torch.softmax(x, number), -1, 0),
+    "eps": (lambda x, number: F.rms_norm(x, (8,), None, number), 1e-6, 1.0),
+    "fill": (lambda x, number: x.masked_fill(x > 1, number).softmax(-1), -1e9, 0.0),
+    "scale in a list": (lambda x, numbers: torch.softmax(x * numbers[0], -1), [2.0], [4.0]),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_number_among_the_example_inputs_may_be_another_in_a_call(name):
+    model, example, other = GIVEN[name]
+    x = torch.randn(4, 8, dtype=torch.float64)
+    rewritten = fusedops.rewrite(torch.fx.symbolic_trace(model), x, example)
+    for number in (example, other):
+        torch.testing.assert_close(rewritten(x, number), model(x, number), rtol=1e-12, atol=1e-12)
+
+
+def test_a_size_of_the_example_inputs_is_a_constant():
+    def attention(x):
+        return torch.softmax(x / x.shape[-1] ** 0.5, -1)
+
+    x = torch.randn(4, 8)
+    rewritten = fusedops.rewrite(torch.fx.symbolic_trace(attention), x)
+    assert expressions.calls(rewritten.graph) == [
+        f"masked_softmax(x, scale={1 / 8**0.5}, mask_value=-inf)"
+    ]
+
+
+def _of_a_view(x, y):
+    h = (x + y).view(2, 2, 8)
+    return F.layer_norm(h, h.shape[-1:])
+
+
+SHAPES = {
+    "layer_norm of a view": (_of_a_view, "layer_norm"),
+    "reshape": (lambda x, y: F.layer_norm(torch.reshape(x + y, y.shape), (8,)), "add_layer_norm"),
+    "view": (lambda x, y: F.layer_norm((x + y).view(y.shape), y.shape[-1:]), "add_layer_norm"),
+    "stack": (
+        lambda x, y: torch.stack([F.layer_norm(h, h.shape[-1:]) for h in (x, y)]),
+        "stack_layer_norm",
+    ),
+}
+
+
+@pytest.mark.parametrize("fuse", ["always", "profitable"])
+@pytest.mark.parametrize("model, op", SHAPES.values(), ids=SHAPES)
+def test_the_shape_of_a_norm_or_view_may_be_a_node(model, op, fuse):
+    inputs = torch.randn(2, 4, 8, dtype=torch.float64)
+    with fusedops.config.patch(fuse=fuse):
+        graph_module = fusedops.rewrite(torch.fx.symbolic_trace(model), *inputs)
+    assert fuse == "profitable" or f"fusedops.{op}." in graph_module.code
+    ours, eager = graph_module(*inputs), model(*inputs)
+    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-14)
+
+
+VIEWS = {
+    "unsqueezed": lambda x, hidden: hidden.unsqueeze(hidden.dim()),
+    "sliced": lambda x, hidden: torch.ops.aten.slice(
+        hidden.unsqueeze(-1).expand(-1, 9), hidden.dim(), 0, 8
+    ),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_the_dimension_of_a_view_may_be_a_node(view):
+    def attention(x, hidden):
+        return x.masked_fill(view(x, hidden), -1e9).softmax(-1)
+
+    inputs = torch.randn(4, 8, dtype=torch.float64), torch.tensor([True, False, False, True])
+    graph_module = fusedops.rewrite(torch.fx.symbolic_trace(attention), *inputs)
+    torch.testing.assert_close(graph_module(*inputs), attention(*inputs), rtol=1e-12, atol=0)

@@ -114,7 +114,9 @@ def test_a_tensor_that_only_our_op_keeps_may_be_written_by_the_caller(rewrite_dy
     assert_agrees(halved(rewritten.call), halved(softmax_decomposed), [x])
 
 
-@pytest.mark.parametrize("model", [softmax_decomposed, lambda x: (x * 0.5 + x).softmax(-1)])
+@pytest.mark.parametrize(
+    "model", [lambda x: softmax_decomposed(x, -1), lambda x: (x * 0.5 + x).softmax(-1)]
+)
 def test_a_result_for_the_caller_is_not_copied_in_inference(rewrite, model):
     rewritten = rewrite(model, torch.randn(4, 8))
     assert len(rewritten.report.replaced) == 1 and "clone" not in rewritten.code
@@ -319,3 +321,20 @@ def test_a_write_into_a_decomposed_call_is_seen(rewrite_dynamo, view):
     x = torch.randn(8, 8, dtype=torch.float64)
     rewritten = rewritten_alike(rewrite_dynamo, model, [x])
     assert rewritten.replaced == {"softmax": 2}
+
+
+def _fill(x):
+    number = torch.tensor(-1e9, dtype=x.dtype)
+    number.view(1).fill_(1.0)
+    return x.masked_fill(x > 0.25, number).softmax(-1)
+
+
+def _factor(x):
+    number = torch.full((), 0.25, dtype=x.dtype)
+    number[None].add_(0.5)
+    return (x * number).softmax(-1)
+
+
+@pytest.mark.parametrize("model", [_fill, _factor])
+def test_a_tensor_of_a_number_that_is_written_through_a_view_is_no_number(rewrite_dynamo, model):
+    rewritten_alike(rewrite_dynamo, model, [torch.rand(8, 8, dtype=torch.float64) * 0.5])

@@ -66,6 +66,53 @@ def test_what_is_computed_in_float64_is_not_computed_in_less(rewrite):
     assert torch.equal(rewritten.call(x, keep, bias), model(x, keep, bias))
 
 
+LEAST = torch.finfo(torch.float32).min
+CONVERTED = {
+    "filled": lambda x, keep: x.masked_fill(~keep, -1e9).softmax(-1, torch.float16),
+    "filled, bfloat16": lambda x, keep: x.masked_fill(~keep, LEAST).softmax(-1, torch.bfloat16),
+    "scaled": lambda x, keep: (x * 1e6).softmax(-1, torch.float16),
+    "and back": lambda x, keep: (x * 1e6).softmax(-1, torch.float16).float(),
+    "logarithm and back": lambda x, keep: (x * 1e6).log_softmax(-1, torch.float16).float(),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_scores_that_a_softmax_converts_to_a_narrower_dtype_overflow_as_in_eager_mode(
+    rewrite_dynamo, name
+):
+    model = CONVERTED[name]
+    x, keep, _ = draw(dtype=torch.float32)
+    keep[0] = False
+    rewritten = rewrite_dynamo(model, x, keep)
+    assert len(rewritten.report.replaced) == 1  # without the steps before it, or the cast back
+    ours, eager = rewritten.call(x, keep), model(x, keep)
+    assert eager.isnan().any()
+    torch.testing.assert_close(ours, eager, equal_nan=True)
+
+
+SCALED = {
+    "overflow": (lambda x: (x * 1e25 * 1e25).softmax(-1), 1e-38),
+    "overflow of a quotient": (lambda x: (x / 1e-40).softmax(-1), 1e-38),
+    "underflow": (lambda x: (x * 1e-25 * 1e-25).softmax(-1), 1e30),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_product_of_scales_that_float32_does_not_hold_is_not_one_scale(rewrite_dynamo, name):
+    model, size = SCALED[name]
+    x = torch.arange(20.0).view(4, 5) * size
+    x[0, 0] = -INF
+    assert_same_values(rewrite_dynamo, model, (x,), rewrite_dynamo(model, x).replaced)
+
+
+def test_in_float64_it_is_one_scale(rewrite_dynamo):
+    x = torch.randn(4, 5, dtype=torch.float64) * 1e-50
+    rewritten = assert_same_values(
+        rewrite_dynamo, SCALED["overflow"][0], (x,), {"masked_softmax": 1}
+    )
+    assert "mul" not in rewritten.code
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_mask_value_that_overflows_its_dtype_is_infinite(rewrite_dynamo, dtype):
     def model(x, keep, bias):
@@ -143,3 +190,18 @@ def test_a_bias_whose_rows_lie_apart_has_eagers_values_and_gradients(rewrite_dyn
     torch.testing.assert_close(*results)
     weights = torch.randn_like(results[0])
     torch.testing.assert_close(*(torch.autograd.grad(r, inputs, weights) for r in results))
+
+
+@pytest.mark.parametrize("score", [math.nan, INF])
+def test_a_score_that_an_added_mask_hides_does_not_spread(rewrite_dynamo, score):
+    def added(x):
+        return (x + torch.full((4, 4), -INF, dtype=x.dtype).triu(1)).softmax(-1)
+
+    def filled(x):
+        return x.masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), -INF).softmax(-1)
+
+    x = torch.randn(4, 4, dtype=torch.float64)
+    x[0, 3] = score
+    rewritten = rewrite_dynamo(added, x)
+    assert rewritten.replaced == {"masked_softmax": 1} and added(x)[0].isnan().all()
+    torch.testing.assert_close(rewritten.call(x), filled(x), rtol=1e-12, atol=0)

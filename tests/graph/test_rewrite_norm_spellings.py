@@ -104,6 +104,9 @@ RMS = {
     "einsum": lambda x, w: (
         x / torch.sqrt(torch.einsum("...d,...d->...", x, x)[..., None] / N + EPS)
     ),
+    "names of NumPy": lambda x, w: (
+        w * torch.mul(x1=x, x2=torch.rsqrt(torch.mean(a=x**2, axis=-1, keepdims=True) + EPS))
+    ),
     "no eps": lambda x, w: w * (x / _squares(x).sqrt()),
     "a further factor": lambda x, w: x * torch.rsqrt(_squares(x) + EPS) / 2 * w,
     "weight of more dimensions": lambda x, w: x * torch.rsqrt(_squares(x) + EPS) * w.view(1, 1, -1),
@@ -269,6 +272,66 @@ def test_a_factor_that_arithmetic_makes_one_adds_no_call(entries):
     assert "full" not in entries["dynamo"](form, torch.randn(4, N)).code
 
 
+def test_factors_outside_of_float32s_range_are_multiplied_as_before(rewrite):
+    x = torch.randn(4, N)
+    assert_same_values(
+        rewrite, lambda x: F.normalize(x, dim=-1) * 1e-40 * 1e40, [x], {"l2_norm": 1}
+    )
+
+
+def test_a_complex_number_is_no_factor_of_a_norm(rewrite):
+    x = torch.randn(4, N)
+    assert_same_values(rewrite, lambda x: _rms(x) * torch.tensor(2j), [x], {"rms_norm": 1})
+
+
+def _rms(x):
+    return x * torch.rsqrt(_squares(x) + EPS)
+
+
+ROUNDED = {
+    "rms_norm: int8": lambda x, w: (_rms(x) * 10).to(torch.int8).double() / 10,
+    "rms_norm: float8": lambda x, w: _rms(x).to(torch.float8_e4m3fn).double(),
+    "rms_norm: bool": lambda x, w: _rms(x).bool().double(),
+    "rms_norm: float32": lambda x, w: _rms(x).float().double(),
+    "rms_norm: float32, then a weight": lambda x, w: _rms(x).float() * w,
+    "layer_norm: int32": lambda x, w: _normalised(x).to(torch.int32).double(),
+    "layer_norm: float16": lambda x, w: _normalised(x).half().double(),
+    "layer_norm: two of 16 bits": lambda x, w: _normalised(x).bfloat16().half().double(),
+    "layer_norm: float32, then a weight": lambda x, w: _normalised(x).float() * w,
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_cast_that_loses_something_is_kept_behind_the_norm(rewrite, name):
+    x, w = torch.randn(4, N).double(), torch.randn(N).double()
+    assert_same_values(rewrite, ROUNDED[name], [x, w], {name.split(":")[0]: 1})
+
+
+def _over_variance_and_mean(x):
+    variance, mean = torch.var_mean(x, False)
+    return (x - mean) * torch.rsqrt(variance + EPS)
+
+
+def _over_deviation_and_mean(x):
+    deviation, mean = torch.std_mean(x, False)
+    return (x - mean) / (deviation + EPS)
+
+
+UNBIASED = {
+    "layer_norm: biased var": lambda x: (x - x.mean()) / torch.sqrt(x.var(False) + EPS),
+    "layer_norm: unbiased var": lambda x: (x - x.mean()) / torch.sqrt(x.var(True) + EPS),
+    "layer_norm: var_mean": _over_variance_and_mean,
+    "std_norm: std": lambda x: (x - x.mean()) / (x.std(False) + EPS),
+    "std_norm: std_mean": _over_deviation_and_mean,
+}
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_the_only_argument_of_a_variance_may_say_whether_it_is_unbiased(rewrite, name):
+    x, op = torch.randn(N).double(), name.split(":")[0]
+    assert_same_values(rewrite, UNBIASED[name], [x], {op: 1}, rtol=1e-9, atol=1e-12)
+
+
 def test_a_row_with_a_nan_is_nan_as_a_whole_where_a_comparison_finds_no_limit(rewrite_dynamo):
     x = torch.randn(2, 3, N)
     x[0, 0, 0] = torch.nan
@@ -304,6 +367,17 @@ def _difference_of_squares(x):
     return (x - mean) / torch.sqrt(mean_of_squares - mean**2 + EPS)
 
 
+def _product_of_two_einsums(x):
+    a, b = (torch.einsum("nd,de->ne", x, other) for other in (x, x.T))
+    return a * torch.rsqrt((a * b).mean(-1, keepdim=True) + 100)
+
+
+def _means_in_another_order(x):
+    h = x.view(2, 4, N)
+    mean = (h.sum(-1).view(1, 4, 2) / N).mean(1).view(2, 1, 1)
+    return (h - mean) * torch.rsqrt((h - mean).square().mean((1, 2), True) + EPS)
+
+
 def _norm_used_too(x):
     norm = _l2(x).clamp(min=1e-5)
     return x / norm, norm
@@ -326,6 +400,10 @@ STAYS = {
     "difference of squares, of means of means": (_difference_of_squares, CANCELS),
     "norm + eps": (lambda x: x / (_l2(x) + EPS), OUTSIDE),
     "shared": (_norm_used_too, SHARED),
+    "root of a high power": (
+        lambda x: x.double() * (_squares(x.double()) ** 400).clamp(min=1e-9) ** (-1 / 800),
+        "its factors leave the range of its dtype",
+    ),
     "scale rounded": (
         lambda x: x * torch.rsqrt(_squares(x) + EPS).bfloat16(),
         "the scale of its rows is rounded to torch.bfloat16",
@@ -349,6 +427,28 @@ LOOK_ALIKES = {
     "another limit": lambda x: x / torch.where((norm := _l2(x)) > EPS, norm, 1.0),
     "eps of the data": lambda x: x / torch.maximum(_l2(x), x.abs().amax()),
     "einsum over another": lambda x: x / torch.einsum("nd,nd->d", x, x).sqrt()[:, None],
+    "two einsums": _product_of_two_einsums,
+    "matmul by a keyword": lambda x: x * torch.matmul(x, other=x),
+    "matmul by keywords": lambda x: x * torch.matmul(input=x, other=x),
+    "alpha before the summand": lambda x: (
+        x * torch.rsqrt(torch.add(_squares(x), 2, x[:, :1].square()))
+    ),
+    "lower limit of the inverse": lambda x: x * torch.rsqrt(_squares(x)).clamp(min=2.0),
+    "lower limit of the inverse of a deviation": lambda x: (
+        _centred(x) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True)).clamp(min=2.0)
+    ),
+    "limit with more elements": lambda x: x / torch.max(x.norm(dim=-1), torch.full((N, N), EPS)),
+    "complex limit": lambda x: (
+        x / torch.where((norm := _l2(x)) > EPS, norm, torch.full((), EPS, dtype=torch.complex64))
+    ),
+    "factor outside of float32's range": lambda x: x * torch.rsqrt(_squares(x) * 1e40) * 1e20,
+    "product of factors that is 0": lambda x: (
+        x.double() * torch.rsqrt(_squares(x.double()) * 1e-200 * 1e-200)
+    ),
+    "square of a factor that overflows": lambda x: (
+        x.double() * torch.rsqrt((_squares(x.double()) * 1e200) ** 2).sqrt()
+    ),
+    "means in another order": _means_in_another_order,
     "of several dimensions": lambda x: F.normalize(x[None], dim=(0, 1)),
     "of a scalar": lambda x: F.normalize(x.sum(), dim=0),
 }
@@ -361,6 +461,7 @@ def test_a_norm_that_no_op_computes_is_left_with_its_reason(rewrite, name):
     assert_same_values(rewrite, form, [x], {}, [reason])
 
 
+@pytest.mark.filterwarnings("ignore:This overload of add is deprecated")
 @pytest.mark.parametrize("name", LOOK_ALIKES)
 def test_chains_that_are_no_norm_of_rows_stay_as_they_are(rewrite, name):
     form, x = LOOK_ALIKES[name], torch.randn(N, N)

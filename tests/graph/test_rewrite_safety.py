@@ -5,7 +5,7 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_same_gradients, assert_same_values
+from agreement import assert_same_gradients, assert_same_values, rewritten_alike
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
@@ -264,6 +264,21 @@ def test_an_out_argument_is_refused(rewrite):
     torch.testing.assert_close(rewritten.call(x), model(x))
 
 
+def _norm_into(x, norm):
+    return x / torch.norm(x, 2, -1, True, norm).clamp(min=1e-6)
+
+
+def _normalized_into(x, normalized):
+    return F.normalize(x, 2.0, -1, 1e-12, normalized) + 1
+
+
+@pytest.mark.parametrize("model, columns", [(_norm_into, 1), (_normalized_into, 8)])
+def test_an_out_argument_by_position_is_written(rewrite_dynamo, model, columns):
+    inputs = [torch.randn(4, 8, dtype=torch.float64), torch.zeros(4, columns, dtype=torch.float64)]
+    rewritten = rewritten_alike(rewrite_dynamo, model, inputs)
+    assert rewritten.replaced == {}
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e5m2])
 def test_a_dtype_without_kernels_is_refused(dtype):
     graph_module = _graph_as_autocast_leaves_it(torch.softmax, -1)
@@ -314,6 +329,31 @@ def test_a_module_with_hooks_is_refused():
     (site,) = rewrite_graph(graph_module.graph).left
     assert site.reason == "the module has hooks, which would no longer run"
     torch.testing.assert_close(graph_module(x), x.softmax(-1) * 2)
+
+
+def test_a_module_is_refused_under_a_hook_of_all_modules():
+    graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Softmax(-1)))
+
+    def double(module, args, output):
+        return output * 2 if type(module) is nn.Softmax else None
+
+    hook = nn.modules.module.register_module_forward_hook(double)
+    try:
+        fusedops.rewrite(graph_module, torch.randn(4, 8))
+    finally:
+        hook.remove()
+    (site,) = rewrite_graph(graph_module.graph).replaced  # the hook is gone
+    assert site.op == "softmax"
+
+
+def test_a_module_whose_forward_was_replaced_is_refused():
+    graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Softmax(-1)))
+    graph_module.get_submodule("0").forward = lambda x: x * 2
+    x = torch.randn(4, 8)
+    fusedops.rewrite(graph_module, x)
+    (site,) = rewrite_graph(graph_module.graph).left
+    assert site.reason == "the module has a forward of its own, not that of its class"
+    assert torch.equal(graph_module(x), x * 2)
 
 
 def test_config_never_leaves_every_site(rewrite):

@@ -99,6 +99,60 @@ def test_dropout_behind_a_sink_is_fused_too(rewrite_dynamo):
     torch.testing.assert_close(means, kept.mean(), rtol=0.05, atol=0)
 
 
+def _beside(make):
+    """Attention with one more column of scores, which `make` makes of their shape and dtype."""
+
+    def attention(q, k, v, sinks):
+        scores = q @ k.mT
+        column = make((*scores.shape[:-1], 1), scores.dtype)
+        return torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ v
+
+    return attention
+
+
+def _written_in_part(shape, dtype):
+    column = torch.zeros(shape, dtype=dtype)
+    column[:, 0] = 5.0
+    return column
+
+
+def _written_through_a_view(shape, dtype):
+    column = torch.full(shape, 2.0, dtype=dtype)
+    column.view(-1)[3:].mul_(2.0)
+    return column
+
+
+def _written_afterwards(q, k, v, sinks):
+    scores = q @ k.mT
+    column = torch.zeros(*scores.shape[:-1], 1, dtype=scores.dtype)
+    joined = torch.cat([scores, column], -1)
+    column += 5.0
+    return joined.softmax(-1)[..., :-1] @ v
+
+
+WRITTEN = [_beside(_written_in_part), _beside(_written_through_a_view), _written_afterwards]
+
+
+@pytest.mark.parametrize("attention", WRITTEN)
+def test_a_column_that_is_written_is_no_number(rewrite_dynamo, attention):
+    rewritten_alike(rewrite_dynamo, attention, [tensor.detach() for tensor in _inputs()])
+
+
+FILLED = {
+    "truncated": _beside(lambda shape, dtype: torch.full(shape, 2.7, dtype=torch.int64)),
+    "in float32": _beside(lambda shape, dtype: torch.full(shape, 0.1, dtype=torch.float32)),
+    "in float64": _beside(lambda shape, dtype: torch.full(shape, 0.1, dtype=dtype)),
+    "padded": lambda q, k, v, sinks: F.pad(q @ k.mT, (0, 1), value=0.1).softmax(-1)[..., :-1] @ v,
+}
+
+
+@pytest.mark.parametrize("attention", FILLED.values(), ids=FILLED)
+def test_a_number_has_the_precision_of_its_column(rewrite_dynamo, attention):
+    inputs = [tensor.detach() for tensor in _inputs()]
+    rewritten = rewritten_alike(rewrite_dynamo, attention, inputs, rtol=1e-12, atol=1e-12)
+    assert "sinks=scalar_tensor(" in rewritten.calls[0]
+
+
 def _with_the_sinks_probability(scores, sinks):
     probabilities = torch.cat([scores, sinks.view(1, HEADS, 1, 1).expand(2, -1, LENGTH, 1)], -1)
     probabilities = probabilities.softmax(-1)
@@ -126,6 +180,7 @@ OTHERS = {
         F.pad(scores, (0, 2)).softmax(-1)[..., :-1] @ F.pad(scores, (0, 0, 0, 1))
     ),
     "with a sink in front": _with_a_sink_in_front,
+    "with an index of nothing": lambda scores, sinks: F.pad(scores, (0, 1)).softmax(-1)[()],
     "padded in front": lambda scores, sinks: F.pad(scores, (1, 0)).softmax(-1)[..., :-1] @ scores,
 }
 

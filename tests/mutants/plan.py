@@ -132,7 +132,9 @@ EQUIVALENT = {
         "(OpCall(aten.sym_size.int, (result, d)))": "a known size is read from the tensor",
     },
     "fusedops/graph/rules/stack.py": {
-        "if any(shape != shapes[(1)] for shape in shapes):": "any two that differ differ from both",
+        "if any(list(shape) != list(shapes[(1)]) for shape in shapes):": (
+            "any two that differ differ from both"
+        ),
     },
 }
 #: The folders of tests and globs for a source, of the first beginning that fits.

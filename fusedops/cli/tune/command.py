@@ -28,8 +28,8 @@ from fusedops.graph.policy.machine import Machine, count_of, here
 
 #: The share of the budget for compiling ahead.
 COMPILING = 0.65
-#: By so many milliseconds the start of several threads may lengthen a call; a longer call has waited
-#: for a core.
+#: The start of several threads may lengthen a call by so many milliseconds. A longer call has
+#: waited for a core.
 WAKING_MS = 0.1
 
 

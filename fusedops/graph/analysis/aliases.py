@@ -39,12 +39,12 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.special.log_softmax: ("log_softmax", _DIM_DTYPE),
     torch._log_softmax: ("log_softmax", _HALF_TO_FLOAT),
     F.layer_norm: ("layer_norm", _LAYER_NORM),
-    torch.layer_norm: ("layer_norm", _LAYER_NORM),
+    torch.layer_norm: ("layer_norm", (*_LAYER_NORM, "cudnn_enable")),
     torch.native_layer_norm: ("native_layer_norm", _LAYER_NORM),
     F.rms_norm: ("rms_norm", _RMS_NORM),
     torch.rms_norm: ("rms_norm", _RMS_NORM),
     F.group_norm: ("group_norm", _GROUP_NORM),
-    torch.group_norm: ("group_norm", _GROUP_NORM),
+    torch.group_norm: ("group_norm", (*_GROUP_NORM, "cudnn_enabled")),
     F.cross_entropy: ("cross_entropy", (*_NLL_LOSS, "label_smoothing")),
     F.nll_loss: ("nll_loss", _NLL_LOSS),
     F.linear: ("linear", ("input", "weight", "bias")),
@@ -64,6 +64,8 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     getattr(torch._C._autograd, "_get_data_attr", None): ("detach", _INPUT),  # x.data
     operator.invert: ("not", _INPUT),
     operator.neg: ("neg", _INPUT),
+    F.relu: ("relu", ("input", "inplace")),
+    torch.einsum: ("matmul", ("equation", "operands")),
     torch.reshape: ("reshape", ("input", "shape")),
     torch.stack: ("stack", ("tensors", "dim")),
     torch.searchsorted: ("bucketize", ("sorted_sequence", "input")),
@@ -111,7 +113,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "clamp": (_CLAMP, (torch.clamp, torch.clip), "clamp clamp_ clip clip_ clamp_min clamp_min_"),
     "maximum": (_BINARY, (torch.maximum,), "maximum"),
     "baddbmm": (("input", "batch1", "batch2"), (torch.baddbmm,), "baddbmm"),
-    "matmul": (_BINARY, (torch.matmul, operator.matmul, torch.bmm, torch.einsum), "matmul bmm"),
+    "matmul": (_BINARY, (torch.matmul, operator.matmul, torch.bmm), "matmul bmm"),
     "softmax": (_DIM_DTYPE, (), "softmax"),
     "log_softmax": (_DIM_DTYPE, (), "log_softmax"),
     "masked_fill": (("input", "mask", "value"), (), "masked_fill masked_fill_"),
@@ -133,9 +135,13 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     ),
     "expand": (("input", "shape"), (torch.broadcast_to,), "expand expand_as broadcast_to"),
     "abs": (_INPUT, (torch.abs, operator.abs), "abs"),
-    "relu": (_INPUT, (torch.relu, F.relu), "relu relu_"),
+    "relu": (_INPUT, (torch.relu,), "relu relu_"),
     "addcmul": (("input", "tensor1", "tensor2"), (torch.addcmul,), "addcmul addcmul_"),
-    "nan_to_num": (_INPUT, (torch.nan_to_num,), "nan_to_num nan_to_num_"),
+    "nan_to_num": (
+        (*_INPUT, "nan", "posinf", "neginf"),
+        (torch.nan_to_num,),
+        "nan_to_num nan_to_num_",
+    ),
     **{
         name: (_INPUT, (getattr(torch, name),), name)
         for name in ("isfinite", "isinf", "isneginf", "isnan")
@@ -153,8 +159,8 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "triu": (("input", "diagonal"), (torch.triu,), "triu"),
     "arange": (("start", "end", "step"), (torch.arange,), ""),
     "full": (("input", "fill_value"), (torch.full, torch.full_like), ""),
-    "zeros": (_INPUT, (torch.zeros, torch.zeros_like), "new_zeros"),
-    "ones": (_INPUT, (torch.ones, torch.ones_like), "new_ones"),
+    "zeros": (_INPUT, (torch.zeros, torch.zeros_like), ""),
+    "ones": (_INPUT, (torch.ones, torch.ones_like), ""),
     "and": (
         _BINARY,
         (operator.and_, operator.iand, torch.logical_and, torch.bitwise_and),
@@ -181,6 +187,10 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     for method in methods.split()
 }
 METHODS["new_full"] = ("full", ("input", "shape", "fill_value"))
+METHODS |= {f"new_{kind}": (kind, ("input", "shape")) for kind in ("zeros", "ones")}
+#: Kinds whose last parameter may be passed as several arguments, as in x.view(2, 3) and
+#: torch.einsum("ij,jk->ik", x, y).
+VARIADIC = {"reshape", "permute", "expand", "zeros", "ones", "matmul"}
 #: Kind -> the names of the operators in ATen that are not also names of methods.
 _ATEN_NAMES = {
     **{name: name for name in ("layer_norm", "native_layer_norm", "rms_norm", "group_norm")},
@@ -216,7 +226,10 @@ METHODS |= {
 CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "bool", "int", "long"}
 ATEN_CASTS = {aten.to, aten._to_copy, aten.type_as}
 #: Names of parameters in some of the functions -> their names in a `Call`.
-SYNONYMS = {"self": "input", "x": "input", "A": "input", "axis": "dim", "ord": "p"}
+SYNONYMS = {"self": "input", "A": "input", "ord": "p"}
+# torch takes NumPy's names too: numpy_compatibility_arg_names in its python_arg_parser.cpp.
+SYNONYMS |= dict.fromkeys(("x", "a", "x1"), "input") | {"x2": "other"}
+SYNONYMS |= {"axis": "dim", "keepdims": "keepdim"}
 SYNONYMS |= {"axis0": "dim0", "axis1": "dim1"}
 SYNONYMS |= {"training": "train", "size": "shape", "indices": "index"}
 

@@ -131,19 +131,21 @@ def _leaf(node: Node, name: str, reason: str) -> Call:
 
 def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     """Returns the call of a function, a method or an ATen operator in normal form."""
-    arguments = dict(zip(parameters, node.args, strict=False)) | node.kwargs
+    given, last = node.args, len(parameters) - 1
+    if kind in aliases.VARIADIC and len(given) > len(parameters):
+        given = (*given[:last], given[last:])  # reads x.view(2, 3) as x.view((2, 3))
+    arguments = dict(zip(parameters, given, strict=False)) | node.kwargs
     arguments = {aliases.SYNONYMS.get(name, name): argument for name, argument in arguments.items()}
-    if kind == "reshape" and node.op == "call_method" and len(node.args) > 1:
-        arguments["shape"] = node.args[1:]  # reads x.view(2, 3) as x.view((2, 3))
-    if kind == "permute" and node.op == "call_method" and len(node.args) > 2:
-        arguments["dims"] = node.args[1:]
+    refusal = _refusal(node, kind, arguments)
+    if len(given) > len(parameters):  # such as torch.add(x, 2, y), which is x + 2 * y
+        refusal = refusal or "has more positional arguments than the function has parameters"
     name = kind.removeprefix("native_").removeprefix("fused_")
-    return Call(kind, name, node, _normal(name, arguments), _refusal(node, kind, arguments))
+    return Call(kind, name, node, _normal(name, arguments), refusal)
 
 
 def _refusal(node: Node, kind: str, arguments: dict[str, Any]) -> str | None:
-    """Returns why a call cannot be replaced: because it does more than its kind says. Else None."""
-    outs = (out for name, out in node.kwargs.items() if name.rstrip("0123456789") == "out")
+    """Returns why a call cannot be replaced, if it does more than its kind says, else None."""
+    outs = (out for name, out in arguments.items() if name.rstrip("0123456789") == "out")
     if any(out is not None for out in outs):
         return "writes into an out= tensor"
     if node.kwargs.get("rounding_mode") is not None:
@@ -189,8 +191,6 @@ _NUMERIC_ARGUMENTS = {
     "group_norm": ["num_groups", "eps"],
     "nll_loss": ["ignore_index"],
     "cross_entropy": ["ignore_index", "label_smoothing"],
-}
-_NUMERIC_ARGUMENTS |= {
     "layer_norm": ["eps"],
     "rms_norm": ["eps"],
     "var": ["correction"],
@@ -207,6 +207,9 @@ def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return {"start": 0, "step": 1} | arguments | end
     if kind not in _DEFAULTS:
         return arguments
+    is_variance = "correction" in _DEFAULTS[kind]
+    if is_variance and isinstance(arguments.get("dim"), bool):  # x.var(False): x.var(unbiased)
+        arguments = arguments | {"dim": None, "unbiased": arguments["dim"]}
     correction = arguments.get("correction", arguments.get("unbiased"))
     arguments = arguments | {"correction": 1 if correction is None else correction}
     normal = {name: arguments.get(name, default) for name, default in _DEFAULTS[kind].items()}
@@ -215,7 +218,7 @@ def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     input = value(arguments.get("input"))
     if arguments.get("half_to_float"):
         normal["dtype"] = torch.float32
-    if "softmax" in kind and normal["dim"] is None and isinstance(input, torch.Tensor):
+    if "softmax" in kind and arguments.get("dim") is None and isinstance(input, torch.Tensor):
         # softmax(x, dim=None) takes this dim: _get_softmax_dim in torch/nn/functional.py.
         normal["dim"] = 0 if input.dim() in (0, 1, 3) else 1
     if kind == "rms_norm" and arguments.get("eps") is None and isinstance(input, torch.Tensor):
@@ -266,13 +269,17 @@ def _loss_settings(module: nn.CrossEntropyLoss | nn.NLLLoss, node: Node) -> dict
 
 
 def _module_refusal(module: nn.Module) -> str | None:
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return "the module has hooks, which would no longer run" if any(hooks) else None
+    """Returns why the call of a module does more than the class of the module says, or None."""
+    if "forward" in vars(module):
+        return "the module has a forward of its own, not that of its class"
+    ours = [getattr(module, name) for name in _HOOKS]
+    of_all_modules = [getattr(nn.modules.module, f"_global{name}") for name in _HOOKS]
+    has_hooks = any(ours) or any(of_all_modules)
+    return "the module has hooks, which would no longer run" if has_hooks else None
+
+
+#: The attributes that hold hooks of a module. torch keeps those of all modules in globals.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:

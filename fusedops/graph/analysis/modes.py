@@ -130,6 +130,13 @@ def has_left_inference_mode(site: Node, other: Node) -> bool:
     return bool(_modes_of(other).inference) and not _modes_of(site).inference
 
 
+def are_alike(call: Node, other: Node) -> bool:
+    """Returns whether two calls run in the same modes. Where they share no more than an input of
+    the graph, no barrier lies between them."""
+    first, second = (_with_inferred_grad(node, _modes_of(node)) for node in (call, other))
+    return first == second
+
+
 @contextmanager
 def barriers(graph: Graph) -> Iterator[None]:
     """Inserts barriers into `graph` for the duration of the context."""

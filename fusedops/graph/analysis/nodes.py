@@ -88,7 +88,7 @@ _PROVENANCE = (
 
 
 def annotate(node: Node, result: Any, like: Node) -> None:
-    """Sets a new node's metadata: `result` under the keys that `like` uses, and what says where
-    `like` is from."""
+    """Sets a new node's metadata: `result` under the keys that `like` uses for its own value, and
+    copies of the entries of `like` in `_PROVENANCE`, such as its source line."""
     node.meta = {key: like.meta[key] for key in _PROVENANCE if key in like.meta}
     node.meta |= {key: result for key in ("val", "example_value") if key in like.meta}

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import call_of, known_number
-from fusedops.graph.analysis.values import value
-from fusedops.graph.analysis.writes import written
+from fusedops.graph.analysis.values import rounded, value
 
 #: Comparison -> whether its first operand is the larger one where it holds.
 _FIRST_IS_LARGER = {"gt": True, "ge": True, "lt": False, "le": False}
@@ -23,14 +23,24 @@ _FILLS = {"zeros": 0.0, "ones": 1.0}
 
 
 def filled_number(argument: Any) -> float | None:
-    """Returns the number that an operand is, or that fills it if it is a tensor; None if it is not
-    known, or if a call writes into the tensor."""
+    """Returns the number that an operand is, or that fills it if it is a tensor, rounded to its
+    dtype; None if it is not known, or if a call writes into the tensor, be it through a view."""
     call = call_of(argument)
     if call is None or call.kind not in ("full", *_FILLS):
         return known_number(argument)
-    if any(argument in written(user) for user in argument.users):
+    if value(argument).is_complex() or storages.writers_of(argument):
         return None
-    return known_number(_FILLS.get(call.kind, call.arguments.get("fill_value")))
+    fill = known_number(_FILLS.get(call.kind, call.arguments.get("fill_value")))
+    return None if fill is None else float(rounded(fill, value(argument).dtype))
+
+
+def same_number(a: Any, b: Any, dtype: torch.dtype) -> bool:
+    """Returns whether two operands are, or are filled with, a number that is the same in `dtype`:
+    1e-12 is not quite the number that fills torch.full_like(x, 1e-12)."""
+    first, other = filled_number(a), filled_number(b)
+    if first is None or other is None:
+        return False
+    return rounded(first, dtype) == rounded(other, dtype)
 
 
 def maximum_with_number(call: Call) -> tuple[Any, float] | None:
@@ -52,7 +62,8 @@ def maximum_with_number(call: Call) -> tuple[Any, float] | None:
     for (tensor, compared_tensor), (limit, compared_limit) in (pairs, pairs[::-1]):
         eps = filled_number(limit)
         if eps is not None and tensor is compared_tensor:
-            return (tensor, eps) if filled_number(compared_limit) == eps else None
+            same = same_number(limit, compared_limit, value(call.node).dtype)
+            return (tensor, eps) if same else None
     return None
 
 
@@ -60,23 +71,29 @@ def without_guard(node: Any) -> Any:
     """Returns x, if `node` is x with a finite number in place of -inf: by where, by clamp or by
     nan_to_num, which also replaces NaN and inf. Returns `node` if it is something else."""
     call = call_of(node)
-    if call is None:
+    if call is None or not isinstance(value(node), torch.Tensor):
         return node
+    dtype = value(node).dtype
     if call.kind == "nan_to_num":
-        return call.arguments["input"]
-    if call.kind == "clamp":
+        fill = call.arguments.get("neginf")  # by default the lowest number
+        return call.arguments["input"] if fill is None or _is_finite(fill, dtype) else node
+    if call.kind == "clamp" and dtype.is_floating_point:
         least = known_number(call.arguments.get("min"))
-        lowest = torch.finfo(value(node).dtype).min
+        lowest = torch.finfo(dtype).min
         is_lowest = least is not None and -math.inf < least <= lowest
         is_guard = is_lowest and call.arguments.get("max") is None
         return call.arguments["input"] if is_guard else node
     condition, *options = selection(call) or (None,)
     for (x, fill), holds in ((options, True), (options[::-1], False)) if options else ():
-        fill_value = filled_number(fill)
-        is_finite = fill_value is not None and math.isfinite(fill_value)
-        if is_finite and _holds_if_finite(condition, x) is holds:
+        if _is_finite(fill, dtype) and _holds_if_finite(condition, x) is holds:
             return x
     return node
+
+
+def _is_finite(fill: Any, dtype: torch.dtype) -> bool:
+    """Returns whether an operand is, or is filled with, a number that is finite in `dtype`."""
+    number = filled_number(fill)
+    return number is not None and math.isfinite(rounded(number, dtype))
 
 
 def _holds_if_finite(condition: Any, x: Any) -> bool | None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
 
+from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call, as_call
-from fusedops.graph.analysis.nodes import users
-from fusedops.graph.analysis.values import constant, is_readable, number, value
+from fusedops.graph.analysis.nodes import packet, users
+from fusedops.graph.analysis.values import constant, is_readable, rounded, value
 from fusedops.graph.analysis.writes import written
+
+aten = torch.ops.aten
 
 Result = TypeVar("Result")
 
@@ -24,9 +29,10 @@ def call_of(node: Any, kind: str | None = None) -> Call | None:
     return call if fits else None
 
 
-def call_used_once(node: Any, kind: str | None = None) -> Call | None:
-    """Returns `call_of(node, kind)` if the node has a single user, else None."""
-    return call_of(node, kind) if isinstance(node, Node) and len(users(node)) == 1 else None
+def before(node: Any, kind: str) -> Any:
+    """Returns the input of `node`, if this is a call of that kind, and else `node`."""
+    call = call_of(node, kind)
+    return call.arguments["input"] if call else node
 
 
 def read_once(call: Call, name: str, read: Callable[[Call], Result]) -> Result:
@@ -64,9 +70,33 @@ def is_number(argument: Any) -> bool:
     return is_readable(recorded)
 
 
-def other_operand(call: Call, operand: Node) -> Any:
-    first, other = call.arguments.get("input"), call.arguments.get("other")
-    return other if first is operand else first
+def number(argument: Any) -> int | float | None:
+    """Returns `constant(argument)`, or the number that a tensor without dimensions is made from."""
+    if isinstance(value(argument), torch.Tensor):
+        return _tensor_number(argument) if isinstance(argument, Node) else None
+    return constant(argument)
+
+
+_TENSOR_OF_NUMBER = {torch.tensor, torch.scalar_tensor, aten.scalar_tensor}
+_FULL = {torch.full, aten.full}
+_UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone}
+
+
+def _tensor_number(node: Node) -> int | float | None:
+    """Reads torch.tensor(2.0), torch.full((), 2.0), a constant that export lifted, and copies of
+    them. Returns None if a call may write into the tensor, be it through a view."""
+    tensor, target = value(node), packet(node)
+    changed = any(packet(writer) not in _UNCHANGED for writer in storages.writers_of(node))
+    if tensor.dim() > 0 or tensor.is_complex() or changed:
+        return None
+    if target in _UNCHANGED:
+        return _tensor_number(node.all_input_nodes[0])
+    if target in _TENSOR_OF_NUMBER or target in _FULL:
+        # The number is the argument 1 of full, after the shape, and 0 of the others.
+        fill = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
+        return rounded(fill, tensor.dtype) if isinstance(fill, (int, float)) else None
+    recorded = getattr(tensor, "constant", None)  # a constant that export lifted
+    return None if recorded is None else recorded.item()
 
 
 def difference(node: Any) -> tuple[Any, Any] | None:
@@ -90,17 +120,13 @@ def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | No
     """Returns the dimensions that a reduction of `reduced` removes or keeps with size 1, ascending.
     Returns None if they are not known, if the call names none and `reduced` is no vector, or if the
     call also changes the dtype."""
-    argument = reduction.arguments.get("dim")
-    dims = [
-        constant(dim) for dim in (argument if isinstance(argument, (list, tuple)) else (argument,))
-    ]
-    rank = reduced.dim()
+    argument, rank = reduction.arguments.get("dim"), reduced.dim()
     if rank == 0 or reduction.arguments.get("dtype") not in (None, reduced.dtype):
         return None
     if rank == 1 and argument in (None, [], ()):
         return (0,)
-    wrapped = sorted(dim % rank for dim in dims if isinstance(dim, int))
-    return tuple(wrapped) if wrapped and len(set(wrapped)) == len(dims) else None
+    dims = _known_dims(argument, rank)
+    return tuple(sorted(dims)) if dims and len(set(dims)) == len(dims) else None
 
 
 def inserts_dims(index: Any) -> bool:
@@ -209,8 +235,13 @@ def same_value(a: Any, b: Any, depth: int = 4) -> bool:
         return False
     if x.arguments.keys() != y.arguments.keys() or written(a) or written(b):
         return False
-    pairs = ((x.arguments[name], y.arguments[name]) for name in x.arguments)
-    return all(same_value(m, n, depth - 1) if isinstance(m, Node) else m == n for m, n in pairs)
+    return all(_same_argument(x.arguments[name], y.arguments[name], depth) for name in x.arguments)
+
+
+def _same_argument(a: Any, b: Any, depth: int) -> bool:
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_same_argument, a, b, repeat(depth)))
+    return same_value(a, b, depth - 1) if isinstance(a, Node) else bool(a == b)
 
 
 #: For each dtype that ops read, the dtypes to which a cast loses nothing. The narrower dtypes lack
@@ -224,10 +255,14 @@ _LOSSLESS_CASTS = {
 
 
 def is_widening(cast: Call) -> bool:
-    """Returns whether an op may read a cast's input instead of its result, because the cast loses
-    nothing and the op computes in that precision anyway."""
-    lossless = _LOSSLESS_CASTS.get(value(cast.arguments["input"]).dtype, ())
-    return cast.arguments["dtype"] in lossless
+    """Returns whether an op may read a cast's input instead of its result."""
+    return is_lossless(value(cast.arguments["input"]).dtype, cast.arguments["dtype"])
+
+
+def is_lossless(dtype: torch.dtype, converted: torch.dtype) -> bool:
+    """Returns whether an op may read numbers of `dtype` where the model reads them in `converted`:
+    the conversion loses nothing, and the op computes in that precision anyway."""
+    return converted in _LOSSLESS_CASTS.get(dtype, ())
 
 
 def same_shape(node: Any, other: Any) -> bool:
@@ -239,9 +274,13 @@ def same_shape(node: Any, other: Any) -> bool:
 def has_shape(node: Any, shape: Sequence[Any]) -> bool:
     """Returns whether a node is a tensor known to have that shape, without adding a guard."""
     tensor = value(node)
-    if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(shape):
-        return False
-    return all(statically_known_true(m == n) for m, n in zip(tensor.shape, shape, strict=True))
+    return isinstance(tensor, torch.Tensor) and are_equal(tensor.shape, shape)
+
+
+def are_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Returns whether sizes or strides are known to be equal, without adding a guard."""
+    pairs = zip(sizes, others, strict=False)
+    return len(sizes) == len(others) and all(statically_known_true(m == n) for m, n in pairs)
 
 
 def known_size(size: int | torch.SymInt) -> int | None:
@@ -251,13 +290,9 @@ def known_size(size: int | torch.SymInt) -> int | None:
 
 def known_count(tensor: torch.Tensor, dims: Iterable[int]) -> int | None:
     """Returns the number of elements over some dimensions, or None where that would add a guard."""
-    count = 1
-    for dim in dims:
-        size = known_size(tensor.shape[dim])
-        if size is None:
-            return None
-        count *= size
-    return count
+    sizes = [known_size(tensor.shape[dim]) for dim in dims]
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 def broadcasts(node: Any, to: Any) -> bool:

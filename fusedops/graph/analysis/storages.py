@@ -48,8 +48,8 @@ _FACTS: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
 
 def record(graph: Graph) -> None:
     """Reads the memory of a graph, for all other functions. Call it again after editing the graph,
-    unless `record_node` was called for each new node, or no new node writes into memory or returns
-    its input."""
+    unless `record_node` was called for each new node that matters, and no new node writes into
+    memory or returns its input."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
         if node.op != "output":  # it reads memory, but holds none
@@ -164,6 +164,14 @@ def written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> 
     reads = [(node, call) for call in calls for node in call.all_input_nodes]
     reads += [(node, reader) for node in operands]
     return any(node < writer < call for node, call in reads for writer in writers_of(node))
+
+
+def written_after_read(operand: Node, readers: set[Node], place: Node) -> bool:
+    """Returns whether an operand of a new call at `place` has other elements there than `readers`
+    have read: whether another call writes into its memory between the first of them and `place`.
+    If none of them reads it, its own call counts as the first read."""
+    first = min((user for user in users(operand) if user in readers), default=operand)
+    return any(first < call < place and call not in readers for call in writers_of(operand))
 
 
 def live_nodes(graph: Graph) -> set[Node]:

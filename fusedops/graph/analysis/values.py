@@ -12,11 +12,6 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from fusedops.graph.analysis.nodes import packet
-from fusedops.graph.analysis.writes import written
-
-aten = torch.ops.aten
-
 
 def value(argument: Any) -> Any:
     """Returns the value that capture recorded for a node (a fake tensor, a symbol, ...), or None.
@@ -32,6 +27,23 @@ def hints(tensor: torch.Tensor) -> list[int] | None:
     """Returns a tensor's sizes at capture, or None if a symbol had no value then."""
     sizes = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
     return None if None in sizes else sizes
+
+
+def sizes_are_symbols(tensor: torch.Tensor) -> bool:
+    """Returns whether sizes that may change from call to call are symbols. For torch.fx all sizes
+    are numbers, those of the example inputs."""
+    mode = getattr(tensor, "fake_mode", None)
+    return mode is None or mode.shape_env is not None
+
+
+def lasting_strides(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
+    """Returns a tensor's strides. If sizes are recorded as numbers, the graph may still run on
+    others: those of dimensions of size 1 are then left out, as they would be wrong for a larger
+    size."""
+    if sizes_are_symbols(tensor):
+        return tensor.stride()
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(stride for size, stride in pairs if size != 1)
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
@@ -75,49 +87,14 @@ def constant(argument: Any) -> int | float | None:
 
 
 def is_readable(recorded: Any) -> bool:
-    """Returns whether a value is a Python number, or a symbol for one that depends on no size."""
+    """Returns whether a value is a Python number, or a symbol for one that depends on no size and
+    on no element of a tensor, which has no value yet when the graph is compiled."""
     if isinstance(recorded, (torch.SymInt, torch.SymFloat)):
-        return all(symbol_is_type(symbol, _NUMBER_SYMBOLS) for symbol in free_symbols(recorded))
+        return all(symbol_is_type(symbol, SymT.FLOAT) for symbol in free_symbols(recorded))
     return isinstance(recorded, (int, float))
-
-
-_NUMBER_SYMBOLS = (SymT.FLOAT, SymT.UNBACKED_FLOAT)
 
 
 def rounded(number: float, dtype: torch.dtype) -> int | float:
     """Returns `number` rounded to `dtype`; the result is infinite if it is out of range."""
     with _disable_current_modes():
         return torch.tensor(number, dtype=torch.float64).to(dtype).item()
-
-
-def number(argument: Any) -> int | float | None:
-    """Returns `constant(argument)`, or the number that a tensor without dimensions is made from."""
-    if isinstance(value(argument), torch.Tensor):
-        return _tensor_number(argument) if isinstance(argument, Node) else None
-    return constant(argument)
-
-
-_TENSOR_OF_NUMBER = {torch.tensor, torch.scalar_tensor, aten.scalar_tensor}
-
-
-_FULL = {torch.full, aten.full}
-
-
-_UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone}
-
-
-def _tensor_number(node: Node) -> int | float | None:
-    """Reads torch.tensor(2.0), torch.full((), 2.0), a constant that export lifted, and copies of
-    them. Returns None if a call may write into the tensor."""
-    tensor, target = value(node), packet(node)
-    changed = any(written(user) and packet(user) not in _UNCHANGED for user in node.users)
-    if tensor.dim() > 0 or changed:
-        return None
-    if target in _UNCHANGED:
-        return _tensor_number(node.all_input_nodes[0])
-    if target in _TENSOR_OF_NUMBER or target in _FULL:
-        # The number is the argument 1 of full, after the shape, and 0 of the others.
-        fill = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
-        return rounded(fill, tensor.dtype) if isinstance(fill, (int, float)) else None
-    recorded = getattr(tensor, "constant", None)  # a constant that export lifted
-    return None if recorded is None else recorded.item()

@@ -10,7 +10,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.values import constant, value
 
 #: Maps each dimension of a view, counted from the end (-1 is the last), to the dimension of the
 #: viewed tensor and the first index along it. Dimensions that the view adds are absent.
@@ -29,8 +29,9 @@ def _unchanged(call: Call, source: torch.Tensor) -> DimMap:
 
 
 def _unsqueezed(call: Call, source: torch.Tensor) -> DimMap | None:
-    dim = call.arguments["dim"]
-    rank = source.dim() + 1
+    dim, rank = constant(call.arguments["dim"]), source.dim() + 1
+    if not isinstance(dim, int):
+        return None
     return _in_order([d for d in range(rank) if d != dim % rank], rank)
 
 
@@ -65,10 +66,10 @@ def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
     """Returns the dimension map of aten.slice, whose end does not matter: it moves no element."""
     arguments = call.arguments
     rank, start = source.dim(), _start(slice(arguments.get("start"), None, arguments.get("step")))
-    if start is None:
+    dim = constant(arguments.get("dim", 0))
+    if start is None or not isinstance(dim, int):
         return None
-    dim = arguments.get("dim", 0) % rank - rank
-    return _unchanged(call, source) | {dim: (dim, start)}
+    return _unchanged(call, source) | {dim % rank - rank: (dim % rank - rank, start)}
 
 
 def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:

@@ -25,7 +25,7 @@ def written(node: Node) -> list[Node]:
         targets = _written_by_schema(node, node.target)
     else:
         first = node.args[:1] if _is_in_place(node) else ()
-        targets = [*first, node.kwargs.get("out")]
+        targets = [*first, _argument(node, "out")]
     lists = (g if isinstance(g, (list, tuple)) else (g,) for g in targets)
     nodes = (argument for arguments in lists for argument in arguments)
     return list(dict.fromkeys(node for node in nodes if isinstance(node, Node)))
@@ -69,20 +69,22 @@ def _is_in_place(node: Node) -> bool:
         return False
     if name.strip("_") in aliases.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         return True
-    return node.op == "call_function" and _has_inplace_true(node)
+    return node.op == "call_function" and _argument(node, "inplace") is True
 
 
-def _has_inplace_true(node: Node) -> bool:
-    position = _inplace_position(node.target)
+def _argument(node: Node, name: str) -> Any:
+    """Returns the argument of a call with that name, or None if the call does not have it."""
+    position = _position(node.target, name) if node.op == "call_function" else None
     if position is not None and position < len(node.args):
-        return node.args[position] is True
-    return node.kwargs.get("inplace") is True
+        return node.args[position]
+    return node.kwargs.get(name)
 
 
 @functools.cache
-def _inplace_position(function: Callable[..., Any]) -> int | None:
-    """Returns the position of `inplace` in a function of F, since Dynamo passes it by position."""
-    if getattr(function, "__module__", "") != "torch.nn.functional":
+def _position(function: Callable[..., Any], name: str) -> int | None:
+    """Returns the position of a parameter in a Python function of torch. Dynamo passes `inplace` by
+    position, and torch.norm and F.normalize take `out` so. Functions in C++ take no `out` so."""
+    if getattr(function, "__module__", "") not in ("torch.nn.functional", "torch.functional"):
         return None
     parameters = list(inspect.signature(function).parameters)
-    return parameters.index("inplace") if "inplace" in parameters else None
+    return parameters.index(name) if name in parameters else None

@@ -6,7 +6,7 @@ after     y, _ = fusedops._add_layer_norm(x, residual, ..., wants_sum=False)
 Inference needs no statistics for a backward pass, and post-norm layers do not need the sum. Both
 passes run on the graph that Inductor is about to lower. In that graph everything that a backward
 pass needs is already an output, and the backward ops are calls of their own, so that autograd
-formulas are not needed: without them a call takes 7 us less Python.
+formulas are not needed: without them a call spends 7 us less in Python.
 """
 
 from __future__ import annotations

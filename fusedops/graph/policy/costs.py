@@ -35,7 +35,7 @@ COLUMNS = (*_MACHINE, "fusedops", *_CASE, "inductor_ms", "fusedops_ms", "copy_gb
 
 @dataclass(frozen=True)
 class Size:
-    """A number of rows, and the number of columns and dtype of each."""
+    """A number of rows, and the number of columns and the dtype of each row."""
 
     rows: int
     cols: int
@@ -184,8 +184,8 @@ def user_files() -> list[Path]:
 
 
 def _tables() -> Iterator[Table]:
-    """Yields all readable tables. A damaged shipped table raises ValueError; for a damaged table of
-    the user there is one warning, and it is skipped."""
+    """Yields all readable tables. A damaged shipped table raises ValueError; a damaged table of the
+    user is skipped, with one warning."""
     for file in sorted(SHIPPED.glob("*.csv")):
         yield from _shipped_tables(file, _stamp(file))
     for file in user_files():
@@ -203,8 +203,8 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 @functools.cache
 def _user_tables(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
-    """Returns the tables in one of the user's files. If it is damaged, this warns and returns none.
-    `stamp` makes the cache read a file again that has changed."""
+    """Returns the tables in one of the user's files; warns and returns none if it is damaged.
+    `stamp` makes the cache read a changed file again."""
     try:
         return read(file, tuned=True)
     except ValueError as error:

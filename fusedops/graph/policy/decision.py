@@ -21,7 +21,7 @@ from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.products import feeds_products, is_product
 from fusedops.graph.analysis.values import hints, value
 from fusedops.graph.policy import costs
-from fusedops.graph.policy.costs import INFERENCE, TRAINING, Size, Table
+from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost, Size, Table
 from fusedops.graph.policy.machine import Machine
 from fusedops.graph.policy.neighbours import ends_in_reduction, is_pointwise, readers
 from fusedops.graph.rule import Match, OpCall, viewed
@@ -148,8 +148,9 @@ def _is_never_materialised(match: Match) -> bool:
 
 
 def _becomes_sdpa(match: Match) -> bool:
-    """Returns whether a softmax of plain scores is between two matrix products, so that Inductor's
-    pass fuse_attention replaces all three. On a CPU that pass does not support dropout."""
+    """Returns whether a softmax without mask, bias, sinks and soft cap is between two matrix
+    products, so that Inductor's pass fuse_attention replaces all three. On a CPU that pass does not
+    support dropout."""
     arguments = match.call.arguments
     more = ("mask", "bias", "lower_diagonal", "start", "end", "sinks", "softcap")
     has_more = arguments.get("causal") or any(arguments.get(name) is not None for name in more)
@@ -163,11 +164,10 @@ def _becomes_sdpa(match: Match) -> bool:
 
 
 def _size(match: Match) -> Size | None:
-    """Returns the rows and columns of the result, with symbols replaced by their values at capture,
-    or None if a symbol has none."""
-    if match.op == "cross_entropy":
-        return _size_of_logits(match)
-    result = value(next(iter(match.results)))
+    """Returns the rows and columns of the result, or of the logits of a cross entropy, with symbols
+    replaced by their values at capture, or None if a symbol has none."""
+    is_loss = match.op == "cross_entropy"  # the result is smaller than the logits
+    result = _rows_of_classes(match) if is_loss else value(next(iter(match.results)))
     shape = hints(result)
     if shape is None:
         return None
@@ -179,21 +179,11 @@ def _size(match: Match) -> Size | None:
     else:
         row_shape = shape
     if "normalized_shape" in arguments:
-        cols = math.prod(row_shape[len(row_shape) - len(arguments["normalized_shape"]) :])
+        row = value(arguments["normalized_shape"])  # torch.fx records x.shape[-1:] as a node
+        cols = math.prod(row_shape[len(row_shape) - len(row) :])
     else:
         cols = row_shape[arguments.get("dim", -1)] if row_shape else 1
     return Size(math.prod(shape) // max(cols, 1), cols, result.dtype)
-
-
-def _size_of_logits(match: Match) -> Size | None:
-    """Returns the rows and classes of a cross entropy, whose result is smaller. The classes are the
-    last dimension of the logits or, if these are permuted, of the permutation."""
-    input, logits = match.call.arguments["input"], value(viewed(match.call.arguments["input"]))
-    shape = hints(logits)
-    if shape is None:
-        return None
-    cols = shape[input.args[1][-1] if isinstance(input, OpCall) else -1]
-    return Size(math.prod(shape) // max(cols, 1), cols, logits.dtype)
 
 
 def _rows_of_classes(match: Match) -> torch.Tensor:
@@ -209,8 +199,7 @@ def _estimate(
     """Returns the table's measurements for the site, with `around` bytes read and written around
     it, or None if the op is not in the table."""
     mode = TRAINING if _is_trained(match) else INFERENCE
-    measured = [table.cost(name, mode, size) for name in _measured_as(match)]
-    cost = next(filter(None, measured), None)
+    cost = _cost(table, _measured_as(match), mode, size)
     if cost is None:
         return None
     inductor = cost.inductor
@@ -237,14 +226,16 @@ def _measured_as(match: Match) -> tuple[str, ...]:
     return (_CAUSAL, *names) if can_be_causal and match.call.arguments.get("causal") else names
 
 
+def _cost(table: Table, names: tuple[str, ...], mode: str, size: Size) -> Cost | None:
+    """Returns the cost of the first op that the table has, or None if it has none."""
+    return next(filter(None, (table.cost(name, mode, size) for name in names)), None)
+
+
 def _dropout(table: Table, size: Size) -> float:
     """Returns Inductor's milliseconds for the random numbers of a tensor: the difference between a
     softmax with and without dropout. In our op their cost is negligible in comparison."""
-    names = (_DROPOUT,), (_CAUSAL, _ADDITIVE)
-    dropped, plain = (
-        next(filter(None, (table.cost(name, TRAINING, size) for name in each)), None)
-        for each in names
-    )
+    dropped = table.cost(_DROPOUT, TRAINING, size)
+    plain = _cost(table, (_CAUSAL, _ADDITIVE), TRAINING, size)
     return max(0.0, dropped.inductor - plain.inductor) if dropped and plain else 0.0
 
 
@@ -267,8 +258,9 @@ def as_time(ms: float) -> str:
 
 
 def _probably_slower(match: Match, size: Size, copied_bytes: int) -> str | None:
-    """Returns the refusal of a site without measurements, or None. The site is replaced if the op
-    saves a pass over memory, or if there is no neighbour that Inductor could fuse with."""
+    """Returns the refusal of a site without measurements, or None. Apart from cross entropies, a
+    site is replaced if it is not small, needs no copy, and either is several calls, which the op
+    does in fewer passes over memory, or has no neighbour that Inductor could fuse with."""
     if size.elements < _FEW_ELEMENTS:
         return f"too small to pay: {size.elements} elements"
     if match.op == "cross_entropy":
@@ -307,9 +299,8 @@ def _is_differentiated(node: Node) -> bool:
 
 def _is_trained(match: Match) -> bool:
     """Returns whether an input of the site requires grad, and autograd is on."""
-    inputs = (value(node) for node in match.call.node.all_input_nodes)
-    differentiated = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
-    return bool(differentiated) and torch.is_grad_enabled()
+    inputs = match.call.node.all_input_nodes
+    return any(map(_is_differentiated, inputs)) and torch.is_grad_enabled()
 
 
 def _barrier_bytes(match: Match) -> int:

@@ -63,7 +63,8 @@ class Machine:
         return self.family.partition("-")[0]
 
     def kind_mismatch(self, other: Machine) -> tuple[bool, ...]:
-        """Returns for each property, in order of importance, whether it shows another kind."""
+        """Returns whether `other` differs in each property that defines the kind of a machine, the
+        most important property first."""
         return (
             self.family != other.family,
             self.vendor != other.vendor,
@@ -72,7 +73,8 @@ class Machine:
         )
 
     def distance(self, other: Machine) -> tuple[float, ...]:
-        """Measures how another machine of the same kind differs, in order of importance."""
+        """Returns how much `other`, a machine of the same kind, differs in each of the remaining
+        properties, the most important one first."""
         threads = abs(math.log(self.threads / other.threads))
         return threads, self.processor != other.processor, self.torch != other.torch
 
@@ -98,7 +100,8 @@ def here(device: torch.device) -> Machine:
 
 
 def _torch_version() -> str:
-    """Returns torch's version without the build, such as +cpu, which code does not depend on."""
+    """Returns torch's version without the name of the build, such as +cpu: builds of one version
+    generate the same code."""
     return str(torch.__version__).partition("+")[0]
 
 

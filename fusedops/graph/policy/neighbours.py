@@ -23,7 +23,8 @@ _REDUCTIONS = set(
 
 
 def is_pointwise(node: Node) -> bool:
-    """Returns whether a call is elementwise, also through views, so that Inductor would fuse it."""
+    """Returns whether a call is elementwise, so that Inductor would fuse it. A call that changes no
+    element, such as a view, counts as elementwise if the call that it reads is."""
     if is_unchanged(node) and node.all_input_nodes:
         return is_pointwise(node.all_input_nodes[0])
     return kind_of(node) in _POINTWISE
@@ -38,8 +39,8 @@ def readers(node: Node) -> list[Node]:
 
 
 def ends_in_reduction(node: Node, steps: int = 8) -> bool:
-    """Returns whether a node is a gather or reduction, or is used only by such calls, directly or
-    through pointwise ones."""
+    """Returns whether a node is a gather or reduction, or is used, and leads only to such calls,
+    through at most `steps` pointwise calls and views, itself included."""
     kind = kind_of(node)
     if kind in _REDUCTIONS:
         return True

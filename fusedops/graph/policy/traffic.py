@@ -28,8 +28,8 @@ def bytes_saved(match: Match) -> int:
 
 
 def unread_bytes(match: Match) -> int:
-    """Returns the bytes of scores that the op does not read, because diagonals hide them. What
-    `start` and `end` hide depends on their elements, and does not count."""
+    """Returns the bytes of scores that the op does not read, because diagonals hide them. Scores
+    that the op's arguments `start` and `end` hide are not counted: their number is not known."""
     arguments = match.call.arguments
     scores, first = value(arguments.get("input")), arguments.get("lower_diagonal")
     sizes = hints(scores) if isinstance(scores, torch.Tensor) else None
@@ -43,7 +43,7 @@ def unread_bytes(match: Match) -> int:
 
 
 def _before(limit: int, rows: int, columns: int) -> int:
-    """Sums over the rows how many columns are before limit + i in row i."""
+    """Returns the sum over all rows i of the number of columns before limit + i."""
 
     def total(greatest: int) -> int:
         """Returns the sum of min(n, columns) for n from 1 to `greatest`."""

@@ -21,7 +21,8 @@ def draws_own_numbers(dropout: Call) -> bool:
 
 
 def drawn_seed(device: torch.device) -> OpCall:
-    """Draws a seed for the op's random numbers from the generator that eager's dropout uses."""
+    """Returns the call that draws a seed for the op's random numbers, from the generator that
+    eager's dropout uses."""
     limits = (-(2**63), 2**63 - 1)
     dtype_and_device = {"dtype": torch.int64, "device": device}
     return OpCall(torch.ops.aten.randint.low, (*limits, ()), dtype_and_device)

@@ -1,6 +1,6 @@
 """Reads quotients of exponentials and their sum: decomposed softmaxes in all their forms.
 
-exp(x - m) / sum(exp(x - m))                          m: the maximum, also limited or detached
+exp(x - m) / sum(exp(x - m))                          m: the maximum, as `maximum_of` reads it
 exp(x - m) / (sum(exp(x - m)) + exp(t - m))           t: a sink, such as 0 in softmax1
 e / sum(e), e = exp(x - m) * mask                     hidden columns
 """
@@ -17,8 +17,9 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.selections import filled_number, selection, without_guard
+from fusedops.graph.analysis.selections import filled_number, same_number, selection, without_guard
 from fusedops.graph.analysis.steps import (
+    before,
     before_view_chain,
     broadcasts,
     call_of,
@@ -46,8 +47,7 @@ def read_quotient(call: Call) -> SoftmaxChain | None:
     if call.kind == "normalize":
         return _read_normalize(call)
     for numerator, divisor in _quotients(call):
-        expanded = call_of(divisor, "expand")
-        divisor = expanded.arguments["input"] if expanded else divisor
+        divisor = before(divisor, "expand")
         total = _read_denominator(divisor)
         if total is None or not same_value(numerator, total.summed):
             continue
@@ -141,8 +141,11 @@ def _read_denominator(node: Any, steps: int = 4) -> _Total | None:
 
 
 def _summed(call: Call) -> _Total | None:
-    """Reads a sum, or a norm with p=1, which is the sum of numbers that are positive."""
+    """Reads a sum, or a norm with p=1, which is the sum of numbers that are positive. A sum of
+    integers sums no exponentials."""
     summed = call.arguments["input"]
+    if not value(summed).is_floating_point():
+        return None
     dims = reduced_dims(call, value(summed))
     is_sum = call.kind == "sum" or constant(call.arguments["p"]) == 1
     return _Total(summed, dims) if dims and is_sum else None
@@ -227,8 +230,7 @@ def _masked(exp: Call, factor: Any, node: Node) -> tuple[Node, Hidden | None, st
     scores = exp.arguments["input"]
     if not isinstance(value(factor), torch.Tensor) or is_number(factor):
         return None
-    cast = call_of(factor, "cast")
-    mask = cast.arguments["input"] if cast else factor
+    mask = before(factor, "cast")
     if value(mask).dtype != torch.bool:
         return scores, None, NOT_A_MASK
     return scores, Hidden(mask, hides=False, node=node), None
@@ -255,7 +257,8 @@ class Shift:
 def read_shift(
     node: Node, dim: int, sink_exponent: Node | None = None, hidden: Hidden | None = None
 ) -> Shift:
-    """Reads `node` as x minus its maximum over `dim`, and `sink_exponent` as a sink minus that."""
+    """Reads `node` as x minus its maximum over `dim`, and `sink_exponent` as a sink minus the same
+    maximum."""
     operands = difference(node)
     if operands is None:
         return Shift(node, NO_MAXIMUM)
@@ -267,7 +270,7 @@ def read_shift(
         return Shift(x, ADDED_TO_SUM)
     row_maximum = subtracted if sink is None else _without_sink(subtracted, sink)
     maximum, is_guarded = _maximum(row_maximum)
-    maximised = _undetached(maximum.arguments["input"]) if maximum else None
+    maximised = before(maximum.arguments["input"], "detach") if maximum else None
     is_masked = hidden is not None and _is_masked(maximised, x, hidden)
     if maximum is None or not (is_masked or same_value(maximised, x)):
         return Shift(x, OTHER_MAXIMUM)
@@ -298,9 +301,9 @@ def _sink(sink_exponent: Node, subtracted: Node, x: Node) -> Node | float | None
     logit, m = difference(before_view_chain(sink_exponent)) or (None, None)
     if not _is_same(m, subtracted):
         return None
-    if not isinstance(logit, Node):
-        return known_number(logit)
     tensor = value(logit)
+    if not isinstance(tensor, torch.Tensor):
+        return known_number(logit)
     is_of_rows = tensor.dim() > 0 and statically_known_true(tensor.shape[-1] == 1)
     return logit if is_of_rows and broadcasts(logit, x) else None
 
@@ -312,7 +315,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 def _without_sink(node: Node, sink: Node | float) -> Any:
     """Returns m if `node` is the maximum of m and the sink, else `node`."""
-    call = call_of(_undetached(node))
+    call = call_of(before(node, "detach"))
     if call is None:
         return node
     arguments = call.arguments
@@ -323,7 +326,7 @@ def _without_sink(node: Node, sink: Node | float) -> Any:
         return arguments["input"] if is_limit else node
     operands = (arguments["input"], arguments["other"]) if call.kind == "maximum" else ()
     for m, limit in (operands, operands[::-1]) if operands else ():
-        if filled_number(limit) == sink or same_value(limit, sink):
+        if same_number(limit, sink, value(node).dtype) or same_value(limit, sink):
             return m
     return node
 
@@ -337,10 +340,10 @@ def maximum_of(node: Any) -> Call | None:
 
 def _maximum(node: Any) -> tuple[Call | None, bool]:
     """Returns the maximum, and whether it is replaced where it is -inf."""
-    is_guarded, before = False, None
-    while node is not before:
-        before = node
-        node = _undetached(before_view_chain(node))
+    is_guarded, last = False, None
+    while node is not last:
+        last = node
+        node = before(before_view_chain(node), "detach")
         is_guarded |= without_guard(node) is not node
         node = without_guard(node)
     item = call_of(node, "item")
@@ -348,8 +351,3 @@ def _maximum(node: Any) -> tuple[Call | None, bool]:
         pair = call_of(item.arguments["input"], "max")
         return (pair if item.arguments["index"] == 0 else None), is_guarded
     return call_of(node, "amax") or call_of(node, "max"), is_guarded
-
-
-def _undetached(node: Any) -> Any:
-    call = call_of(node, "detach")
-    return call.arguments["input"] if call else node

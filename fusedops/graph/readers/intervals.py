@@ -1,4 +1,4 @@
-"""Turns the bounds of rows into arguments of masked_softmax."""
+"""Turns bounds, which limit the columns that each row sees, into arguments of masked_softmax."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _rows_and_columns(scores: Node) -> tuple[Any, Any]:
 
 
 def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
-    """Returns whether each row is known to see a column."""
+    """Returns whether each row is known to see at least one column."""
     known_columns = [bound.known_column for bound in bounds if bound.known_column is not None]
     if any(_every_row_has(column, bounds, scores) for column in known_columns):
         return True
@@ -44,7 +44,7 @@ def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
 
 
 def _every_row_has(column: Affine, bounds: Sequence[Bound], scores: Node) -> bool:
-    """Returns whether all bounds are known to leave each row the column with that index."""
+    """Returns whether `column` is known to exist and be visible under all bounds, in all rows."""
     rows, columns = _rows_and_columns(scores)
     last = column.offset + column.steps.get(ROWS, 0) * (rows - 1)
     exists = statically_known_true(column.offset >= 0) and statically_known_true(last < columns)
@@ -52,7 +52,7 @@ def _every_row_has(column: Affine, bounds: Sequence[Bound], scores: Node) -> boo
 
 
 def _includes(bound: Bound, column: Affine, rows: Any) -> bool:
-    """Returns whether a bound is known to leave each row that column."""
+    """Returns whether `column` is known to be visible under a bound, in all rows."""
     if bound.known_column == column or not bound.limit.is_index:
         return bound.known_column == column
     # A column is visible from the start on, and where column + 1 is at most the end.
@@ -111,7 +111,8 @@ def _is_diagonal(bound: Bound, scores: Node) -> bool:
 
 
 def _extreme(limits: Sequence[Affine], least: bool) -> Scalar:
-    """Returns the least or greatest number, which the graph computes if the order is not known."""
+    """Returns the least or the greatest of the limits. If their order is not known, this is a call
+    that computes it in the graph."""
     is_better = operator.le if least else operator.ge
     best, offset = _scalar(limits[0]), limits[0].offset
     for limit in limits[1:]:
@@ -136,13 +137,21 @@ def _scalar(limit: Affine) -> Scalar:
     return total
 
 
+#: Numbers beyond this are cut off, so that a sum of a few of them fits an int32. Models mark rows
+#: without a limit by the largest int, to which 1 cannot be added. No row has so many columns.
+_FARTHEST = 2**29
+
+
 def _tensor(limit: Affine, scores: Node) -> Node | OpCall:
     """Returns a limit as a tensor with one number for each row, without the last dimension."""
     offset = _scalar(limit)
+    is_number_alone = offset == 0 and list(limit.terms.values()) == [1]
     total: Node | OpCall | None = None
     for term in limit.tensors:
         times = limit.terms[term]
         number = _searched(term) if isinstance(term, Search) else _without_columns(term)
+        if not (is_number_alone or isinstance(term, Search)):
+            number = OpCall(aten.clamp.default, (number, -_FARTHEST, _FARTHEST))
         product = number if times == 1 else OpCall(aten.mul.Tensor, (number, times))
         total = product if total is None else OpCall(aten.add.Tensor, (total, product))
     if total is None:

@@ -18,8 +18,8 @@ from fusedops.graph.readers.scores import Scores, through_factor
 
 
 def read_logits(logits: Node, readers: Iterable[Node]) -> Scores:
-    """Returns the tensor whose rows of the last dimension, scaled and capped, are `logits`; it may
-    have other dimensions before the last one. `readers` are the calls of the loss.
+    """Returns the tensor, scale and soft cap that give `logits`. The tensor's last dimension has
+    the same rows; the dimensions before it may be others. `readers` are the calls of the loss.
 
     The shifted logits of a language model are read through the copy that makes them contiguous:
 

@@ -1,5 +1,5 @@
-"""Recognises the cross entropy of a class for each row of logits, in the forms in which models
-write it: as a call, and as the class's element of a log_softmax."""
+"""Recognises the cross entropy of each row of logits with a class, in the forms in which models
+write it: as a call, as an element of a log_softmax, and as a logsumexp minus a logit."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fusedops.graph.analysis import modes
 from fusedops.graph.analysis.calls import Call, ModuleAttribute, kind_of
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import (
+    before,
     before_view_chain,
     call_of,
     difference,
     has_shape,
+    is_lossless,
     reduced_dims,
     same_value,
     upstream,
@@ -134,8 +137,14 @@ def _log_softmax(node: Any, reader: Node) -> SoftmaxChain | None:
         chain = (read_softmax(call) or read_softmax_decomposed(call)) if call else None
         if chain is not None and chain.last is node:
             fits = chain.op == "log_softmax" and not (chain.refusal or chain.needs_masks)
-            return chain if fits else None
+            return chain if fits and _has_precision_of_input(chain) else None
     return None
+
+
+def _has_precision_of_input(chain: SoftmaxChain) -> bool:
+    """Returns whether a softmax is computed in the precision in which an op computes the cross
+    entropy of its input, which has no argument for another."""
+    return chain.dtype is None or is_lossless(value(chain.input).dtype, chain.dtype)
 
 
 def _is_over(chain: SoftmaxChain, dim: int) -> bool:
@@ -223,8 +232,7 @@ def _read_one_hot(call: Call) -> Loss | None:
 def _one_hot_target(node: Any, logits: Node) -> Node | None:
     """Returns the target, if `node` is F.one_hot(target, classes), cast or not, with as many
     classes as the logits."""
-    cast = call_of(node, "cast")
-    call = call_of(cast.arguments["input"] if cast else node, "one_hot")
+    call = call_of(before(node, "cast"), "one_hot")
     classes = constant(call.arguments.get("num_classes")) if call else None
     if call is None or not statically_known_true(classes == value(logits).shape[-1]):
         return None
@@ -298,5 +306,6 @@ def log_sums(loss: Loss) -> list[Node]:
         for call in calls
         if call is not None
         and call.node not in loss.nodes
+        and modes.are_alike(call.node, loss.last)
         and reduced_dims(call, value(loss.logits)) == (loss.dim % max(rank, 1),)
     ]

@@ -19,13 +19,11 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import (
     call_of,
-    call_used_once,
     cast_chain,
     has_shape,
     is_number,
     known_number,
     only_user,
-    other_operand,
     read_once,
     same_value,
     tensor_and_number,
@@ -35,12 +33,20 @@ from fusedops.graph.analysis.values import constant, value
 from fusedops.graph.analysis.writes import written
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.norm_dims import NormDims, norm_dims
-from fusedops.graph.readers.row_scale import OTHER_NORM, RowScale, as_one_per_row, read_row_scale
+from fusedops.graph.readers.row_scale import (
+    OTHER_NORM,
+    RowScale,
+    as_one_per_row,
+    in_range,
+    power_of,
+    read_row_scale,
+)
 from fusedops.graph.readers.statistics import centred
 from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
-#: Values of these types are intermediate results. Numbers, such as eps, may have other users.
+#: The types of intermediate results, which must have no users outside of the norm. Numbers, such as
+#: eps, may have some.
 _RESULTS = (torch.Tensor, tuple)
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 #: The kinds of norms that subtract the mean, and those that do not.
@@ -52,6 +58,7 @@ _ROUNDING = 4 * torch.finfo(torch.float64).eps
 UNKNOWN_ROW = "the length of its rows is not known at compile time"
 SINGLE = "its rows have too few elements for an unbiased variance"
 NOT_CENTRED = "it is divided by its deviation, but its mean is not subtracted, which no op does"
+OUT_OF_RANGE = "its factors leave the range of its dtype"
 EPS_OUTSIDE = "eps is added to the root of its mean square, which no op does"
 
 
@@ -67,6 +74,7 @@ class Norm:
     source: the tensor that the scale of its rows is computed from, if that is not the input.
     factor, scalars: a number, and tensors with a single element, that multiply the norm.
     rounded_to: the 16-bit dtype of a cast between the normalised value and the weight.
+    narrowed_to: the dtype of the casts that lose something, which has to be that of the result.
     absorbed: calls that compute the weight or the bias, which the op does not need.
     """
 
@@ -83,6 +91,7 @@ class Norm:
     weight_offset: float = 0.0
     bias: Node | None = None
     rounded_to: torch.dtype | None = None
+    narrowed_to: torch.dtype | None = None
     absorbed: tuple[Node, ...] = ()
     refusal: str | None = None
 
@@ -179,8 +188,9 @@ def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_
     if scale is not None:
         yield _Factor(operand, inverted, scale)
         return
-    call = call_used_once(operand) if steps and isinstance(value(operand), torch.Tensor) else None
-    if call is None or call.kind not in ("mul", "div") or written(operand):
+    call = call_of(operand) if steps and isinstance(value(operand), torch.Tensor) else None
+    is_product = call is not None and call.kind in ("mul", "div") and len(users(operand)) == 1
+    if call is None or not is_product or written(operand):
         yield _Factor(operand, inverted)
         return
     yield from _factors(call.arguments["input"], inverted, steps - 1)
@@ -197,7 +207,7 @@ def _product(
     if by is None:
         return None
     by = by.raised_to(-1.0) if scale.inverted else by
-    if not by.is_inverse_root:
+    if by is None or not by.is_inverse_root:
         return None
     tensor = next((f for f in factors if not f.inverted and _is_scaled_by(f.operand, by)), None)
     if tensor is None:
@@ -228,7 +238,8 @@ def _is_computed_in_half(norm: Norm) -> bool:
 
 
 def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
-    """Returns whether `operand` is the tensor whose rows have that scale, cast or not."""
+    """Returns whether `operand` is the tensor from which the scale is computed, cast or not, and
+    with the mean subtracted if the scale is centred."""
     if not isinstance(operand, Node):
         return False
     if scale.centred:
@@ -251,6 +262,8 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
         source, scale = scale.input, _as_mean_square_of(scale, tensor)
     read = _centred_kind if scale.centred else _uncentred_kind
     kind, eps, factor, refusal = read(scale, over)
+    if not in_range(factor, scale.input):
+        refusal = refusal or OUT_OF_RANGE
     input, refusal = cast_chain(scale.input)[1], scale.refusal or refusal
     norm = Norm(kind, over, input, scale.input, eps, last, source, factor)
     return replace(norm, refusal=refusal)
@@ -268,9 +281,9 @@ def _as_mean_square_of(scale: RowScale, residue: Node) -> RowScale:
 
 
 def _centred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
-    """Returns the kind of a norm with a mean, its eps, the factor that is left, and the refusal if
-    no op computes it. The kind is layer_norm if eps is added to the variance, std_norm if to the
-    root."""
+    """Returns the kind of a norm with a mean, its eps, the factor between the model's result and
+    the op's, and the refusal if no op computes it. The kind is layer_norm if eps is added to the
+    variance, and std_norm if to the root. Without eps, the divisor of the variance decides."""
     is_unbiased = scale.correction == 1 and scale.inner == 1 and not over.order("std_norm")
     is_deviation = math.isclose(scale.power, 0.5) if scale.eps_mode else is_unbiased
     kind, correction = ("std_norm", 1) if is_deviation else ("layer_norm", 0)
@@ -283,7 +296,7 @@ def _centred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, s
     return (
         kind,
         corrected.eps / corrected.inner,
-        corrected.outer * corrected.inner**corrected.exponent,
+        corrected.outer * power_of(corrected.inner, corrected.exponent),
         refusal,
     )
 
@@ -304,14 +317,16 @@ def _uncentred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float,
         if columns is None:
             return "l2_norm", scale.eps, 1.0, UNKNOWN_ROW
         # inner * mean ** power = unit * sum ** power
-        unit = scale.inner * columns**-scale.power
+        unit = scale.inner * power_of(columns, -scale.power)
+        if not in_range(unit, scale.input):
+            return "l2_norm", scale.eps, 1.0, OUT_OF_RANGE
         exponent = scale.exponent if scale.eps_mode else 1.0
-        eps = (scale.eps / unit) ** (1 / (2 * scale.power)) if scale.eps_mode else 0.0
-        return "l2_norm", eps, scale.outer * unit**exponent, None
+        eps = power_of(scale.eps / unit, 1 / (2 * scale.power)) if scale.eps_mode else 0.0
+        return "l2_norm", eps, scale.outer * power_of(unit, exponent), None
     if not scale.eps_mode:
         return "rms_norm", 0.0, scale.inner, None
     refusal = None if math.isclose(scale.power, 1) else EPS_OUTSIDE
-    factor = scale.outer * scale.inner**scale.exponent
+    factor = scale.outer * power_of(scale.inner, scale.exponent)
     return "rms_norm", scale.eps / scale.inner, factor, refusal
 
 
@@ -334,7 +349,8 @@ def _extended(extended: Norm, norm: Norm, step: Call) -> Norm | None:
         return _after_cast(extended, value(norm.last).dtype, step.arguments["dtype"])
     if step.kind == "addcmul":
         return _after_addcmul(extended, norm, step)
-    operand = other_operand(step, norm.last)
+    first, other = step.arguments.get("input"), step.arguments.get("other")
+    operand: Any = other if first is norm.last else first
     if step.kind == "add":
         has_bias = norm.kind in _CENTRED and norm.bias is None
         return _with_bias(extended, operand) if has_bias and _is_affine(operand, norm) else None
@@ -360,8 +376,17 @@ def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
 def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> Norm | None:
     """Returns a norm with the cast at its end. If the cast rounds an rms_norm to 16 bits before the
     weight, it is recorded as `rounded_to`. Returns None for a cast from 16 bits of a norm without a
-    mean."""
-    if input_dtype == result or norm.kind in _CENTRED:
+    mean, for casts that lose something in two ways, and for a cast to a dtype that no op gives,
+    such as int8."""
+    if input_dtype == result:
+        return norm
+    if not {input_dtype, result}.issubset(KERNEL_DTYPES):
+        return None
+    if torch.promote_types(input_dtype, result) != result:
+        if norm.narrowed_to not in (None, result):
+            return None
+        norm = replace(norm, narrowed_to=result)
+    if norm.kind in _CENTRED:
         return norm
     if input_dtype in HALF_DTYPES:  # eager rounds here and at the end, the op at the end alone
         return None
@@ -392,10 +417,12 @@ def _multiplied(
 
 
 def _times(norm: Norm, factor: float | None, inverted: bool) -> Norm | None:
-    """Returns the norm times `factor`, or divided by it; None unless it is finite and not 0."""
-    if not factor or not math.isfinite(factor):
+    """Returns the norm times `factor`, or divided by it; None if a factor leaves the range of the
+    norm's dtype."""
+    if factor is None or not in_range(factor, norm.computed_in):
         return None
-    return replace(norm, factor=norm.factor / factor if inverted else norm.factor * factor)
+    product = norm.factor / factor if inverted else norm.factor * factor
+    return replace(norm, factor=product) if in_range(product, norm.computed_in) else None
 
 
 def _is_single(operand: Node, norm: Norm) -> bool:
@@ -443,9 +470,10 @@ def _is_affine(operand: Any, norm: Norm) -> bool:
 
 
 def input_of(norm: Norm) -> Node | None:
-    """Returns the input, cast or not, with which the op's output has eager's dtype, or None."""
+    """Returns the norm's input, before or after its casts, whichever gives the op's output eager's
+    dtype; None if neither does, or if a cast has lost more than that dtype does."""
     result = value(norm.last).dtype
-    if norm.rounded_to not in (None, result):
+    if norm.narrowed_to not in (None, result):
         return None
     candidates = (norm.input, norm.computed_in)
     return next((node for node in candidates if value(node).dtype == result), None)
@@ -474,8 +502,7 @@ def _parameter(norm: Norm, operand: Node | None) -> Node | OpCall | None:
 def _weight_times_factors(norm: Norm) -> OpCall:
     """Returns the weight times the factors, in the dtype of the computation. A product as long as a
     row costs next to nothing, and the norm's result is rounded once."""
-    is_double = value(norm.input).dtype == torch.float64
-    dtype = torch.float64 if is_double else torch.float32
+    dtype = torch.promote_types(value(norm.input).dtype, torch.float32)
     weight = _parameter(norm, norm.weight)
     if weight is None:
         device = value(norm.input).device

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.steps import has_shape, known_size, view_chain
+from fusedops.graph.analysis.steps import are_equal, has_shape, known_size, view_chain
 from fusedops.graph.analysis.values import value
 from fusedops.graph.rule import OpCall
 
@@ -68,7 +68,7 @@ class NormDims(ABC):
 
 @dataclass(frozen=True)
 class LastDims(NormDims):
-    """The last dimensions of the input. The parameters have their shape."""
+    """The last dimensions of the input, whose shape the op's parameters have."""
 
     ops: ClassVar[dict[str, str]] = {
         kind: kind for kind in ("layer_norm", "std_norm", "rms_norm", "l2_norm")
@@ -93,9 +93,7 @@ class LastDims(NormDims):
             return operand
         extra = max(value(operand).dim() - len(self.dims), 0)
         shape = list(value(operand).shape[extra:])
-        if len(shape) == len(self.row) and all(
-            statically_known_true(m == n) for m, n in zip(shape, self.row, strict=True)
-        ):
+        if are_equal(shape, self.row):
             return OpCall(aten.reshape.default, (operand, self.known_row))
         squeezed = OpCall(aten.reshape.default, (operand, shape)) if extra else operand
         return OpCall(aten.expand.default, (squeezed, self.known_row))
@@ -103,9 +101,10 @@ class LastDims(NormDims):
 
 @dataclass(frozen=True)
 class SpatialDim(NormDims):
-    """One dimension that is not the last, such as the channels of images. The parameters broadcast
-    along it, as weight[:, None, None] does; the op takes them flat. Norms without a spatial op run
-    on the permuted input, which costs nothing where the channels are side by side in memory."""
+    """One dimension that is not the last, such as the channels of images. The parameters vary along
+    this dimension alone, as weight[:, None, None] does; the op takes them as vectors. Norms without
+    a spatial op run on the permuted input, which costs nothing where the channels are side by side
+    in memory."""
 
     ops: ClassVar[dict[str, str]] = {
         "layer_norm": "spatial_layer_norm",

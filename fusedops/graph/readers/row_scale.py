@@ -73,40 +73,70 @@ class RowScale:
         """The number of elements of a row, if it is known."""
         return known_count(value(self.input), self.dims)
 
-    def raised_to(self, exponent: float) -> RowScale:
-        """Returns the scale to that power."""
-        if not self.eps_mode:
-            return replace(self, inner=self.inner**exponent, power=self.power * exponent)
-        return replace(self, outer=self.outer**exponent, exponent=self.exponent * exponent)
+    def raised_to(self, exponent: float) -> RowScale | None:
+        """Returns the scale to that power, or None if a factor leaves the range of its dtype."""
+        if self.eps_mode:
+            outer = power_of(self.outer, exponent)
+            return replace(self, outer=outer, exponent=self.exponent * exponent)._within_range()
+        inner = power_of(self.inner, exponent)
+        return replace(self, inner=inner, power=self.power * exponent)._within_range()
 
     def times(self, factor: float) -> RowScale | None:
-        """Returns the scale times a number, if this is positive and finite."""
-        if not (math.isfinite(factor) and factor > 0):
+        """Returns the scale times a positive number, or None if a factor leaves the range of its
+        dtype."""
+        if not (factor > 0 and in_range(factor, self.input)):
             return None
-        if not self.eps_mode:
-            return replace(self, inner=self.inner * factor)
-        return replace(self, outer=self.outer * factor)
+        if self.eps_mode:
+            return replace(self, outer=self.outer * factor)._within_range()
+        return replace(self, inner=self.inner * factor)._within_range()
+
+    def _within_range(self) -> RowScale | None:
+        """Returns the scale, or None if a factor is outside of the range of its dtype."""
+        fits = in_range(self.inner, self.input) and in_range(self.outer, self.input)
+        return self if fits else None
 
     def with_eps(self, eps_mode: str, eps: float) -> RowScale | None:
-        """Returns the scale with eps, if it has none yet."""
+        """Returns the scale with eps, if it has none yet. None for a lower limit of 1 / norm, which
+        is an upper limit of the norm, and for a negative one, which is none."""
         if eps_mode == "add" and eps == 0:
             return self
-        return None if self.eps_mode else replace(self, eps_mode=eps_mode, eps=eps)
+        is_other_limit = eps_mode == "max" and (self.power < 0 or eps < 0)
+        if self.eps_mode or is_other_limit:
+            return None
+        return replace(self, eps_mode=eps_mode, eps=eps)
 
     def corrected(self, correction: int) -> RowScale | None:
         """Returns the scale in terms of a variance with the divisor N - correction, or None if N is
-        not known, or so small that a divisor would not be positive."""
+        not known, or so small that a divisor would not be positive, or if a factor leaves the range
+        of its dtype."""
         if correction == self.correction:
             return self
         columns = self.columns
         if columns is None or columns <= max(correction, self.correction):
             return None
         ratio = (columns - correction) / (columns - self.correction)
-        return replace(self, correction=correction, inner=self.inner * ratio**self.power)
+        inner = self.inner * power_of(ratio, self.power)
+        return replace(self, correction=correction, inner=inner)._within_range()
 
     @property
     def is_inverse_root(self) -> bool:
         return math.isclose(self.power * self.exponent, -0.5)
+
+
+def power_of(base: float, exponent: float) -> float:
+    """Returns base ** exponent for a base that is not negative; infinity where Python raises."""
+    try:
+        return float(base**exponent)
+    except (OverflowError, ZeroDivisionError):
+        return math.inf
+
+
+def in_range(factor: float, tensor: Any) -> bool:
+    """Returns whether a factor is a normal number in the dtype in which eager multiplies `tensor`
+    by it, which is float32 at least. Others are infinite there or lose digits, so that eager's
+    product with two of them is not the product with theirs in Python."""
+    limits = torch.finfo(torch.promote_types(value(tensor).dtype, torch.float32))
+    return limits.tiny <= abs(factor) <= limits.max
 
 
 def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
@@ -172,12 +202,16 @@ def _times_columns(mean: RowScale) -> RowScale | None:
 
 def _of_einsum(call: Call) -> RowScale | None:
     """Reads einsum("...d,...d->...", x, x), or a sum over other dimensions."""
-    equation, base, *others = call.node.args[:1] + _operands(call.node)
-    if not isinstance(equation, str) or len(others) != 1 or not same_value(base, others[0]):
+    equation = call.arguments.get("equation")
+    operands = call.arguments.get("operands", call.arguments.get("tensors"))  # torch's, ATen's
+    if not isinstance(equation, str) or not isinstance(operands, (list, tuple)):
         return None
+    base, *others = operands
     inputs, _, output = equation.replace(" ", "").partition("->")
     first, _, second = inputs.partition(",")
-    if not isinstance(base, Node) or first != second:
+    if not isinstance(base, Node) or len(others) != 1 or first != second:
+        return None
+    if not same_value(base, others[0]):
         return None
     summed = _summed_dims(first, output, value(base).dim())
     scale = _scale_of_mean_square(base, summed) if summed else None
@@ -196,12 +230,6 @@ def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
     return tuple(first + i for i, name in enumerate(names) if name not in kept)
 
 
-def _operands(einsum: Node) -> tuple[Any, ...]:
-    """Returns the operands of an einsum, which are arguments of their own or one list."""
-    operands = einsum.args[1:]
-    return tuple(operands[0]) if operands and isinstance(operands[0], (list, tuple)) else operands
-
-
 def _of_norm(call: Call) -> RowScale | None:
     """Reads x.norm(dim=-1, keepdim=True) and torch.linalg.norm(x, dim=-1); refused if the norm is
     not the Euclidean one."""
@@ -217,7 +245,8 @@ def _of_norm(call: Call) -> RowScale | None:
     if scale is None:
         return None
     refusal = scale.refusal or (None if is_euclidean else OTHER_NORM)
-    return replace(scale.raised_to(0.5), by_norm=True, refusal=refusal)
+    norm = scale.raised_to(0.5)
+    return replace(norm, by_norm=True, refusal=refusal) if norm else None
 
 
 def _of_variance(call: Call) -> RowScale | None:
@@ -295,7 +324,10 @@ def _through_div(call: Call, steps: int) -> RowScale | None:
     number = known_number(first if inverts else other) if scale else None
     if scale is None or not number:
         return None
-    return scale.raised_to(-1.0).times(number) if inverts else scale.times(1 / number)
+    if not inverts:
+        return scale.times(1 / number)
+    inverse = scale.raised_to(-1.0)
+    return inverse.times(number) if inverse else None
 
 
 def _through_add(call: Call, steps: int) -> RowScale | None:
@@ -320,7 +352,11 @@ def _through_larger(call: Call, steps: int) -> RowScale | None:
     """Reads max(norm, eps), where(norm > eps, norm, eps) or norm.masked_fill(norm < eps, eps)."""
     maximum = maximum_with_number(call)
     scale = read_row_scale(maximum[0], steps) if maximum else None
-    return scale.with_eps("max", maximum[1]) if maximum and scale else None
+    if maximum is None or scale is None:
+        return None
+    # Only one element a row broadcasts to an eps of another shape as it does to the input.
+    is_alike = same_shape(call.node, maximum[0]) or as_one_per_row(scale, maximum[0])
+    return scale.with_eps("max", maximum[1]) if is_alike else None
 
 
 def _through_cast(call: Call, steps: int) -> RowScale | None:

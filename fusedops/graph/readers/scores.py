@@ -16,15 +16,17 @@ from fusedops.graph.analysis.masks import Mask
 from fusedops.graph.analysis.masks.positions import Bound
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.products import is_product, unscaled
+from fusedops.graph.analysis.selections import selection
 from fusedops.graph.analysis.steps import (
     broadcasts,
     call_of,
     is_number,
     is_widening,
+    number,
     same_shape,
     tensor_and_number,
 )
-from fusedops.graph.analysis.values import constant, number, rounded, value
+from fusedops.graph.analysis.values import constant, rounded, value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers import intervals
 from fusedops.graph.readers.softmax_chain import Hidden, SoftmaxChain
@@ -120,14 +122,19 @@ def _through_div(scores: Scores, call: Call) -> Scores | None:
 
 
 def _scaled(scores: Scores, input: Any, factor: Any, inverse: bool) -> Scores | None:
-    """Returns the scores of `input` times a number, or divided by it; None if it is infinite, NaN
-    or 0."""
+    """Returns the scores of `input` times a number, or divided by it; None if the number, or the
+    product of all factors, is infinite, NaN or 0."""
     if not isinstance(input, Node) or not is_number(factor):
         return None
     factor = number(factor)
     if not math.isfinite(factor) or factor == 0:
         return None
-    return replace(scores, input=input, scale=scores.scale * (1 / factor if inverse else factor))
+    scale = scores.scale * (1 / factor if inverse else factor)
+    # The op keeps the scale in the precision of its sums, in which it must neither overflow nor
+    # become 0: it would make NaN of scores that are 0 or infinite.
+    precision = torch.float64 if value(input).dtype == torch.float64 else torch.float32
+    in_range = rounded(abs(scale), precision) not in (0, math.inf)
+    return replace(scores, input=input, scale=scale) if in_range else None
 
 
 #: The least and greatest soft cap that the op takes in float32, its precision except for float64.
@@ -135,8 +142,9 @@ _LEAST_CAP, _GREATEST_CAP = 2.0**-126, 2.0**126
 
 
 def _through_tanh(scores: Scores, call: Call) -> Scores | None:
-    """Reads a soft cap: the factor of a tanh, which is also part of the scale of its argument. A
-    tanh without a factor is an activation, which Inductor fuses."""
+    """Reads a soft cap: the factor of a tanh. The factor also stays in the scale, since cap *
+    tanh(x) is cap * tanh(cap * x / cap). A tanh without a factor is an activation, which Inductor
+    fuses."""
     cap = abs(scores.scale)
     if cap == 1 or not _LEAST_CAP <= cap <= _GREATEST_CAP:
         return None
@@ -199,7 +207,8 @@ def _is_addend(addend: Any, input: Any) -> bool:
 
 
 def _has_product(node: Any) -> bool:
-    """Returns whether a matrix product, and calls that are read as scores, end in a node."""
+    """Returns whether a node is a matrix product, or computed from one by calls that are read as
+    part of the scores."""
     while (call := call_of(node := unscaled(node))) is not None and call.kind in _STEPS:
         node = call.arguments.get("input")
     return is_product(node)
@@ -218,23 +227,20 @@ def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
     return replace(scores, input=input, addends=(*scores.addends, addend))
 
 
-def _through_masked_fill(scores: Scores, call: Call) -> Scores | None:
-    input, mask, fill = (call.arguments.get(name) for name in ("input", "mask", "value"))
-    return _filled(scores, call, input, mask, fill, hides=True)
-
-
-def _through_where(scores: Scores, call: Call) -> Scores | None:
-    """Reads torch.where(visible, scores, number) or torch.where(hidden, number, scores)."""
-    condition, first, other = (call.arguments.get(n) for n in ("condition", "input", "other"))
+def _through_selection(scores: Scores, call: Call) -> Scores | None:
+    """Reads torch.where(visible, scores, number), or torch.where(hidden, number, scores), which is
+    scores.masked_fill(hidden, number)."""
+    condition, taken, other = selection(call) or (None, None, None)
     if is_number(other):
-        return _filled(scores, call, first, condition, other, hides=False)
-    return _filled(scores, call, other, condition, first, hides=True)
+        return _filled(scores, call, taken, condition, other, hides=False)
+    return _filled(scores, call, other, condition, taken, hides=True)
 
 
 def _filled(
     scores: Scores, call: Call, input: Any, mask: Any, fill: Any, hides: bool
 ) -> Scores | None:
-    """Returns the scores `input` with `fill` where `mask` is `hides`."""
+    """Returns the scores of `input` with the number `fill` wherever the bool tensor `mask` equals
+    `hides`, or None if the op cannot compute them."""
     if not isinstance(input, Node) or not isinstance(mask, Node) or not is_number(fill):
         return None
     if (fill_number := number(fill)) is None:
@@ -267,7 +273,8 @@ def _and(mask: Operand, other: Operand | None) -> Operand:
 
 
 def _bounded(scores: Scores, input: Node, mask: Mask, fill: float) -> Scores | None:
-    """Returns the scores with the bounds of a mask as bounds, and its rest as a bool mask."""
+    """Returns the scores of `input` with a mask, whose bounds are added to `bounds` and whose bool
+    tensors to `visible`; None if the op cannot compute them."""
     visible = scores.visible
     for leaf in mask.leaves:
         if not broadcasts(leaf.node, input):
@@ -339,11 +346,12 @@ _STEPS = {
     "add": _through_add,
     "sub": _through_sub,
     "baddbmm": _through_baddbmm,
-    "masked_fill": _through_masked_fill,
-    "where": _through_where,
+    "masked_fill": _through_selection,
+    "where": _through_selection,
     "tanh": _through_tanh,
 }
-#: The calls that are read inside of the tanh of a soft cap, which takes the scores times a number.
+#: The calls that are read in the argument of a soft cap's tanh, which can only be the input, cast
+#: and multiplied by numbers.
 _STEPS_UNDER_A_CAP = {kind: _STEPS[kind] for kind in ("cast", "mul", "div")}
 
 

@@ -18,8 +18,16 @@ from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.products import feeds_products
-from fusedops.graph.analysis.steps import broadcasts, call_of, only_user, same_value, upstream
-from fusedops.graph.analysis.values import number, value
+from fusedops.graph.analysis.selections import filled_number
+from fusedops.graph.analysis.steps import (
+    broadcasts,
+    call_of,
+    known_number,
+    only_user,
+    same_value,
+    upstream,
+)
+from fusedops.graph.analysis.values import rounded, value
 from fusedops.graph.readers.exponentials import maximum_of
 from fusedops.graph.readers.softmax_chain import SoftmaxChain, with_casts
 from fusedops.graph.rule import OpCall
@@ -47,13 +55,14 @@ class Sink:
         needed = value(self.logit).requires_grad and value(result).requires_grad
         return needed or "example_value" not in result.meta
 
-    def operand(self, device: torch.device) -> OpCall:
+    def operand(self, result: torch.Tensor) -> OpCall:
         """Returns the call that makes the argument `sinks` of masked_softmax. The argument lacks
         the logit's last dimension, in which the model joins it to the scores as a column; a number
-        becomes a tensor."""
+        becomes a tensor, in the precision in which the op computes its `result`."""
         if isinstance(self.logit, Node):
             return OpCall(aten.squeeze.dim, (self.logit, -1))
-        kwargs = {"dtype": torch.float32, "device": device}
+        precision = torch.promote_types(result.dtype, torch.float32)
+        kwargs = {"dtype": precision, "device": result.device}
         return OpCall(aten.scalar_tensor.default, (self.logit,), kwargs)
 
 
@@ -88,7 +97,7 @@ def _drops_last_column(call: Call) -> bool:
     index = call.arguments["index"]
     items = list(index) if isinstance(index, tuple) else [index]
     whole = all(item in (..., slice(None)) for item in items[:-1])
-    return whole and items[-1] == slice(None, -1) and source.dim() == result.dim()
+    return whole and items[-1:] == [slice(None, -1)] and source.dim() == result.dim()
 
 
 def _without_maximum(joined: Node) -> Node:
@@ -106,11 +115,13 @@ def _without_maximum(joined: Node) -> Node:
 def _joined(joined: Node) -> tuple[Node, Sink] | None:
     """Reads torch.cat([scores, sinks], -1), or F.pad(scores, (0, 1), value=sink)."""
     if (padded := call_of(joined, "pad")) is not None:
-        pad, fill = padded.arguments.get("pad"), number(padded.arguments.get("value") or 0.0)
+        pad, fill = padded.arguments.get("pad"), known_number(padded.arguments.get("value") or 0.0)
         is_constant = padded.arguments.get("mode", "constant") == "constant"
         one_column = isinstance(pad, (tuple, list)) and tuple(pad) == (0, 1) and is_constant
         scores = padded.arguments["input"]
-        return (scores, Sink(float(fill))) if one_column and fill is not None else None
+        if not one_column or fill is None:
+            return None
+        return scores, Sink(float(rounded(fill, value(joined).dtype)))
     call = call_of(joined, "cat")
     if call is None or call.arguments.get("dim", 0) not in (-1, value(joined).dim() - 1):
         return None
@@ -130,10 +141,9 @@ def _is_per_row(scores: Node, logit: Node) -> bool:
 def _sink(logit: Node) -> Sink:
     """Returns the sink that a tensor is: the number that fills it, the tensor that it expands, or
     the tensor itself."""
-    call = call_of(logit, "zeros") or call_of(logit, "full")
-    if call is not None:
-        fill = number(call.arguments.get("fill_value", 0.0)) if call.kind == "full" else 0.0
-        return Sink(float(fill), frozenset([logit])) if fill is not None else Sink(logit)
+    fill = filled_number(logit)
+    if fill is not None:
+        return Sink(fill, frozenset([logit]))
     expanded = call_of(logit, "expand")
     if expanded is not None and value(expanded.arguments["input"]).dim() == value(logit).dim():
         return Sink(expanded.arguments["input"], frozenset([logit]))

@@ -19,7 +19,7 @@ ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only
 
 @dataclass(frozen=True)
 class Hidden:
-    """Columns without weight, because a softmax masks their exponentials, not their scores.
+    """Columns that a softmax hides by setting their exponentials to 0, not their scores to -inf.
 
     mask, hides: a bool tensor, and whether it is True for the hidden columns or for the others.
     node: the call that hides them.
@@ -116,7 +116,13 @@ def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
     if casts:
         chain = replace(chain, input=input, dtype=result, nodes=(*reversed(casts), *chain.nodes))
     cast = only_user(chain.last, "cast")
-    narrows = result == torch.float64 and value(chain.input).dtype != result
-    if cast is not None and cast.arguments["dtype"] == value(chain.input).dtype and not narrows:
+    dtype = value(chain.input).dtype
+    changes = (result == torch.float64 and dtype != result) or loses_range(dtype, result)
+    if cast is not None and cast.arguments["dtype"] == dtype and not changes:
         chain = replace(chain, dtype=None, nodes=(*chain.nodes, cast.node))
     return chain
+
+
+def loses_range(dtype: torch.dtype, converted: torch.dtype) -> bool:
+    """Returns whether numbers that are finite in `dtype` may be infinite in `converted`."""
+    return dtype.is_floating_point and torch.finfo(dtype).max > torch.finfo(converted).max

@@ -44,8 +44,9 @@ def _read(call: Call) -> SoftmaxChain | None:
 
 
 def _read_log_softmax(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | None:
-    """Reads x - logsumexp(x), s - log(sum(exp(s))) with s = x - max(x), or x - (m + log(sum(exp(x -
-    m)))) with m = max(x): the difference `call` of x, or s, and `subtracted`."""
+    """Reads `call`, which computes `x` - `subtracted`, as x - logsumexp(x), as x - (m +
+    log(sum(exp(x - m)))) with m = max(x), or as x - log(sum(exp(x))), where `x` is itself a tensor
+    minus its maximum."""
     if not isinstance(x, Node) or not isinstance(subtracted, Node):
         return None
     total = call_of(before_view_chain(subtracted), "logsumexp")

@@ -1,4 +1,4 @@
-"""Reads means, squares and deviations of rows that several calls compute."""
+"""Reads what several calls compute from rows: means, squares, and deviations from the mean."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import (
+    before,
     before_view_chain,
     call_of,
     difference,
     has_keepdim_shape,
+    has_shape,
     known_count,
     known_number,
     reduced_dims,
@@ -43,8 +45,7 @@ def is_square_of_mean(node: Any, input: Node) -> bool:
 def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
     """Yields each x and dims for which `node` is mean(x, dims), in a shape that broadcasts to x, or
     expanded to its shape."""
-    expansion = call_of(node, "expand")
-    kept = expansion.arguments["input"] if expansion else node
+    kept = before(node, "expand")
     for mean in means(before_view_chain(kept)):
         for input, dims in (mean, before_views(*mean)):
             if has_keepdim_shape(kept, input, dims) and (kept is node or same_shape(node, input)):
@@ -52,7 +53,8 @@ def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
 
 
 def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """Yields x and dims, if `node` is mean(x, dims); then both means as one, if x is a mean too."""
+    """Yields x and dims, if `node` is mean(x, dims). If x is itself a mean of z, yields z and the
+    dimensions of both means too."""
     call = _mean(node)
     input: Any = call.arguments["input"] if call else None
     dims = reduced_dims(call, value(input)) if call else None
@@ -60,9 +62,12 @@ def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
         return
     yield input, dims
     for source, inner in means(input):
-        rank = value(source).dim()
-        is_kept = value(input).dim() == rank
-        left = range(rank) if is_kept else [dim for dim in range(rank) if dim not in inner]
+        shape = value(source).shape
+        left = [dim for dim in range(len(shape)) if dim not in inner]
+        if has_keepdim_shape(input, source, inner):
+            left = list(range(len(shape)))
+        elif not has_shape(input, [shape[dim] for dim in left]):  # a view that moves rows
+            continue
         yield source, tuple(sorted({*inner, *(left[dim] for dim in dims)}))
 
 
@@ -83,8 +88,8 @@ def before_views(input: Node, dims: tuple[int, ...]) -> tuple[Node, tuple[int, .
 
 
 def _mean(node: Any) -> Call | None:
-    """Returns the call that has the input and the dimensions of the mean that `node` is: the mean,
-    the var_mean of var_mean(x)[1], or the sum of sum(x) / N."""
+    """Returns the call whose input and dimensions are those of the mean `node`: the call of mean
+    itself, of var_mean if `node` is var_mean(x)[1], or of sum if `node` is sum(x) / N."""
     return call_of(node, "mean") or _mean_beside_variance(node) or _sum_over_size(node)
 
 
@@ -122,6 +127,4 @@ def base_of_square(call: Call) -> Node | None:
         or (call.kind == "pow" and call.arguments["exponent"] in (2, 2.0))
         or (call.kind == "mul" and same_value(base, call.arguments["other"]))
     )
-    magnitude = call_of(base, "abs")
-    base = magnitude.arguments["input"] if magnitude else base
-    return base if is_square else None
+    return before(base, "abs") if is_square else None

@@ -1,9 +1,9 @@
 """Selective activation checkpointing of regions that were rewritten.
 
 The policy of such a region says for each ATen operator whether its results are kept for the
-backward pass or computed again. The policy does not know the op that took the operator's place, and
-would compute it again. After a rewrite it is therefore asked about the operators that an op has
-replaced, before it is asked about the op itself.
+backward pass or computed again. The policy does not know the op that took the operator's place, so
+that the op's results would be computed again. After a rewrite the policy is therefore asked about
+the operators that an op has replaced, before it is asked about the op itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REPLACED: dict[str, tuple[torch._ops.OpOverload, ...]] = {
 }
 #: The decisions by which a policy keeps results. Older policies return True.
 _SAVES = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE, True)
-#: Where Dynamo keeps the function that makes the contexts of a region.
+#: The key of a graph module's `meta` for the function that makes the contexts of a region.
 _META = "_checkpoint_context_fn"
 
 ContextFn = Callable[[], tuple[Any, Any]]

@@ -96,7 +96,8 @@ def _replace(node: Node, results: Any) -> None:
 
 
 def _replace_uses(old: Node, new: Node) -> None:
-    """Replaces `old` by `new` with the recorded value of `old`, whose storage its views share."""
+    """Replaces `old` by `new`, which gets the recorded value of `old`: the recorded views of `old`
+    share the storage of that value."""
     annotate(new, value(old), like=old)
     old.replace_all_uses_with(new)
 

@@ -23,9 +23,10 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.values import bytes_of, value
+from fusedops.graph.analysis.steps import are_equal
+from fusedops.graph.analysis.values import bytes_of, lasting_strides, value
 from fusedops.graph.rewriting.evaluation import Evaluation
-from fusedops.graph.rule import Match, OpCall, Output, schema_of
+from fusedops.graph.rule import Match, OpCall, Output, arguments_by_name, schema_of
 
 aten = torch.ops.aten
 
@@ -52,17 +53,18 @@ class Replacement:
 
 
 def replacements(call: OpCall, match: Match, evaluation: Evaluation) -> Iterator[Replacement]:
-    """Yields `call` on its inputs as they are, then on their dimensions in the orders that eager's
-    results have in memory. The results have eager's strides, unless these leave gaps in memory."""
+    """Yields the replacement by `call` on its inputs as they are, then on the inputs permuted to
+    each order that the dimensions of a result have in eager's memory; only the first if the rule
+    has permuted the input. The results have eager's strides, unless these leave gaps in memory."""
     used = {old: index for old, index in match.results.items() if old.users}
     if match.order is not None:
         yield _permuted_by_rule(call, match.order, used, evaluation)
         return
-    yield _in_order(call, None, used, evaluation)
+    yield _with_results(call, None, used, evaluation)
     orders = (memory_order(value(old)) for old in used)
     possible = (_possible_order(call, order, evaluation) for order in orders if order is not None)
     for order in dict.fromkeys(order for order in possible if order is not None):
-        yield _in_order(call, order, used, evaluation)
+        yield _with_results(_permuted(call, order, evaluation), order, used, evaluation)
 
 
 def memory_order(tensor: torch.Tensor) -> Order | None:
@@ -85,15 +87,11 @@ def _next_dim(tensor: torch.Tensor, dims: Sequence[int], stride: int | torch.Sym
     """Returns the last of `dims` with that stride, one of size 1 if possible; if none has it, the
     last of size 1, whose stride is arbitrary, so that the dimension can stand anywhere."""
     fitting = [d for d in dims if _equal(tensor.stride(d), stride)]
-    ones = [d for d in dims if _is_one(tensor.size(d))]
+    ones = [d for d in dims if _equal(tensor.size(d), 1)]
     for candidates in (set(ones).intersection(fitting), fitting, ones):
         if candidates:
             return max(candidates)
     return None
-
-
-def _is_one(size: int | torch.SymInt) -> bool:
-    return _equal(size, 1)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -115,7 +113,8 @@ _BROADCAST = {"mask", "bias"}
 #: The arguments of masked softmaxes that have a value a row: they broadcast to the shape of the
 #: result without its last dimension.
 _PER_ROW = {"start", "end", "sinks"}
-#: The arguments that mean the same in any order of the dimensions that are not fixed.
+#: The arguments that mean the same in any order of the dimensions, except those that `_fixed_dims`
+#: counts.
 _UNMOVED = set(
     "normalized_shape weight bias weights biases eps weight_offset rounds_normalized scale causal "
     "diagonal lower_diagonal mask_value zero_masked_rows softcap dtype p seed".split()
@@ -126,7 +125,7 @@ _KNOWN = _FULL | _BROADCAST | _PER_ROW | _UNMOVED | {"inputs", "dim", "stack_dim
 def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order | None:
     """Returns `order`, except that the last dimensions stay the last if the op needs that. Returns
     None if no dimension moves, or if the op is not known to treat its dimensions alike."""
-    arguments = _arguments(call)
+    arguments = arguments_by_name(call)
     fixed = _fixed_dims(schema_of(call).name.rpartition("::")[2], arguments, evaluation)
     if fixed is None:
         return None
@@ -152,12 +151,6 @@ def _fixed_dims(op: str, arguments: Mapping[str, Any], evaluation: Evaluation) -
     return len(evaluation.value(arguments["normalized_shape"])) if op in _NORMS else None
 
 
-def _arguments(call: OpCall) -> dict[str, Any]:
-    """Returns the arguments of an op's call by name."""
-    names = [argument.name for argument in schema_of(call).arguments]
-    return dict(zip(names, call.args, strict=False))
-
-
 def _stack_dim(arguments: Mapping[str, Any], order: Order) -> int | None:
     """Returns the dimension of the result along which inputs are stacked, or None."""
     return arguments["stack_dim"] % len(order) if "stack_dim" in arguments else None
@@ -165,7 +158,7 @@ def _stack_dim(arguments: Mapping[str, Any], order: Order) -> int | None:
 
 def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
     """Returns `call` with the dimensions of its inputs in that order."""
-    arguments = _arguments(call)
+    arguments = arguments_by_name(call)
     stack = _stack_dim(arguments, order)
     # The inputs of a stack lack its dimension, so that those after it are counted one lower.
     of_input = tuple(d - (stack is not None and d > stack) for d in order if d != stack)
@@ -205,21 +198,13 @@ def _permuted_broadcast(argument: Any, order: Order, evaluation: Evaluation) -> 
 # --- its results ----------------------------------------------------------------------------------
 
 
-def _in_order(
-    call: OpCall, order: Order | None, used: Mapping[Node, Output], evaluation: Evaluation
-) -> Replacement:
-    """Returns the replacement by `call` on permuted inputs, or on the inputs as they are."""
-    new = call if order is None else _permuted(call, order, evaluation)
-    return _with_results(new, order, used, evaluation)
-
-
 def _permuted_by_rule(
     call: OpCall, order: Order, used: Mapping[Node, Output], evaluation: Evaluation
 ) -> Replacement:
     """Returns the replacement by `call`, whose input the rule has permuted to that order. An input
     that is not contiguous then is copied by the op, and its bytes count as copied."""
     replacement = _with_results(call, order, used, evaluation)
-    input = evaluation.value(_arguments(call)["input"])
+    input = evaluation.value(arguments_by_name(call)["input"])
     copied = 0 if input.is_contiguous() else 2 * bytes_of(input)
     return replace(replacement, copied_bytes=replacement.copied_bytes + copied)
 
@@ -286,7 +271,7 @@ def _inverse(order: Order) -> Order:
 def _agree(strides: Sequence[Any], eager: torch.Tensor) -> bool:
     """Returns whether these are known to be eager's strides, but for dimensions of size 1."""
     triples = zip(strides, eager.stride(), eager.shape, strict=True)
-    return all(_is_one(size) or _equal(ours, theirs) for ours, theirs, size in triples)
+    return all(_equal(size, 1) or _equal(ours, theirs) for ours, theirs, size in triples)
 
 
 def _with_size_one_strides(
@@ -298,22 +283,22 @@ def _with_size_one_strides(
     tensor = evaluation.value(result)
     if tensor.dim() != eager.dim() or not _agree(tensor.stride(), eager):  # the rewriter refuses it
         return result
-    if all(map(_equal, tensor.stride(), eager.stride())):
+    if are_equal(lasting_strides(tensor), lasting_strides(eager)):
         return result
-    arguments = _arguments(call)
+    arguments = arguments_by_name(call)
     sources = [
         result,
         *(arguments[name] for name in _FULL if name in arguments),
         *arguments.get("inputs", ()),
     ]
-    strides = [_stride(stride, sources, evaluation) for stride in eager.stride()]
-    if None in strides:
+    wanted = [_stride(stride, sources, evaluation) for stride in eager.stride()]
+    if None in wanted:
         return result
     sizes = [
         size if isinstance(size, int) else OpCall(aten.sym_size.int, (result, d))
         for d, size in enumerate(eager.shape)
     ]
-    return OpCall(aten.as_strided.default, (result, sizes, strides))
+    return OpCall(aten.as_strided.default, (result, sizes, wanted))
 
 
 def _stride(wanted: Any, sources: Sequence[Any], evaluation: Evaluation) -> int | OpCall | None:

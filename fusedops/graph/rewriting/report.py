@@ -49,8 +49,8 @@ class Site:
     bytes_saved: the memory traffic that the rewrite removes, if each replaced call reads its inputs
         and writes its result; 0 if a single call was replaced.
     figures: the measurements that decided with `fuse="profitable"`; None if there were none.
-    note: what a replaced site still computes in tensors, and why, such as a mask of unknown
-        elements; and why no op was used that fuses more calls, such as the residual connection.
+    note: what the graph still computes beside the op of a replaced site, such as a mask, and why;
+        and why no op was used that fuses more calls, such as the residual connection.
     """
 
     rule: str
@@ -139,7 +139,7 @@ def describe_site(
     names: Mapping[str, str],
     why_not_larger: str = "",
 ) -> Site:
-    """Returns the report's row for `match`, which was replaced if the decision has no refusal.
+    """Returns the report's `Site` for `match`, which was replaced if the decision has no refusal.
 
     `copied_bytes` are read and written to give the results eager's strides; `names` maps the
     identity of a module to its dotted path. `why_not_larger` says why no op that fuses more calls

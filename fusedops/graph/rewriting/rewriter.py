@@ -24,14 +24,14 @@ from fusedops.graph import availability
 from fusedops.graph.analysis import modes, storages
 from fusedops.graph.analysis.calls import Call, ModuleAttribute, as_call
 from fusedops.graph.analysis.nodes import annotate, is_assertion, subgraphs, users, walk
-from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.values import lasting_strides, value
 from fusedops.graph.policy.decision import Decision, decide
 from fusedops.graph.rewriting import checkpoints, layouts, saved_tensors
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.expand import expand
 from fusedops.graph.rewriting.layouts import Replacement
 from fusedops.graph.rewriting.report import Report, Site, describe_site, log
-from fusedops.graph.rule import Match, OpCall, Rule
+from fusedops.graph.rule import Match, OpCall, Rule, nodes_of, viewed
 from fusedops.graph.rules import RULES, STACKS
 
 
@@ -81,7 +81,7 @@ def _code(graph: Graph) -> str:
 def _visit_all(
     graph: Graph, rules: Sequence[Rule], names: Mapping[str, str]
 ) -> Iterator[tuple[Node, Site]]:
-    """Tries the rules on all nodes except dead ones, and yields those that are a site. Dead nodes
+    """Tries the rules on all nodes except dead ones, and yields each site with its node. Dead nodes
     would otherwise become outputs of ops that are not dead, and have gradients of zeros where eager
     has none."""
     alive = storages.live_nodes(graph)
@@ -94,7 +94,9 @@ def _visit_all(
 def _visit(
     node: Node, rules: Sequence[Rule], transformed: bool, names: Mapping[str, str]
 ) -> Site | None:
-    """Tries the rules on a node in their order; returns the site, if there is one."""
+    """Tries the rules on a node in their order, and replaces the match by the first replacement
+    that copies nothing, else by the first one. Returns the site, replaced or not, or None if no
+    rule matches."""
     call = as_call(node)
     attempts = list(_attempts(call, rules, transformed)) if call is not None else []
     if not attempts:
@@ -163,8 +165,21 @@ def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
         or _unsupported_inputs(match.call.arguments)
         or rule.refusal(match)
         or storages.written_between(match.fused_nodes)
+        or _written_operand(match)
         or ("inside a torch.func transform" if transformed else None)
     )
+
+
+def _written_operand(match: Match) -> str | None:
+    """Returns why the op cannot read its operands at its place, or None. A mask is computed where
+    the model says, but bounds of rows are read by the op itself."""
+    site = match.call.node
+    readers = {site, *match.fused_nodes, *match.mask_calls}
+    place = match.insert_before or site
+    for operand in nodes_of(match.call.arguments.values()):
+        if storages.written_after_read(operand, readers, place):
+            return f"{operand.name} is written between its first use and the last call"
+    return None
 
 
 def _unsupported_inputs(arguments: Mapping[str, Any]) -> str | None:
@@ -184,9 +199,7 @@ def _unsupported_operand(name: str, argument: Any) -> str | None:
 
 def _unsupported_input(input: Node | OpCall) -> str | None:
     """Returns why the ops do not take a tensor as their input, or None."""
-    if isinstance(input, OpCall):  # a view of the input
-        return _unsupported_input(input.args[0])
-    tensor = value(input)
+    tensor = value(viewed(input))
     if not isinstance(tensor, torch.Tensor):
         return "capture recorded no shape and dtype for the input"
     if tensor.is_nested or not availability.ops_take(tensor):
@@ -249,7 +262,7 @@ def _difference(match: Match, replacement: Replacement) -> str | None:
 
 
 def _property(tensor: torch.Tensor, what: str) -> Any:
-    return tensor.stride() if what == "stride" else getattr(tensor, what)
+    return lasting_strides(tensor) if what == "stride" else getattr(tensor, what)
 
 
 def _same(ours: Any, theirs: Any) -> bool:

@@ -28,7 +28,7 @@ from fusedops.graph.analysis.calls import as_call
 from fusedops.graph.analysis.values import value
 from fusedops.graph.rewriting import layouts
 from fusedops.graph.rewriting.layouts import Replacement
-from fusedops.graph.rule import Match, OpCall, Output, schema_of
+from fusedops.graph.rule import Match, OpCall, Output, arguments_by_name, schema_of
 
 aten = torch.ops.aten
 
@@ -76,23 +76,20 @@ def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:
         copies = isinstance(argument, Node) and is_unsavable(argument)
         return _clone(argument) if copies else argument
 
-    names = [argument.name for argument in schema_of(new).arguments]
-    pairs = zip(names, new.args, strict=False)
     saved = _saved_inputs(new)
     args = (
-        map_aggregate(argument, copied) if name in saved else argument for name, argument in pairs
+        map_aggregate(argument, copied) if name in saved else argument
+        for name, argument in arguments_by_name(new).items()
     )
     return replace(new, args=tuple(args))
 
 
 def _saved_inputs(new: OpCall) -> set[str]:
-    """Returns the arguments that an op saves. Softmaxes save their result instead of the input,
-    unless there is a soft cap, and norms of a sum save the sum."""
-    schema = schema_of(new)
-    name = schema.name.rpartition("::")[2]
+    """Returns the names of the arguments that an op saves. Instead of their input, softmaxes
+    without a soft cap save their result, and norms of a sum save the sum."""
+    name = schema_of(new).name.rpartition("::")[2]
     is_norm_of_inputs = name.endswith("norm") and not name.startswith("add_")
-    arguments = dict(zip((argument.name for argument in schema.arguments), new.args, strict=False))
-    is_capped = arguments.get("softcap") is not None
+    is_capped = arguments_by_name(new).get("softcap") is not None
     return _PARAMETERS | ({"input", "inputs"} if is_norm_of_inputs or is_capped else set())
 
 

@@ -33,8 +33,9 @@ still be refused, since the rewriter goes on to prove that
     its dtype, device, shape and strides are eager's              rewriting/rewriter.py
 
 If the op cannot compute what the site computes, the `refusal` of the match's call says why, for the
-report; `Rule.refusal` does the same for reasons that need a tensor as the input. `Rule.emit` is
-overridden if several calls of the op are possible: the first one with eager's metadata is taken.
+report; `Rule.refusal` does the same for reasons that exist only if the input is a tensor, such as
+its dtype. `Rule.emit` is overridden if several calls of the op are possible: the first one with
+eager's metadata is taken.
 Nodes that have other users stay in the graph, without any effort of the rule.
 
 The rule goes into RULES below, before rules that find a part of what it finds, and its name into

@@ -12,21 +12,19 @@ that a cast of the branch alone, before or after its dropout, is part of the sit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import users
-from fusedops.graph.analysis.steps import call_of, is_widening, same_shape
+from fusedops.graph.analysis.steps import are_equal, call_of, is_widening, same_shape
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
-from fusedops.graph.rule import Match, OpCall, Output, Rule
+from fusedops.graph.rule import Match, OpCall, Output, Rule, nodes_of
 
 #: The index of the sum among the op's results, between the output and the statistics.
 _SUM = 1
@@ -34,9 +32,9 @@ _SUM = 1
 
 @dataclass(frozen=True)
 class _Residual:
-    """The sum branch + residual.
+    """The sum branch + residual, where the branch is the summand that may have a dropout.
 
-    branch: the branch before its dropout.
+    branch: this summand before its dropout, and before casts that the op does not need.
     nodes: the fused nodes in program order; the last one is the input of the norm.
     """
 
@@ -102,9 +100,8 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
         results[residual.sum] = _SUM
     # The op must come before all other users of the sum.
     insert_before = min([norm.call.node, *others])
-    if any(
-        node.op != "placeholder" and not node < insert_before for node in _nodes(arguments.values())
-    ):
+    operands = nodes_of(arguments.values())
+    if any(node.op != "placeholder" and not node < insert_before for node in operands):
         return None
     site = Call(op, op, norm.call.node, arguments)
     return Match(site, op, results, (*residual.nodes, *norm_nodes), insert_before)
@@ -120,45 +117,35 @@ def _remaining(norm_nodes: tuple[Node, ...], norm: Match) -> set[Node]:
     return remaining
 
 
-def _nodes(arguments: Any) -> Iterator[Node]:
-    """Yields the nodes among arguments, also those inside of calls and lists."""
-    for argument in arguments:
-        if isinstance(argument, Node):
-            yield argument
-        elif isinstance(argument, OpCall):
-            yield from _nodes(argument.args)
-        elif isinstance(argument, (list, tuple)):
-            yield from _nodes(argument)
-
-
 def _residual(norm: Match) -> _Residual | None:
     """Returns the sum that is normalised, directly or after a reshape."""
     total = norm.call.arguments["input"]
     view = call_of(total, "reshape")
     if view is None:
         return _sum(total)
-    inner = view.arguments["input"]
-    rank = len(norm.call.arguments["normalized_shape"])
+    inner, row = view.arguments["input"], value(norm.call.arguments["normalized_shape"])
     residual = _sum(inner) if isinstance(inner, Node) and users(inner) == [total] else None
-    if residual is None or not _keeps_rows(inner, total, rank):
+    if residual is None or not _keeps_rows(inner, total, len(row)):
         return None
     branch, summand = (
-        OpCall(torch.ops.aten.reshape.default, (operand, list(_shape(view))))
+        OpCall(torch.ops.aten.reshape.default, (operand, _shape(view)))
         for operand in (residual.branch, residual.residual)
     )
     return _Residual(branch, summand, (*residual.nodes, total), residual.p)
 
 
-def _shape(view: Call) -> tuple[Any, ...]:
-    """Returns the shape of a reshape, which the model passes as one argument or as several."""
+def _shape(view: Call) -> Any:
+    """Returns the shape of a reshape, which the model passes as one argument or as several. It may
+    be a node: torch.fx records x.shape as one."""
     shape = view.arguments["shape"]
-    return tuple(shape[0]) if isinstance(shape[0], (list, tuple, torch.Size)) else tuple(shape)
+    if isinstance(shape, (list, tuple)) and isinstance(value(shape[0]), (list, tuple)):
+        shape = shape[0]
+    return shape if isinstance(shape, Node) else list(shape)
 
 
 def _keeps_rows(node: Node, reshaped: Node, rank: int) -> bool:
     """Returns whether a reshape does not change the last `rank` dimensions."""
-    pairs = zip(value(node).shape[-rank:], value(reshaped).shape[-rank:], strict=True)
-    return all(statically_known_true(m == n) for m, n in pairs)
+    return are_equal(value(node).shape[-rank:], value(reshaped).shape[-rank:])
 
 
 def _sum(node: Any) -> _Residual | None:

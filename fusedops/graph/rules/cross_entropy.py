@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fusedops.graph.analysis import modes, storages
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import has_shape
-from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.values import sizes_are_symbols, value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.logits import read_logits
 from fusedops.graph.readers.losses import Loss, log_sums, read_loss
@@ -57,9 +57,10 @@ class CrossEntropy(Rule):
 
 
 def _match(loss: Loss) -> Match:
-    """Returns the site of a loss, with the calls that make its logits, and the logsumexps beside
-    it."""
-    beside = [] if loss.refusal else _before_target(loss, log_sums(loss))
+    """Returns the site of a loss, with the calls that make its logits, and a logsumexp beside it.
+    Further ones stay: two results of a model must not have the memory of the op's one output, and
+    Inductor removes copies of it."""
+    beside = [] if loss.refusal else _before_target(loss, log_sums(loss))[:1]
     is_last = loss.are_classes_last
     logits = read_logits(loss.logits, {*loss.nodes, *beside}) if is_last else Scores(loss.logits)
     refusal = loss.refusal or (None if is_last else _not_adjacent(loss))
@@ -74,10 +75,13 @@ def _match(loss: Loss) -> Match:
     }
     if logits.input is not loss.logits and not refusal and not _same_rows(logits.input, loss):
         rows = value(logits.input).shape[:-1]
-        arguments["target"] = _shaped(loss.target, rows, (logits.input,))
+        arguments["target"] = _shaped(loss.target, _sizes(rows, (logits.input,)))
     nodes = tuple(sorted({*logits.nodes, *loss.nodes, *beside}))
     results: dict[Node, Output] = {loss.last: partial(_result, loss)}
     results |= {node: partial(_log_sum, loss, node) for node in beside}
+    shapes = (_sizes(value(node).shape, _sources(loss, logits.input)) for node in results)
+    if any(None in sizes for sizes in shapes):
+        refusal = refusal or "a size of its result is that of no dimension of the logits or target"
     site = Call("cross_entropy", "cross_entropy", loss.last, arguments, refusal)
     return Match(
         site,
@@ -155,10 +159,12 @@ def _log_sum(loss: Loss, node: Node, op: OpCall) -> OpCall:
 
 def _as_result(computed: OpCall, loss: Loss, old: Node, op: OpCall) -> OpCall:
     """Returns `computed`, one number a row, in the shape and dtype of the node `old`."""
-    shape, logits = value(old).shape, op.args[0]
-    has_rows = isinstance(logits, Node) and has_shape(old, value(logits).shape[:-1])
-    if not has_rows:
-        computed = _shaped(computed, shape, (loss.logits, viewed(loss.target)))
+    logits = op.args[0]
+    rows = value(logits).shape[:-1] if isinstance(logits, Node) else None
+    if rows is not None and has_shape(old, (*rows, 1)):
+        computed = OpCall(aten.unsqueeze.default, (computed, -1))
+    elif rows is None or not has_shape(old, rows):
+        computed = _shaped(computed, _sizes(value(old).shape, _sources(loss, viewed(logits))))
     return as_dtype(computed, loss, old)
 
 
@@ -173,16 +179,31 @@ def wide_dtype(loss: Loss) -> torch.dtype:
     return torch.promote_types(value(loss.logits).dtype, torch.float32)
 
 
-def _shaped(tensor: Any, shape: Sequence[Any], sources: Sequence[Node]) -> OpCall:
-    """Reshapes `tensor`; the symbolic sizes in `shape` are those of dimensions of `sources`."""
+def _shaped(tensor: Any, sizes: Sequence[Any]) -> OpCall:
+    return OpCall(aten.reshape.default, (tensor, list(sizes)))
 
-    def size_of(size: Any) -> Any:
-        found = (
-            OpCall(aten.sym_size.int, (source, dim))
-            for source in sources
-            for dim, each in enumerate(value(source).shape)
-            if statically_known_true(each == size)
-        )
-        return size if isinstance(size, int) else next(found)
 
-    return OpCall(aten.reshape.default, (tensor, [size_of(size) for size in shape]))
+def _sources(loss: Loss, logits: Node) -> tuple[Node, ...]:
+    """Returns the nodes from which the sizes of a result are read."""
+    return loss.logits, viewed(loss.target), logits
+
+
+def _sizes(shape: Sequence[Any], sources: Sequence[Node]) -> list[Any]:
+    """Returns a shape with each size that may change read from a dimension of `sources`, from the
+    same one if possible; None for a symbolic size that is in none of them."""
+    if len(shape) == 1:
+        return [-1]
+    return [_size(size, dim, sources) for dim, size in enumerate(shape)]
+
+
+def _size(size: Any, place: int, sources: Sequence[Node]) -> Any:
+    is_number = isinstance(size, int)
+    if is_number and sizes_are_symbols(value(sources[0])):
+        return size
+    found = [
+        OpCall(aten.sym_size.int, (source, dim))
+        for source in sources
+        for dim, each in enumerate(value(source).shape)
+        if statically_known_true(each == size)
+    ]
+    return min(found, key=lambda read: read.args[1] != place, default=size if is_number else None)

@@ -81,11 +81,8 @@ def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) ->
         "softcap": logits.softcap,
     }
     site = Call("linear_cross_entropy", "linear_cross_entropy", loss.last, arguments)
-
-    def result(op: OpCall) -> OpCall:
-        return as_dtype(op, loss)
-
-    return Match(site, "linear_cross_entropy", {loss.last: result}, nodes)
+    results = {loss.last: lambda op: as_dtype(op, loss)}
+    return Match(site, "linear_cross_entropy", results, nodes)
 
 
 def _scale(loss: Loss, counts: Any) -> OpCall | None:

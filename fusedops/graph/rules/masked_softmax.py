@@ -29,9 +29,14 @@ from fusedops.graph.readers import intervals
 from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
 from fusedops.graph.readers.scores import Operand, Scores, read_scores
 from fusedops.graph.readers.sinks import Sink, read_sink
-from fusedops.graph.readers.softmax_chain import ZEROES, SoftmaxChain, read_softmax
+from fusedops.graph.readers.softmax_chain import (
+    ZEROES,
+    SoftmaxChain,
+    loses_range,
+    read_softmax,
+)
 from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
-from fusedops.graph.rule import Match, OpCall, Rule
+from fusedops.graph.rule import Match, OpCall, Rule, viewed
 
 
 class MaskedSoftmax(Rule):
@@ -82,7 +87,9 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
         return None
     is_supported = input.dtype in KERNEL_DTYPES and result.dtype in KERNEL_DTYPES
     last = input.dim() > 0 and chain.dim % input.dim() == input.dim() - 1
-    return chain if is_supported and last else None
+    # The op would convert the input before the scale and masks, not after them as the model does.
+    converts = chain.dtype is not None and loses_range(input.dtype, chain.dtype)
+    return chain if is_supported and last and not converts else None
 
 
 def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
@@ -107,7 +114,7 @@ def _arguments(
     """Returns the op's arguments by name, in its order."""
     operands = [scores.visible, *scores.addends] if scores.visible else [*scores.addends]
     mask, bias = map(_with_adjacent_values, (*operands, None, None)[:2])
-    result = value(chain.last).dtype
+    result = value(chain.last)
     limits = intervals.arguments(scores.bounds, scores.input)
     arguments = {
         "input": scores.product or scores.input,
@@ -123,11 +130,11 @@ def _arguments(
         arguments |= {"p": 0.0, "seed": None}
     arguments |= {
         "bias": bias,
-        "dtype": None if value(scores.input).dtype == result else result,
+        "dtype": None if value(scores.input).dtype == result.dtype else result.dtype,
         "diagonal": limits.pop("diagonal"),
     }
     rest = limits | {
-        "sinks": sink.operand(device) if sink else None,
+        "sinks": sink.operand(result) if sink else None,
         "softcap": scores.softcap,
     }
     has_rest = chain.zeroes_hidden_rows or any(argument is not None for argument in rest.values())
@@ -138,9 +145,8 @@ def _with_adjacent_values(operand: Operand | None) -> Operand | None:
     """Returns a mask or bias, with a copy if the values of a row are not adjacent, as in a position
     bias whose last dimension is the heads. The op would copy it at every call. With the copy in the
     graph, Inductor computes the operand in this layout, once for all layers that share it."""
-    source = operand
-    while isinstance(source, OpCall):  # elementwise calls have the layout of their first operand
-        source = source.args[0]
+    # Elementwise calls have the layout of their first operand.
+    source = None if operand is None else viewed(operand)
     if source is None or value(source).dim() == 0 or not _has_strided_rows(value(source)):
         return operand
     return OpCall(

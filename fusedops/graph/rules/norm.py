@@ -49,7 +49,7 @@ class Norm(Rule):
         return unsupported_dtype(match)
 
     def emit(self, match: Match) -> Iterator[OpCall]:
-        """Yields the op with the site's arguments; then with tensors in eager's result dtype."""
+        """Yields the op with the site's arguments, then with its tensors cast to eager's dtype."""
         op, arguments = op_of(match).op, match.call.arguments
         yield op_of(match)
         if match.fused_nodes:  # parameters wider than the result must not be rounded to it

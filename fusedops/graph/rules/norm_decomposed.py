@@ -27,7 +27,8 @@ after     y, mean, rstd = torch.ops.fusedops.spatial_layer_norm(x, 1, weight, bi
 
 The quotient by std + eps is the norm of the Annotated Transformer. The `spatial_` ops normalise one
 dimension that is not the last, as the channels of images in ConvNeXt, Segment Anything and NAFNet.
-If a model rounds before the weight where the op does not, the graph keeps the product with it.
+If a model rounds before the product with the weight, and the op does not, that product stays in the
+graph.
 """
 
 from __future__ import annotations

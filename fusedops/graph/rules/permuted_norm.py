@@ -16,7 +16,7 @@ from typing import Any
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.steps import call_of, only_user, permutation
+from fusedops.graph.analysis.steps import before, call_of, only_user, permutation
 from fusedops.graph.analysis.values import value
 from fusedops.graph.rule import Match, Rule
 
@@ -36,19 +36,18 @@ class PermutedNorm(Rule):
             return None
         (result,) = norm.results
         input = norm.call.arguments["input"]
-        copied = call_of(input, "same")
-        permuted = call_of(copied.arguments["input"] if copied else input)
+        permuted = call_of(before(input, "same"))
         restored = only_user(result)
         if permuted is None or restored is None:
             return None
-        before, after = permutation(permuted.node), permutation(restored.node)
-        if before is None or after is None or not _moves_channels(before, after):
+        order, back = permutation(permuted.node), permutation(restored.node)
+        if order is None or back is None or not _moves_channels(order, back):
             return None
         copy = only_user(restored.node, "same")
         last = copy.node if copy else restored.node
-        if statically_known_true(value(last).stride(before[-1]) == 1):  # channels side by side
+        if statically_known_true(value(last).stride(order[-1]) == 1):  # channels side by side
             return None
-        arguments = {"input": permuted.arguments["input"], "dim": before[-1]}
+        arguments = {"input": permuted.arguments["input"], "dim": order[-1]}
         arguments |= {name: norm.call.arguments.get(name) for name in _SHARED[norm.op]}
         op = f"spatial_{norm.op}"
         norm_nodes = norm.fused_nodes or (norm.call.node, result)

@@ -10,8 +10,8 @@ before    s = x - x.amax(dim, keepdim=True)
           y = x - torch.logsumexp(x, dim, keepdim=True)
 after     y = torch.ops.fusedops.log_softmax(x, dim)
 
-The quotients, which may also have a sink or hidden columns, are read in `exponentials.py`. Without
-the subtraction of the maximum, exp overflows where the op does not, so that the results differ.
+The quotients, which may also have a sink or hidden columns, are read in `exponentials.py`. One that
+does not subtract the maximum is refused: its exp overflows where the op does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stack of softmaxes or norms of tensors of one shape, in one launch that writes the slots.
+"""A stack of softmaxes or norms of tensors of one shape, as one op that writes the stacked tensor.
 
 before    y = torch.stack([torch.softmax(x, dim) for x in inputs], stack_dim)
           y = torch.stack([norm(x) for norm, x in zip(norms, inputs)], stack_dim)
@@ -8,7 +8,7 @@ after     y = torch.ops.fusedops.stack_softmax(inputs, dim, stack_dim)
 
 Each element is a site that other rules would replace by a softmax, log_softmax or layer_norm, and
 that only the stack uses. This rule runs before the others, which would replace the elements one by
-one by ops that cannot write into slots.
+one, by ops that cannot write into the stacked tensor.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _norm_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[
     """Returns the arguments after the inputs, or None if the norms differ in shape or eps, or if
     some have a weight or a bias and others have none."""
     first = arguments[0]
-    shapes = [list(each["normalized_shape"]) for each in arguments]
-    if any(shape != shapes[0] for shape in shapes):
+    shapes = [value(each["normalized_shape"]) for each in arguments]  # torch.fx records nodes
+    if any(list(shape) != list(shapes[0]) for shape in shapes):
         return None
     if any(each["eps"] != first["eps"] for each in arguments):
         return None
@@ -111,7 +111,8 @@ def _norm_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[
         if len(operands) not in (0, len(inputs)):
             return None
         parameters[plural] = operands
-    return {"normalized_shape": shapes[0], **parameters, "eps": first["eps"]}
+    shape = first["normalized_shape"]
+    return {"normalized_shape": shape, **parameters, "eps": first["eps"]}
 
 
 #: For each op that can be stacked, the function that computes the arguments after the inputs.

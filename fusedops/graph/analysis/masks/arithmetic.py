@@ -20,10 +20,11 @@ from fusedops.graph.analysis.masks.interpreter import (
     Quotient,
     Step,
     as_affine,
+    is_selectable,
 )
 from fusedops.graph.analysis.masks.positions import COLUMNS, Affine, BoolTensor, Bound
-from fusedops.graph.analysis.steps import call_of, reduced_dims, same_shape
-from fusedops.graph.analysis.values import number, value
+from fusedops.graph.analysis.steps import call_of, number, reduced_dims, same_shape
+from fusedops.graph.analysis.values import value
 
 
 def _arange(reader: Interpreter, call: Call) -> Known | None:
@@ -42,9 +43,7 @@ def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
-        if isinstance(a, (int, float, BoolTensor, TwoValued)) and isinstance(
-            b, (int, float, BoolTensor, TwoValued)
-        ):
+        if is_selectable(a) and is_selectable(b):
             return choices.elementwise(compute, a, b)
         if value(call.node).dtype not in INTEGERS:
             return None
@@ -73,7 +72,7 @@ def _magnitude(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets cumsum: sums of a constant are positions; sums of numbers >= 0 ascend."""
+    """Interprets cumsum: of a constant it is affine in the index, of numbers >= 0 it ascends."""
     added, dim = reader.read(call.arguments["input"]), call.arguments["dim"]
     tensor = value(call.node)
     if tensor.dtype not in INTEGERS or type(dim) is not int or tensor.dim() == 0:

@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks import choices
+from fusedops.graph.analysis.masks.choices import Selectable
 from fusedops.graph.analysis.masks.interpreter import (
     Ascending,
     Interpreter,
@@ -39,9 +40,9 @@ from fusedops.graph.analysis.masks.positions import (
     column_of_zero,
     inverse,
 )
-from fusedops.graph.analysis.steps import upstream
+from fusedops.graph.analysis.steps import are_equal, upstream
 from fusedops.graph.analysis.storages import written_before_read
-from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.values import rounded, value
 
 
 def _is_unwritten(*nodes: Node) -> bool:
@@ -62,6 +63,8 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
     positions become bounds on the columns that a row sees."""
     a, b = reader.operands(call)
     if is_selectable(a) and is_selectable(b):
+        first, other = (value(call.arguments.get(name)) for name in ("input", "other"))
+        a, b = _as_compared(a, first, other), _as_compared(b, other, first)
         return choices.elementwise(_RELATIONS[call.kind], a, b)
     names = ("other", "input") if call.kind in _MIRRORED else ("input", "other")
     x, y = (reader.position(call.arguments.get(name)) for name in names)
@@ -76,6 +79,16 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
         return ordered
     x, y = (reader.affine(call.arguments.get(name)) for name in names)
     return _ordered_in_document(reader, kind, x - y, call.node) if x and y else None
+
+
+def _as_compared(operand: Selectable, argument: Any, other: Any) -> Selectable:
+    """Returns an operand as torch compares it: a number is rounded to the dtype of a floating-point
+    tensor beside it, so that float32's 0.9 equals 0.9."""
+    is_single = not isinstance(argument, torch.Tensor) or argument.dim() == 0
+    is_beside_floats = isinstance(other, torch.Tensor) and other.dtype.is_floating_point
+    if is_single and is_beside_floats and isinstance(operand, (int, float)):
+        return rounded(operand, other.dtype)
+    return operand
 
 
 def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
@@ -193,9 +206,8 @@ def _can_search(keys: Node, rows: Node) -> bool:
         return False
     if not sorted_keys.dim() == numbers.dim() > 1:
         return False
-    pairs = zip(sorted_keys.shape[:-2], numbers.shape[:-2], strict=True)
     one_row = statically_known_true(sorted_keys.shape[ROWS] == 1)
-    return one_row and all(statically_known_true(m == n) for m, n in pairs)
+    return one_row and are_equal(sorted_keys.shape[:-2], numbers.shape[:-2])
 
 
 def _all_of(a: Logical | None, b: Logical | None) -> Logical | None:

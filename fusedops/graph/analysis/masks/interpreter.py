@@ -15,8 +15,8 @@ from fusedops.graph.analysis.masks.choices import Number, Selectable, TwoValued
 from fusedops.graph.analysis.masks.picks import Pick, pick_of
 from fusedops.graph.analysis.masks.positions import Affine, BoolTensor, without_short_dims
 from fusedops.graph.analysis.modes import is_barrier
-from fusedops.graph.analysis.steps import call_of
-from fusedops.graph.analysis.values import number, rounded, value
+from fusedops.graph.analysis.steps import call_of, number
+from fusedops.graph.analysis.values import rounded, value
 
 #: At most this many of the nodes that build a mask are interpreted. The others count as unknown.
 _MAX_CALLS = 96
@@ -43,8 +43,8 @@ class Magnitude:
 class Ascending:
     """An integer tensor whose elements never decrease along a dimension.
 
-    numbers: a tensor that rises by one per column wherever neighbours in this tensor, or in the one
-        that it is gathered from, are equal; None if none is known.
+    numbers: a tensor that rises by one from a column to the next if this tensor, or the one that it
+        is gathered from, has the same element in both; None if none is known.
     """
 
     node: Node
@@ -71,7 +71,7 @@ class Interpreter:
             return argument if isinstance(argument, (int, float)) else None
         if argument not in self.known:
             many = len(self.known) >= _MAX_CALLS
-            self.known[argument] = None  # counts the call while its operands are read
+            self.known[argument] = None  # so that the node counts while its operands are read
             self.known[argument] = _unknown(argument) if many else self._interpreted(argument)
         return self.known[argument]
 

@@ -29,7 +29,9 @@ from fusedops.graph.analysis.masks.positions import (
     both,
     either,
     inverse,
+    without_short_dims,
 )
+from fusedops.graph.analysis.selections import selection
 from fusedops.graph.analysis.values import value
 
 
@@ -55,14 +57,9 @@ def _negation(reader: Interpreter, call: Call) -> Known | None:
     return choices.elementwise(operator.eq, operand, 0)
 
 
-def _where(reader: Interpreter, call: Call) -> Known | None:
-    condition = reader.read(call.arguments.get("condition"))
-    return _selected(condition, *reader.operands(call))
-
-
-def _masked_fill(reader: Interpreter, call: Call) -> Known | None:
-    mask, fill, input = (reader.read(call.arguments.get(n)) for n in ("mask", "value", "input"))
-    return _selected(mask, fill, input)
+def _selection(reader: Interpreter, call: Call) -> Known | None:
+    """Interprets where and masked_fill."""
+    return _selected(*map(reader.read, selection(call) or (None,) * 3))
 
 
 def _selected(condition: Any, yes: Any, no: Any) -> Known | None:
@@ -83,7 +80,8 @@ def _triangle(sign: int) -> Step:
         if not isinstance(diagonal, Affine) or value(call.node).dim() < 2:
             return None
         # tril keeps the columns with column - row <= diagonal, triu those with >=.
-        distance = Affine(steps={COLUMNS: 1, ROWS: -1}) - diagonal
+        index = without_short_dims(Affine(steps={COLUMNS: 1, ROWS: -1}), value(call.node).shape)
+        distance = index - diagonal
         return _selected(at_most_zero(distance * sign), input, 0)
 
     return step
@@ -105,8 +103,8 @@ STEPS: dict[str, Step] = {
     "and": _logic(both),
     "or": _logic(either),
     "not": _negation,
-    "where": _where,
-    "masked_fill": _masked_fill,
+    "where": _selection,
+    "masked_fill": _selection,
     "tril": _triangle(1),
     "triu": _triangle(-1),
     "cast": _cast,

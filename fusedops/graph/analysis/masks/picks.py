@@ -21,14 +21,15 @@ Reader = Callable[[Any], Affine | None]
 
 @dataclass(frozen=True)
 class Pick:
-    """The elements of `source` at these places."""
+    """The elements of `source` at `places`, which are in terms of another tensor's indices."""
 
     source: Node
     places: Places
 
 
 def pick_of(read: Reader, node: Node) -> Pick:
-    """Returns the tensor from which views and indices pick `node`, which may be `node` itself."""
+    """Returns the tensor from which views and indices pick the elements of `node`, and their places
+    in that tensor. It is `node` itself if no view or index is known to pick them."""
     call, sizes = call_of(node), value(node).shape
     move = _move(read, call) if call else None
     source, places = node, [Affine(steps={dim: 1}) for dim in range(-len(sizes), 0)]

@@ -126,7 +126,7 @@ def _is_one_per_row(term: Term) -> bool:
     return not shape or statically_known_true(shape[COLUMNS] == 1)
 
 
-#: For each dimension of a tensor, the index of the element that is read.
+#: For each dimension of a tensor, the index at which it is read, in terms of the result's indices.
 Places = tuple[Affine, ...]
 
 

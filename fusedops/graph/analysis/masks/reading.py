@@ -29,7 +29,7 @@ from fusedops.graph.analysis.masks.positions import (
     operands,
     resolved,
 )
-from fusedops.graph.analysis.steps import upstream
+from fusedops.graph.analysis.steps import call_of, upstream
 from fusedops.graph.analysis.values import value
 from fusedops.graph.analysis.writes import written
 
@@ -42,7 +42,7 @@ class Mask:
 
     visible: what holds for the columns that a row sees.
     added: the number that is added to hidden scores; None for a bool mask.
-    calls: the calls that compute the mask from other tensors.
+    calls: the calls that compute the mask from other tensors, and do nothing else.
     """
 
     visible: tuple[Bound | Leaf, ...]
@@ -88,9 +88,9 @@ def why_unknown(mask: Node) -> str:
 
 
 def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> Mask | None:
-    """Returns the mask `node`, which leaves the columns where `visible` is True. Returns None if it
-    is not known where that is, or if a tensor that `visible` refers to is written before `reader`
-    would read it."""
+    """Returns the mask that `node` computes, in which the columns are visible where `visible` is
+    True. Returns None if it is not known where that is, or if the mask, or a tensor that `visible`
+    refers to, is written before `reader` would read it."""
     if isinstance(visible, bool):
         condition: Condition | None = () if visible else None
     else:
@@ -102,7 +102,15 @@ def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> M
     if node in read:
         return None
     calls = upstream(node, until=read)
-    if storages.written_before_read(calls, read, reader):
+    if storages.written_before_read(calls, {node, *read}, reader):
         return None
-    tensors = (call for call in calls if isinstance(value(call), torch.Tensor))
-    return Mask(parts, added, frozenset(call for call in tensors if not written(call)))
+    return Mask(parts, added, frozenset(filter(_may_be_erased, calls)))
+
+
+def _may_be_erased(node: Node) -> bool:
+    """Returns whether a call does nothing but compute a tensor. A random call, of which the mask
+    has only the shape, also changes the numbers that later calls draw; what a call without a normal
+    form does is not known."""
+    call = call_of(node)
+    is_pure = call is not None and call.kind != "dropout" and not written(node)
+    return is_pure and isinstance(value(node), torch.Tensor)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks.choices import TwoValued
@@ -33,30 +34,38 @@ def _view(reader: Interpreter, call: Call) -> Known | None:
     if isinstance(operand, (int, float)):
         return operand
     if isinstance(operand, BoolTensor):
-        return _bool_tensor_view(operand, dim_map)
+        return _bool_tensor_view(operand, dim_map, call)
     if isinstance(operand, TwoValued):
-        return replace(operand, truth=_bool_tensor_view(operand.truth, dim_map))
+        return replace(operand, truth=_bool_tensor_view(operand.truth, dim_map, call))
     if isinstance(operand, Ascending):
         dims = (dim for dim, (old, _) in dim_map.items() if old == operand.dim)
         return next((replace(operand, node=call.node, dim=dim) for dim in dims), None)
     return changed(operand, lambda affine: through_view(reader.affine, affine, dim_map))
 
 
-def _bool_tensor_view(truth: BoolTensor, dim_map: DimMap) -> BoolTensor:
-    """Returns a view of a bool tensor. A condition is no longer known if the view moves a dimension
-    that it refers to."""
+def _bool_tensor_view(truth: BoolTensor, dim_map: DimMap, call: Call) -> BoolTensor:
+    """Returns a view of a bool tensor. A condition is no longer known if the view moves or cuts a
+    dimension that it refers to."""
+    kept = {dim for dim in dim_map if dim_map[dim] == (dim, 0) and _keeps_size(call, dim)}
     parts = (truth.when_true, truth.when_false)
-    return BoolTensor(*(part if part is None or _stays(part, dim_map) else None for part in parts))
+    return BoolTensor(*(part if part is None or _refers_to(part, kept) else None for part in parts))
 
 
-def _stays(condition: Condition, dim_map: DimMap) -> bool:
-    """Returns whether a view leaves the dimensions that a condition refers to in place."""
+def _keeps_size(call: Call, dim: int) -> bool:
+    """Returns whether a dimension has the same size before and after a view, or has size 1 before
+    it, so that nothing depends on the index there. mask[:1] may be broadcast where mask is not."""
+    before, after = (value(node).shape[dim] for node in (call.arguments["input"], call.node))
+    return statically_known_true(before == after) or statically_known_true(before == 1)
+
+
+def _refers_to(condition: Condition, dims: set[int]) -> bool:
+    """Returns whether a condition refers to no other dimensions than `dims`."""
     parts = [part.fallback if isinstance(part, Within) else part for part in condition]
     bounds_and_leaves = [part for part in parts if not isinstance(part, Document)]
     ranks = [2 if isinstance(part, Bound) and part.limit.steps else 1 for part in bounds_and_leaves]
     tensors = [value(node) for node in operands(bounds_and_leaves)]
     ranks += [tensor.dim() for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    return all(dim_map.get(dim) == (dim, 0) for dim in range(-max(ranks), 0))
+    return dims.issuperset(range(-max(ranks), 0))
 
 
 def _gathered(reader: Interpreter, call: Call) -> Known | None:
@@ -72,7 +81,7 @@ def _gathered(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _ascending_at(ascending: Ascending, places: Sequence[Affine], node: Node) -> Ascending | None:
-    """Returns the elements of an ascending tensor at these places."""
+    """Returns the elements of an ascending tensor at `places`, or None if they may not ascend."""
     steps = places[ascending.dim].steps
     others = {dim for place in places if place is not places[ascending.dim] for dim in place.steps}
     dims = [dim for dim, step in steps.items() if step > 0 and dim not in others]
