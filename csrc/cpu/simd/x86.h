@@ -53,27 +53,9 @@ FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
 FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
   return (Vec<float>)MM(min_ps)((Floats)b, (Floats)a);
 }
+using portable::kHasMulAdd;
 using portable::Max;
 using portable::Min;
-// These intrinsics are only for builds that do not optimise or inline. In all others the compiler
-// fuses products by itself, into shorter code.
-#if defined(__FMA__) && (defined(FUSEDOPS_SANITIZED) || !defined(__OPTIMIZE__))
-constexpr bool kHasMulAdd = true;
-FUSEDOPS_INLINE Vec<float> MulAdd(Vec<float> a, Vec<float> b, Vec<float> c) {
-  return (Vec<float>)MM(fmadd_ps)((Floats)a, (Floats)b, (Floats)c);
-}
-FUSEDOPS_INLINE Vec<double> MulAdd(Vec<double> a, Vec<double> b, Vec<double> c) {
-  return (Vec<double>)MM(fmadd_pd)((Doubles)a, (Doubles)b, (Doubles)c);
-}
-FUSEDOPS_INLINE Vec<float> MulSub(Vec<float> a, Vec<float> b, Vec<float> c) {
-  return (Vec<float>)MM(fmsub_ps)((Floats)a, (Floats)b, (Floats)c);
-}
-FUSEDOPS_INLINE Vec<double> MulSub(Vec<double> a, Vec<double> b, Vec<double> c) {
-  return (Vec<double>)MM(fmsub_pd)((Doubles)a, (Doubles)b, (Doubles)c);
-}
-#else
-using portable::kHasMulAdd;
-#endif
 FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)MM(sqrt_pd)((Doubles)x); }
 FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
   return (VecU64)MM(mul_epu32)((Integers)a, (Integers)b);
