@@ -81,8 +81,7 @@ def check_softcap(op: str, softcap: float | None, computed: torch.dtype) -> None
     dtype of the scores, is float64, and otherwise of float32."""
     if softcap is None:
         return
-    wide = torch.float64 if computed == torch.float64 else torch.float32
-    least = torch.finfo(wide).smallest_normal
+    least = torch.finfo(statistics_dtype(computed)).smallest_normal
     check(
         least <= softcap <= 1 / least,
         f"{op}: softcap is {softcap:g}, wanted a finite number above 0, for {computed} from "

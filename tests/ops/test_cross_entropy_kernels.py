@@ -174,8 +174,7 @@ def test_logits_may_be_as_large_as_a_float(cols):
     x = torch.zeros(16, cols)
     x[:, :64] = torch.logspace(9, 38.45, 16)[:, None]
     losses, lse, _ = forward(x, torch.arange(16) % 4 + 66)
-    torch.testing.assert_close(losses, x[:, 0], rtol=2e-7, atol=0)
-    torch.testing.assert_close(lse, x[:, 0], rtol=2e-7, atol=0)
+    assert losses.tolist() == lse.tolist() == x[:, 0].tolist()
 
 
 SPECIAL = {

@@ -65,7 +65,7 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     operator.invert: ("not", _INPUT),
     operator.neg: ("neg", _INPUT),
     F.relu: ("relu", ("input", "inplace")),
-    torch.einsum: ("matmul", ("equation", "operands")),
+    torch.einsum: ("matmul", ("equation", "tensors")),  # as in ATen's schema
     torch.reshape: ("reshape", ("input", "shape")),
     torch.stack: ("stack", ("tensors", "dim")),
     torch.searchsorted: ("bucketize", ("sorted_sequence", "input")),

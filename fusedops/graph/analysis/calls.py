@@ -268,6 +268,10 @@ def _loss_settings(module: nn.CrossEntropyLoss | nn.NLLLoss, node: Node) -> dict
     }
 
 
+#: The attributes that hold hooks of a module. torch keeps those of all modules in globals.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 def _module_refusal(module: nn.Module) -> str | None:
     """Returns why the call of a module does more than the class of the module says, or None."""
     if "forward" in vars(module):
@@ -276,10 +280,6 @@ def _module_refusal(module: nn.Module) -> str | None:
     of_all_modules = [getattr(nn.modules.module, f"_global{name}") for name in _HOOKS]
     has_hooks = any(ours) or any(of_all_modules)
     return "the module has hooks, which would no longer run" if has_hooks else None
-
-
-#: The attributes that hold hooks of a module. torch keeps those of all modules in globals.
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:

@@ -170,8 +170,11 @@ def written_after_read(operand: Node, readers: set[Node], place: Node) -> bool:
     """Returns whether an operand of a new call at `place` has other elements there than `readers`
     have read: whether another call writes into its memory between the first of them and `place`.
     If none of them reads it, its own call counts as the first read."""
+    writers = [call for call in writers_of(operand) if call < place and call not in readers]
+    if not writers:
+        return False
     first = min((user for user in users(operand) if user in readers), default=operand)
-    return any(first < call < place and call not in readers for call in writers_of(operand))
+    return any(first < call for call in writers)
 
 
 def live_nodes(graph: Graph) -> set[Node]:

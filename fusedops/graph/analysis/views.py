@@ -69,7 +69,8 @@ def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
     dim = constant(arguments.get("dim", 0))
     if start is None or not isinstance(dim, int):
         return None
-    return _unchanged(call, source) | {dim % rank - rank: (dim % rank - rank, start)}
+    place = dim % rank - rank
+    return _unchanged(call, source) | {place: (place, start)}
 
 
 def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:

@@ -202,11 +202,10 @@ def _times_columns(mean: RowScale) -> RowScale | None:
 
 def _of_einsum(call: Call) -> RowScale | None:
     """Reads einsum("...d,...d->...", x, x), or a sum over other dimensions."""
-    equation = call.arguments.get("equation")
-    operands = call.arguments.get("operands", call.arguments.get("tensors"))  # torch's, ATen's
-    if not isinstance(equation, str) or not isinstance(operands, (list, tuple)):
+    equation, tensors = call.arguments.get("equation"), call.arguments.get("tensors")
+    if not isinstance(equation, str) or not isinstance(tensors, (list, tuple)):
         return None
-    base, *others = operands
+    base, *others = tensors
     inputs, _, output = equation.replace(" ", "").partition("->")
     first, _, second = inputs.partition(",")
     if not isinstance(base, Node) or len(others) != 1 or first != second:

@@ -132,7 +132,7 @@ def _scaled(scores: Scores, input: Any, factor: Any, inverse: bool) -> Scores | 
     scale = scores.scale * (1 / factor if inverse else factor)
     # The op keeps the scale in the precision of its sums, in which it must neither overflow nor
     # become 0: it would make NaN of scores that are 0 or infinite.
-    precision = torch.float64 if value(input).dtype == torch.float64 else torch.float32
+    precision = torch.promote_types(value(input).dtype, torch.float32)
     in_range = rounded(abs(scale), precision) not in (0, math.inf)
     return replace(scores, input=input, scale=scale) if in_range else None
 

@@ -60,7 +60,7 @@ def local_statistics(input: torch.Tensor, dim: int) -> Statistics:
         max, sum = ops.softmax_stats.default(input, dim)
         return max, sum
     shape = [1 if d == dim else size for d, size in enumerate(input.shape)]
-    wide = torch.float64 if input.dtype == torch.float64 else torch.float32
+    wide = torch.promote_types(input.dtype, torch.float32)
     return input.new_full(shape, -math.inf, dtype=wide), input.new_zeros(shape, dtype=wide)
 
 

@@ -47,8 +47,7 @@ def _bool_tensor_view(truth: BoolTensor, dim_map: DimMap, call: Call) -> BoolTen
     """Returns a view of a bool tensor. A condition is no longer known if the view moves or cuts a
     dimension that it refers to."""
     kept = {dim for dim in dim_map if dim_map[dim] == (dim, 0) and _keeps_size(call, dim)}
-    parts = (truth.when_true, truth.when_false)
-    return BoolTensor(*(part if part is None or _refers_to(part, kept) else None for part in parts))
+    return BoolTensor(*(_viewed(each, kept) for each in (truth.when_true, truth.when_false)))
 
 
 def _keeps_size(call: Call, dim: int) -> bool:
@@ -58,14 +57,16 @@ def _keeps_size(call: Call, dim: int) -> bool:
     return statically_known_true(before == after) or statically_known_true(before == 1)
 
 
-def _refers_to(condition: Condition, dims: set[int]) -> bool:
-    """Returns whether a condition refers to no other dimensions than `dims`."""
+def _viewed(condition: Condition | None, kept: set[int]) -> Condition | None:
+    """Returns the condition, or None if it refers to a dimension that a view has not `kept`."""
+    if condition is None:
+        return None
     parts = [part.fallback if isinstance(part, Within) else part for part in condition]
     bounds_and_leaves = [part for part in parts if not isinstance(part, Document)]
     ranks = [2 if isinstance(part, Bound) and part.limit.steps else 1 for part in bounds_and_leaves]
     tensors = [value(node) for node in operands(bounds_and_leaves)]
     ranks += [tensor.dim() for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    return dims.issuperset(range(-max(ranks), 0))
+    return condition if kept.issuperset(range(-max(ranks), 0)) else None
 
 
 def _gathered(reader: Interpreter, call: Call) -> Known | None:
