@@ -1,4 +1,5 @@
-// Launches CPU kernels over rows, in parallel: on the threads of threads/parallel.h, without torch.
+// Launches CPU kernels over rows, in parallel. Nothing here needs torch, except for one of the
+// implementations of threads/parallel.h.
 #pragma once
 
 #include "args.h"

@@ -49,7 +49,8 @@ FUSEDOPS_INLINE void add_columns(const ColumnSums& args, int64_t begin, int64_t 
   add_rows_to<In>(args, begin, count, sums);
 }
 
-// Adds up columns whose sums are floats, cut in two between calls (ColumnSums).
+// Adds up columns of a 16-bit type, whose sums are floats that are cut in two between calls
+// (ColumnSums). The last call rounds the sums to `results`.
 template <class In>
 FUSEDOPS_INLINE void add_halves(const ColumnSums& args, int64_t begin, int64_t count, In* results) {
   float sums[kColumnsInCache] = {};

@@ -14,7 +14,7 @@ namespace {
 // in the column of the class it is `of_class`.
 struct alignas(kVectorBytes) GradientBatch {
   RowValue grad_loss, grad_lse, loss, lse, lse_error;
-  RowValue base;  // of the class's logit
+  RowValue base;  // of the class's logit (LogitsOf)
   RowValue factor, lowest, smoothing, of_class;
 
   FUSEDOPS_INLINE bool has_gradient(int index) const {

@@ -8,8 +8,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// A logit is outer * base: the base is the input or, for a soft cap, a tanh. With FMA the product
-// is fused with the subtraction that follows, so that a scale costs nothing.
+// A logit is outer * base, where the base is the input or, with a soft cap, tanh(inner * input).
+// With FMA the product is fused with the subtraction that follows, so that a scale costs nothing.
 template <class C, bool kCapped>
 struct LogitsOf {
   static constexpr bool kIsCapped = kCapped;
@@ -29,6 +29,7 @@ struct LogitsOf {
     scaled.outer = C(outer * factor);
     return scaled;
   }
+  // Returns logits, given by their bases, minus a number.
   FUSEDOPS_INLINE Tile<C> minus(Tile<C> base, C subtrahend) const {
     return MulSub(base, outer, subtrahend);
   }
@@ -48,7 +49,7 @@ struct LogitsOf {
 };
 
 struct RowClass {
-  int64_t col;  // -1 if the class is none of the columns
+  int64_t col;  // -1 if the class is ignored or is none of the columns
   bool is_ignored;
 };
 

@@ -6,8 +6,8 @@
 // of logits far below the shift count as 0, as they do far below a maximum.
 //
 // The logit of the class is kept out of the sum, so that the loss of a confident row, log1p(sum of
-// the others / exp(logit)), has all digits. In long segments only the pair of tiles with the class,
-// and the columns after the last pair, are compared with it.
+// the others / exp(logit)), has all digits. In segments of more than kMaxComparedCols columns, only
+// the pair of tiles with the class, and the columns after the last pair, are checked for it.
 #pragma once
 
 #include "cpu/cross_entropy/logits.h"
@@ -30,7 +30,7 @@ struct Segment {
   bool wants_total;  // the sum of the logits
 };
 
-// Returns the maximum of the logits that are numbers, or -inf.
+// Returns the maximum of the logits that are not NaN, or -inf if there are none.
 template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_NOINLINE C max_of_logits(const In* input, int64_t cols, AnyLogits logits) {
   const auto max = fold_columns<In>(
@@ -41,8 +41,8 @@ FUSEDOPS_NOINLINE C max_of_logits(const In* input, int64_t cols, AnyLogits logit
   return max_of(max.even, max.odd);
 }
 
-// Returns the maximum of the first 64 columns, or of the next 64 as long as all are -inf. Returns 0
-// if the maximum is infinite, or all columns are -inf.
+// Returns the maximum (max_of_logits()) of the first 64 columns or, if it is -inf, of the next 64,
+// and so on. Returns 0 if it is +inf, or -inf for all columns.
 template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, AnyLogits logits) {
   constexpr int64_t kCols = 64;
@@ -70,8 +70,8 @@ struct ExpOfLogits {
 
 // Computes exp(logit - shift()) as 2^(in_base_2 - 0.5), where in_base_2 = log2(e) * logit -
 // subtrahend. log2(e) * outer is rounded to a float, which acts as if all logits were (1 + error)
-// times as large. Logits near the maximum thus grow by about error * near, and the shift contains
-// this constant.
+// times as large. Logits near the maximum thus grow by about error * near, and shift() is smaller
+// by as much.
 template <class C, class AnyLogits>
 struct Exp2OfLogits : ExpOfLogits<C, AnyLogits> {
   AnyLogits times_log2e;
@@ -201,7 +201,7 @@ sums_of(const LaneSums& lanes, double shift, C near, int64_t cols, bool wants_to
   return sums;
 }
 
-// Adds up the segments of a row: with powers of 2 where that is as precise.
+// Adds up the exponentials of a row's segments: as powers of 2 where that is as precise.
 template <class C, class AnyLogits>
 class RowExponentials {
  public:
@@ -233,7 +233,7 @@ class RowExponentials {
 // Whether a sum of exponentials is a number: none has overflowed, and none is that of +inf or NaN.
 FUSEDOPS_INLINE bool is_usable(double sum) { return sum >= 0 && sum < kInfinity<double>; }
 
-// Computes a segment that has an infinite logit or NaN, or overflows with the row's shift.
+// Returns the sums of a segment that has a logit of +inf or NaN, or overflows with the row's shift.
 template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogits logits) {
   const C max = max_of_logits(segment.input, segment.cols, logits);
@@ -262,7 +262,7 @@ FUSEDOPS_INLINE LogitSums combined(LogitSums a, LogitSums b) {
   return {shift, sum, total};
 }
 
-// Calls body(index, sums) for the segments of [begin, end); kRowSegment divides begin.
+// Calls body(index, sums) for the segments of the columns `cols`; kRowSegment divides cols.begin.
 template <class In, class AnyLogits, class Body>
 FUSEDOPS_INLINE void for_row_segments(Segment<In> row, AnyLogits logits, RowRange cols, Body body) {
   const RowExponentials exponentials(logits, shift_of_row(row.input, row.cols, logits));
@@ -318,9 +318,9 @@ FUSEDOPS_INLINE void store_batch(void* array, int64_t first, int count, Vec<C> v
   }
 }
 
-// With L the logarithm of the other columns' sum and x the class's logit, lse = max(L, x) +
-// log1p(z) and the loss is max(L - x, 0) + log1p(z), where z = exp(-|L - x|). A z that C would hold
-// as a denormal number counts as 0.
+// Writes the losses, lse and lse_error of `count` rows from `first` on. With L the logarithm of the
+// other columns' sum and x the class's logit, lse = max(L, x) + log1p(z) and the loss is max(L - x,
+// 0) + log1p(z), where z = exp(-|L - x|). A z that C would hold as a denormal number counts as 0.
 template <class C>
 FUSEDOPS_NOINLINE void write_losses(
     const CrossEntropyForward& args, int64_t first, int count, const LossBatch& batch) {
@@ -356,7 +356,7 @@ struct RowBatch {
   bool is_read[kBatchRows];
   int count;
 
-  // Also sets the classes of `batch`.
+  // Also sets the class, and the class's logit, of each row of `batch`.
   template <class AnyLogits>
   FUSEDOPS_INLINE RowBatch(
       const CrossEntropyForward& args, RowRange range, AnyLogits logits, LossBatch& batch)
@@ -379,8 +379,8 @@ FUSEDOPS_NOINLINE void add_lanes(const Vec<double> (&lanes)[kBatchRows], RowValu
   sums_over_lanes<double>(lanes, sums);
 }
 
-// Sums the exponentials and differences of a batch of rows that are one segment long each. A step
-// runs for all rows before the next one does, so that their latencies overlap.
+// Sums the exponentials and differences of a batch of rows that have a single segment each. A step
+// runs for all rows before the next step does, so that the rows' latencies overlap.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits, LossBatch& sums) {
   using C = Compute<In>;

@@ -135,7 +135,7 @@ template <class C>
 struct GroupFactors {
   RowLanes<C> lse, factor, lowest, smoothing;
   RowLanes<C> class_col, of_class;
-  RowLanes<C> has_gradient;  // 1, or 0 for a row of zeros
+  RowLanes<C> has_gradient;  // 1, or 0 if the row's gradient is all zeros
 
   void set(int64_t row, const GradientBatch& batch, int index, int64_t col) {
     lse[row] = C(batch.lse[index]), factor[row] = C(batch.factor[index]);

@@ -41,11 +41,11 @@ void with_norm(NormKind kind, DType dtype, Body body) {
   });
 }
 
-// Whether results may be streamed: streaming stores need every vector of every row to be aligned.
-// Rows whose data is null are not written.
+// Whether every vector of every row is aligned, as streaming stores need it.
 inline bool is_aligned(const void* data, int64_t stride, DType dtype) {
   return (reinterpret_cast<uintptr_t>(data) | (stride * size_of(dtype))) % kVectorBytes == 0;
 }
+// Whether results may be streamed. Rows whose data is null are not written, and so do not matter.
 inline bool can_stream(const Rows& to) {
   return to.data == nullptr ||
       is_aligned(to.data, to.spacing.stride | to.spacing.run_gap, to.dtype);

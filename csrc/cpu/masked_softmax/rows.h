@@ -164,8 +164,8 @@ void splat(const void* value, void* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) static_cast<T*>(to)[i] = *static_cast<const T*>(value);
 }
 
-// Returns the values of an operand for one row. If all columns have one value, it is written to
-// `repeated` `cols` times, for a chunk of columns.
+// Returns the values of an operand for one row, or null if `row` is null. If all columns have one
+// value, it is written to `repeated` `cols` times, for a chunk of columns, and that is returned.
 inline const void* values_of(
     const Operand& operand, const void* row, void* repeated, int64_t cols) {
   if (row == nullptr || operand.col_stride != 0) return row;
@@ -177,7 +177,7 @@ inline const void* values_of(
   return repeated;
 }
 
-// Calls body(pointer to the row's values from column `begin` on).
+// Calls body(pointer to the row's values from column `begin` on). It points to the operand's type.
 template <class In, class Body>
 FUSEDOPS_INLINE auto with_values(
     const Operand& operand, const void* values, int64_t begin, Body body) {
@@ -207,7 +207,7 @@ FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, const Value* added, int64_t 
 
 // --- scores -------------------------------------------------------------------------------------
 
-// A step covers the columns of a tile from `begin` to before `end`.
+// Describes a range of a tile's columns: from `begin` to before `end`.
 struct Between {
   int begin, end;
 };
@@ -346,7 +346,8 @@ scores_with(OperandValues operand, C* scratch, C mask_value, RowRange visible, i
   return write_scores<In>(at, scratch, visible, cols);
 }
 
-// Writes `value` to the columns in `range` that are not visible, and -inf to those from `cols` on.
+// In all tiles with a column in `range`, writes `value` to the columns that are not visible, and
+// -inf to those from `cols` on.
 template <class In, class C = Compute<In>>
 void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t cols) {
   for (int64_t col = range.begin / kTile<In> * kTile<In>; col < range.end; col += kTile<In>) {
@@ -522,7 +523,7 @@ struct MaskedRow {
     return combine(chunks + first, softmax_chunk_count<C>(computed.end) - first);
   }
 
-  // Adds the sink, as one more column, to the maximum and sum of the row.
+  // Returns the maximum and the sum of the row with the sink, if there is one, as one more column.
   FUSEDOPS_INLINE SoftmaxRow with_sink(SoftmaxRow row) const {
     if (sink == -kInfinity<C>) return row;
     const C max = Max(C(row.max), sink);
@@ -755,8 +756,8 @@ struct MaskedSoftmax {
     row.chunks = reinterpret_cast<SoftmaxChunk<C>*>(row.scratch + padded_cols(args.cols));
   }
 
-  // Computes the exponentials of a group. compute_one_operand() takes rows with the same operands,
-  // so that adjacent rows that all have a mask, or all have none, are computed by one call of it.
+  // Computes the exponentials of a group. The rows of one call of compute_one_operand() have the
+  // same operands, so adjacent rows that all have a mask, or all have none, are computed together.
   FUSEDOPS_INLINE void compute(MaskedRow<In>* rows, int64_t count) const {
     if constexpr (kComputesTwice) {
       int64_t end;
@@ -770,6 +771,7 @@ struct MaskedSoftmax {
     }
   }
 
+  // Computes the exponentials of rows that all have a mask, or all have none.
   FUSEDOPS_INLINE void compute_alike(MaskedRow<In>* rows, int64_t count) const {
     const bool has_bias = rows->bias != nullptr, has_mask = rows->mask != nullptr;
     if (args.scores.softcap != 0 || (has_bias && has_mask)) {
@@ -785,7 +787,7 @@ struct MaskedSoftmax {
         compute_one_operand<Out, const TileBits*>(rows, count, mask_value());
       } else if constexpr (std::is_same_v<Values, const In*>) {
         compute_one_operand<Out, Values>(rows, count, mask_value());
-      } else {  // floats beside 16 bits
+      } else {  // a float32 operand of a 16-bit input
         compute_exponentials<Out>(rows, count, mask_value());
       }
     });
@@ -804,7 +806,7 @@ struct MaskedSoftmax {
       if (row.bits == nullptr) compute_exponentials<Out>(&row, /*count=*/1, mask_value());
     }
     whole = row.with_sink(whole);
-    // If hidden columns have a probability, or become NaN, the whole row is computed.
+    // If the probability of hidden columns is not 0, or is NaN, the whole row is computed.
     if (!row.is_rest_zero(whole, mask_value())) {
       row.computed = {0, args.cols};
       row.bits = nullptr;
@@ -820,7 +822,8 @@ struct MaskedSoftmax {
     static_cast<C*>(args.sink_probabilities)[index] = C(probability);
   }
 
-  // Writes `cols` from scratch memory, and zeros to the other columns.
+  // Writes the columns `cols` of the probabilities and the output from scratch memory, to which it
+  // applies dropout in between, and zeros to the other columns.
   FUSEDOPS_INLINE void write(
       int64_t index, const MaskedRow<In>& row, SoftmaxRow whole, RowRange cols) const {
     if (args.probabilities.data != nullptr) {
@@ -893,7 +896,7 @@ struct GradRow {
     fold_visible<Out>(
         visible, cols, NoOperand{},
         [&](NoOperand none, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-          if (mode.streams) {  // RowsAhead has the reason
+          if (mode.streams) {  // otherwise prefetching costs more than it gains (RowsAhead)
             prefetch_tile<Cache::kL2>(next_grad + col);
             prefetch_tile<Cache::kL2>(next_probabilities + col);
           }

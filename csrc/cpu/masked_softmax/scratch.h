@@ -9,8 +9,9 @@ namespace fusedops {
 // copies take at most this many bytes of scratch memory for the mask, and as many for the bias.
 constexpr int64_t kRepeatedBytes = 16384;
 
-// A masked softmax computes a group of rows one step after the other, so that the end of a step, a
-// sum over lanes or a division, overlaps with the next row's step. A group stays in the L1 cache.
+// A masked softmax computes each step for all rows of a group before the next step, so that the end
+// of one row's step, a sum over lanes or a division, overlaps with the next row's. A group stays in
+// the L1 cache.
 constexpr int64_t kMaskedGroupBytes = 8192, kMaxMaskedGroupRows = 16;
 constexpr int64_t masked_group_rows(int64_t cols, DType dtype) {
   const int64_t rows = kMaskedGroupBytes / (padded_cols(cols) * compute_bytes(dtype));
@@ -29,7 +30,7 @@ constexpr int64_t masked_softmax_scratch_bytes(int64_t cols, DType dtype) {
   return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * row_bytes;
 }
 
-// The backward pass with dropout keeps a row of gradients, and otherwise nothing.
+// With dropout, the backward pass keeps a row of gradients; without, it needs no scratch memory.
 constexpr int64_t masked_softmax_backward_scratch_bytes(const MaskedSoftmaxBackward& args) {
   if (args.dropout.seed == nullptr) return 0;
   return padded_cols(args.cols) * compute_bytes(args.probabilities.dtype);

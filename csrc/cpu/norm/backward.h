@@ -33,17 +33,17 @@ struct NormSlope {
 // A row needs sum(grad * centered) * rstd. If its values are tiny and eps is no larger than their
 // variance, rstd is large, and a product grad * centered may be denormal and lose bits, although
 // the sum times rstd is a normal number. Such rows are multiplied, when they are read, by a power
-// of two near rstd, which changes no other bit.
+// of two near rstd, which changes nothing but the exponents.
 
-// Whether rows of a type may be that tiny: float16 has no values that small, and rows of doubles
-// are not scaled.
+// Whether rows of T may be so tiny that they are scaled: float16 has no values that small, and rows
+// of doubles are not scaled.
 template <class T>
 constexpr bool kMayBeTiny = sizeof(Compute<T>) == sizeof(float);
 template <>
 constexpr bool kMayBeTiny<Half> = false;
 
-// Rows with a larger rstd than this may be tiny. A row of zeros has a smaller one with rms_norm's
-// default eps for float32: 2896.
+// Rows with a larger rstd than this may be tiny. A row of zeros is not taken for one: with
+// rms_norm's default eps for float32, its rstd is 2896.
 template <class C>
 constexpr C kLargeRstd = C(0x1p12);
 
@@ -62,8 +62,9 @@ FUSEDOPS_INLINE Vec<C> reading_factor(Vec<C> mean, Vec<C> rstd) {
   return reads_more ? power_in<C>(rstd) : Set(C(1));
 }
 
-// If eps outweighs the variance of a tiny row, slope * centered may be denormal while the gradient
-// is not. Without FMA, the gradient of such a row is therefore computed with a scaled grad_output.
+// Whether rows of T may lose products: if eps outweighs the variance of a tiny row, slope *
+// centered may be denormal while the gradient is not. Without FMA, the gradient of such a row is
+// therefore computed with a scaled grad_output.
 template <class T>
 constexpr bool kMayLoseProducts = kMayBeTiny<T> && !kFusesProducts;
 
@@ -92,7 +93,8 @@ FUSEDOPS_NOINLINE float largest_value(const T* row, int64_t cols) {
   return max_of(largest, largest);
 }
 
-// Returns the factor that brings the largest gradient of a row near 2^80.
+// Returns the factor that brings a row's largest gradient, `largest`, near 2^80. One below 2^-40 is
+// treated as 2^-40, and one above 2^80 is left as it is.
 FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
   const Vec<float> least = Set(0x1p-40f), most = Set(0x1p80f);
   return most / power_in<float>(Min(Max(largest, least), most));
@@ -100,11 +102,11 @@ FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// Returns a tile of grad_input (NormSlope).
+// Returns a tile of grad_input by the formula of NormSlope. `sums` holds the coefficients.
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE Tile<C> norm_gradient(
     Tile<C> grad, Tile<C> weight, Tile<C> x, S mean, S rstd, NormSlope<S> sums) {
-  // The product with the slope may be denormal, and is fused into the difference.
+  // The product with the slope may be denormal, so nothing keeps it from being fused.
   if constexpr (!kCenters) {
     return unfused((unfused(grad * weight) - x * sums.slope) * rstd);
   } else {
@@ -151,7 +153,8 @@ struct NormRows {
     }
   }
 
-  // Columns past the end of the row are 0.
+  // Returns a tile of input - mean, or of the input if the norm has no mean. Columns past the end
+  // of the row are 0.
   template <class Part>
   FUSEDOPS_INLINE Tile<C> centered(int r, int64_t col, Part part) const {
     const Tile<C> x = load(input[r] + col, part);
@@ -175,8 +178,8 @@ struct NormRows {
     return false;
   }
 
-  // Returns one of the rows. It is read anew, because a struct that is passed as a whole does not
-  // stay in registers.
+  // Returns row `r` alone. If there are several, its pointers and statistics come from `args` and
+  // not from this object, because a struct that is passed as a whole does not stay in registers.
   FUSEDOPS_INLINE NormRows<kCenters, T, 1> only(int r, const NormBackward& args) const {
     if constexpr (kCount == 1) {
       return *this;
@@ -187,7 +190,8 @@ struct NormRows {
     }
   }
 
-  // Returns the gradient of an input row as a function of the column.
+  // Returns a function from a column to a tile of the gradient of input row `r`. If products would
+  // be lost to underflow, the function scales grad_output.
   FUSEDOPS_INLINE auto through_norm(int r, ColumnValues<T> weight, int64_t cols) const {
     NormRow<kCenters, T> row = (*this)[r];
     C factor = 1;
@@ -245,8 +249,8 @@ struct NormColumns {
   Tile<C> weight, bias;  // to grad_weight and grad_bias
 };
 
-// Computes each row's sums of grad * weight and grad * centered * weight, and adds the rows to the
-// column sums grad_weight and grad_bias.
+// Computes each row's sums of grad * weight and grad * centered * weight in `sums`, and adds the
+// rows to those of the column sums grad_weight and grad_bias that kSums selects.
 template <SumsOverRows kSums, bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void norm_sums(
     const NormRows<kCenters, T, kCount>& rows, ColumnValues<T> weight, C* grad_weight, C* grad_bias,
@@ -278,7 +282,7 @@ FUSEDOPS_INLINE void norm_sums(
   sums_over_lanes<C>(lanes, sums);
 }
 
-// Sets the coefficients of all rows.
+// Sets the NormSlope of all rows from the results of norm_sums().
 template <bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void finish_row_sums(
     NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], NormFormula norm) {
@@ -316,7 +320,7 @@ struct NormResults {
     write_both(row.first, row.through_norm(0, weight, args.cols));
   }
 
-  // Tiles of all rows are read before any is written (forward.h).
+  // Reads tiles of all rows before it writes any, for the reason that Norm::write_rows() gives.
   template <bool kMore, bool kCenters, int kCount>
   FUSEDOPS_INLINE void write_rows(const NormRows<kCenters, T, kCount>& rows) const {
     const int64_t ahead = rows_ahead<T>(args.grad_input.spacing, args.cols, kCount);
@@ -445,16 +449,17 @@ void norm_backward_rows(
   }
 }
 
-// Calls body with the columns as a pointer to their type: a gradient has the dtype of the rows or
-// the compute type.
+// Calls body with a pointer to the columns, whose type is T, the type of the rows, or the compute
+// type.
 template <class T, class Body>
 void with_result(Columns result, Body body) {
   if (size_of(result.dtype) == sizeof(T)) return body(static_cast<T*>(result.data));
   body(static_cast<Compute<T>*>(result.data));
 }
 
-// Adds up the sums of all partitions, the first one first. A partition's sums have the column order
-// of a tile of T: in each tile the even columns come first if kEvenOdd.
+// Writes the totals over all partitions, added up from the first partition on, to `result` for the
+// columns from `begin` to before `end`. A partition's sums have the column order of a tile of T: in
+// each tile the even columns come first if kEvenOdd. Results are in memory order.
 template <class T, class Result, class C = Compute<T>>
 void sum_partitions(
     const C* partials, Result* result, int64_t partitions, int64_t stride, int64_t begin,

@@ -1,10 +1,11 @@
 // Contains what forward and backward of norms of rows share on the CPU: layer_norm, std_norm,
-// rms_norm and l2_norm, of a row or of the sum of two. kCenters says whether the norm has a mean,
-// as layer_norm and std_norm.
+// rms_norm and l2_norm, of a row or of the sum of two. kCenters says whether the norm subtracts the
+// mean, as layer_norm and std_norm do.
 //
-// Rows are interleaved. Each load of weight and bias, and in the backward each load and store of
-// the column accumulators, serves several rows. The end of a row (sums over lanes, a root and a
-// division: a latency of 150 cycles) overlaps with that of the next row.
+// Rows are interleaved: a loop over the columns computes several rows at once. Each load of weight
+// and bias, and in the backward each load and store of the column accumulators, serves all of them.
+// The end of a row (sums over lanes, a root and a division: a latency of 150 cycles) overlaps with
+// that of the next row.
 #pragma once
 
 #include <type_traits>
@@ -15,8 +16,9 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// A chunk is the columns whose sum is computed in Compute<T>; the sums of chunks are added in the
-// wider type. A lane adds up 32 values, or 8 for double, because long double has only 11 more bits.
+// A row is summed by chunks of this many columns: within a chunk in Compute<T>, and over the chunks
+// in Wider<T>. In a chunk, a lane adds up 32 values, or 8 doubles, because long double has only 11
+// bits more than double.
 template <class T>
 constexpr int64_t kNormChunk = (sizeof(T) == sizeof(double) ? 8 : 32) * kTile<T>;
 
@@ -31,8 +33,8 @@ struct WiderOf<double> {
 template <class T>
 using Wider = typename WiderOf<Compute<T>>::type;
 
-// Calls body with a value of the type `dtype`, that of an add-norm's branch (args.h) or of its
-// gradient. It is T or, if T is float, possibly a 16-bit type.
+// Calls body with a value of the type that `dtype` names: the dtype of NormForward::input or of
+// NormBackward::grad_branch. The type is T or, if T is float, possibly a 16-bit type.
 template <class T, class Body>
 FUSEDOPS_INLINE void with_branch(DType dtype, Body body) {
   if constexpr (std::is_same_v<T, float>) {
@@ -63,7 +65,7 @@ struct ColumnValues {
   const T* memory;
   const C* copy;  // null if there is none
 
-  // Returns values that read from `copy`.
+  // Returns a ColumnValues that reads from `copy`.
   static ColumnValues copied_to(const C* copy) {
     if constexpr (sizeof(T) == sizeof(C)) {
       return {copy, nullptr};
@@ -145,8 +147,9 @@ FUSEDOPS_INLINE Wide rstd_of(NormFormula norm, Wide squares) {
   return 1.0 / root(squares / cols + norm.eps);
 }
 
-// Returns eps on the scale of a mean of squares. Kinds that use eps beside a root have its square,
-// and kL2, whose root is that of a sum, the square divided by the number of columns.
+// Returns the number that eps amounts to beside a mean of squares: eps itself if it is added to
+// one, its square if it is added to a root (kStd), and the square divided by the number of columns
+// if it is a bound for the root of a sum (kL2).
 inline double squared_eps(NormFormula norm) {
   if (norm.kind == NormKind::kL2) return norm.eps * norm.eps / static_cast<double>(norm.cols);
   return norm.kind == NormKind::kStd ? norm.eps * norm.eps : norm.eps;
@@ -194,9 +197,9 @@ FUSEDOPS_INLINE Tile<C> product_divisor(NormFormula norm, Tile<C> rstd) {
 constexpr int kInterleavedRows = kVectorBytes == 64 ? 4 : 2;
 static_assert(kInterleavedRows <= kMaxInterleavedRows);
 
-// Returns the distance, in elements, from one of `interleaved` rows to the row that should be
-// prefetched into L2, which is one step ahead, or two if steps are short. It is 0 if rows are so
-// long that the cache would lose them again.
+// Returns the distance, in elements, from a row to the row that should be prefetched into L2 while
+// the first is computed. That is one step of `interleaved` rows ahead, or two if steps are short.
+// The distance is 0 if rows are so long that the cache would lose them again.
 template <class T>
 FUSEDOPS_INLINE int64_t rows_ahead(const RowSpacing& spacing, int64_t cols, int64_t interleaved) {
   constexpr int64_t kLongestRowBytes = int64_t(1) << 17, kShortStepBytes = int64_t(1) << 14;

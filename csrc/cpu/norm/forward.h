@@ -1,13 +1,14 @@
 // Computes the norms of rows on the CPU.
 //
-// Statistics: one pass sums the deviations from a shift near the mean, and corrects the result for
-// the shift (Chan, Golub, LeVeque 1983). If the shift is further from the mean than one standard
-// deviation, the pass is repeated with the mean itself. Neither a large mean nor a long row then
-// costs digits. The mean is represented as a rounded number and the remainder that the rounding
-// drops, and both are subtracted. Norms without a mean sum the squares of the values themselves.
+// Statistics: one pass sums the deviations of the values from a number near their mean, the shift,
+// and the squares of the deviations. The mean and the variance follow from the two sums and the
+// shift (Chan, Golub, LeVeque 1983). If the shift is further from the mean than one standard
+// deviation, the pass is repeated with the mean as the shift. Neither a large mean nor a long row
+// then costs digits. The mean is represented as a rounded number and the remainder that the
+// rounding drops, and both are subtracted. Norms without a mean sum the squares of the values.
 //
-// With a residual, each chunk of the sum is computed just before its statistics, so that every
-// tensor is read or written once, and dropout is computed once.
+// With a residual, each chunk (common.h) of input + residual is computed just before it is summed,
+// so that every tensor is read or written once, and dropout is computed once.
 #pragma once
 
 #include "cpu/norm/common.h"
@@ -37,18 +38,18 @@ struct PlainRows {
   FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, StoreMode) const {}
 };
 
-// Describes rows that are dropout(input) + residual. They are computed in the memory of the sum, or
-// in scratch memory if the sum is not wanted or bypasses the cache (`streams`). The code for the
-// input's dtype is chosen once a chunk.
+// Describes rows that are dropout(input) + residual. They are computed in the memory of args.sum,
+// or in scratch memory if args.sum is not wanted or is written past the cache (`streams`). The code
+// for the input's dtype is chosen once a chunk.
 template <class T, int kCount>
 struct AddedRows {
   using C = Compute<T>;
   const T* row[kCount];
   const NormForward& args;
   int64_t first;
-  C* chunk;  // a chunk of one row, for dropout
+  C* chunk;  // room for a chunk of one row, to which dropout is applied
   T* computed[kCount];
-  T* sum[kCount];          // null if the sum is computed in place
+  T* sum[kCount];          // where copy() stores rows, or null if they are not copied
   const char* next_input;  // the row to prefetch, rows_ahead() from the first one
   const T* next_residual;
 
@@ -164,13 +165,13 @@ struct OneRow {
 
 // --- sums ---------------------------------------------------------------------------------------
 
-// Squares of smaller values are denormal or 0: this is the root of the smallest normal number.
+// The root of the smallest normal number. Squares of smaller values are denormal or 0.
 template <class C>
 constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
 
-// Read tiles for a pass: unchanged, or multiplied by a power of two, by a small one so that no
-// finite value's square overflows, or by a large one so that no significant square underflows.
-// Squares of values below `tiny` are denormal or 0.
+// Read the tiles of a row that a pass sums. Unscaled leaves them unchanged. Scaled multiplies them
+// by a power of two: by a small one so that no finite value's square overflows, or by a large one
+// so that no significant square underflows. Squares of values below `tiny` are denormal or 0.
 template <class T>
 struct Unscaled {
   static constexpr Compute<T> tiny = kTinyRoot<Compute<T>>;
@@ -188,9 +189,10 @@ struct Scaled {
   }
 };
 
-// Adds a square to a sum without producing a denormal. With FMA the product is never a separate
-// value, so sums start at the square of `tiny`, which is normal, and sum_of_starts() subtracts it
-// later. Without FMA, values below `tiny` are ignored.
+// Adds a square to a sum without producing a denormal. With FMA the square is never a separate
+// value, so it is enough that sums start at the square of `tiny`, which is normal, and that
+// sum_of_starts() is subtracted from them later. Without FMA, values nearer to 0 than `tiny` are
+// ignored.
 template <class C>
 FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C tiny) {
   for (auto& vec : x.v) {
@@ -243,8 +245,8 @@ struct SquaresRange {
 };
 
 // Returns the range of exact sums. Where eps dominates what underflow loses, the range begins at 0,
-// so that rows of zeros need no second pass. Elsewhere, ignored squares are at most 2^-34 of the
-// sum.
+// so that rows of zeros need no second pass. Elsewhere, the squares that plus_square() ignores are
+// at most 2^-34 of the sum.
 template <class T>
 FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(NormFormula norm) {
   constexpr bool kIsDouble = sizeof(T) == sizeof(double);
@@ -255,7 +257,7 @@ FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(NormFormula norm) {
   return {squared_eps(norm) >= kCovers ? 0 : lowest};
 }
 
-// Adds up the chunks of a row: each is summed in Compute<T>, and the chunks in Wider<T>.
+// Adds up the sums of a row's chunks, which are in Compute<T>. The total is in Wider<T>.
 template <class C>
 struct LongSum;
 template <>
@@ -279,7 +281,7 @@ struct ExtendedSum<false> {
     rest += (total - (sum - added)) + (more - added);
     total = sum;
   }
-  // If the total is infinite, the rest is NaN.
+  // Leaves out a rest that is NaN, as it is if the total is infinite.
   FUSEDOPS_INLINE long double value() const {
     return rest == rest ? static_cast<long double>(total) + rest : total;
   }
@@ -305,6 +307,7 @@ FUSEDOPS_INLINE void totals(const LongSum<double> (&sums)[kCount], long double (
 
 // Holds the sum of squared deviations from the mean, and the mean as shift + away. These two are
 // kept apart, because the mean of doubles that differ little has more digits than a long double.
+// For a norm without a mean, holds the sum of the squared values, and zeros.
 template <class Wide>
 struct Moments {
   Wide squares, shift = 0, away = 0;
@@ -314,7 +317,7 @@ struct Moments {
 };
 
 // Computes the moments of every row from its deviations from a shift. If rows are sums (AddedRows),
-// the caller has computed their first chunk.
+// it computes them too, except for their first chunk, which the caller has computed.
 template <class T, class At, int kCount, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE void moments_around(
     const C (&shift)[kCount], At source, const Rows& rows, int64_t cols,
@@ -378,8 +381,8 @@ Moments<Wider<T>> moments_of_one(C shift, At source, const OneRow<T>& row, int64
   return moments[0];
 }
 
-// Computes the moments again, with the approximate mean as the shift; and if the squares leave
-// their range, again for the scaled row.
+// Computes the moments again, with the approximate mean as the shift. If the sum of squares is not
+// in `range`, computes them once more, for the row multiplied by a power of two.
 template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
     C mean, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
@@ -475,6 +478,7 @@ struct NormStatistics<true, T> {
   using C = Compute<T>;
   C mean, rstd, remainder;
 
+  // Computes the statistics of the rows and, if these are sums (AddedRows), first the rows.
   template <int kCount, class Rows>
   static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
@@ -509,14 +513,15 @@ struct NormStatistics<true, T> {
   }
 };
 
-// Holds the statistics of a row. It is normalized as x * (rstd + remainder), where remainder is
+// Holds the statistics of a row, which is normalized as x * (rstd + remainder), where remainder is
 // what the rounding of rstd has dropped. normalized() leaves the remainder out for 16-bit results,
-// which do not show it.
+// whose own rounding error is far larger.
 template <class T>
 struct NormStatistics<false, T> {
   using C = Compute<T>;
   C rstd, remainder;
 
+  // Computes the statistics of the rows and, if these are sums (AddedRows), first the rows.
   template <int kCount, class Rows>
   static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
@@ -556,7 +561,7 @@ struct Norm {
   ColumnValues<T> weight, bias;  // bias is null if there is none
   void* scratch;
 
-  // Writes the first row, whose statistics are known.
+  // Normalizes and writes row 0 by `statistics`, which it does not compute or save.
   void write_one(const NormStatistics<kCenters, T>& statistics) const {
     const NormStatistics<kCenters, T> stats[] = {statistics};
     write(/*first=*/0, Rows<T, 1>(args, /*first=*/0, scratch, mode.streams), stats);
@@ -606,10 +611,10 @@ struct Norm {
     write_rows<kBias, /*kRounds=*/false>(first, rows, stats);
   }
 
-  // Pointers are copied to locals, because members would be read again after each store. A tile of
-  // every row is read before any is written: if rows are whole pages apart, a load would wait for
-  // the preceding store, whose address has the same low bits (20 % of the time at 4096 x 1024
-  // floats).
+  // Normalizes and writes kCount rows. Pointers are copied to locals, because members would be read
+  // again after each store. A tile of every row is read before any is written: if rows are whole
+  // pages apart, a load would wait for the preceding store, whose address has the same low bits,
+  // which cost 20 % of the time at 4096 x 1024 floats.
   template <bool kBias, bool kRounds, int kCount>
   FUSEDOPS_INLINE void write_rows(
       int64_t first, Rows<T, kCount> rows, const Statistics (&statistics)[kCount]) const {

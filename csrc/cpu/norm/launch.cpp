@@ -9,7 +9,8 @@ namespace fusedops {
 namespace {
 
 // Computes the backward of `count` norms of one shape, where at(i) returns the arguments of norm i.
-// Threads share first the partitions of all norms, then their columns.
+// Threads share first the partitions of all norms, then the columns whose sums over the partitions
+// are added up.
 template <class At>
 void backward_of_norms(int64_t count, At at, bool streaming) {
   const CpuKernels& kernels = cpu_kernels();
@@ -42,7 +43,7 @@ void backward_of_norms(int64_t count, At at, bool streaming) {
 // --- long rows ----------------------------------------------------------------------------------
 
 // Rows with dropout are not launched as long rows, even if grad_branch is not wanted, so that the
-// other gradients have the same bits.
+// other gradients have the same bits whether it is wanted or not.
 bool is_long(const NormBackward& args) {
   return is_long_row(args.cols) && args.dropout.seed == nullptr;
 }

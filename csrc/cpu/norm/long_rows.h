@@ -1,7 +1,7 @@
 // Computes the norms of long rows on the CPU, some columns at a time: threads share a row, or one
-// thread computes all of it. Each segment of columns gives a partial, and partials are combined in
-// the order of the segments, whichever threads computed them. The results of a segment are then
-// written as those of a row of its length.
+// thread computes all of it. Each segment of columns gives its own statistics or sums (a partial),
+// and partials are combined in the order of the segments, whichever threads computed them. The
+// results of a segment are then written as those of a row of its length.
 #pragma once
 
 #include "cpu/norm/backward.h"
@@ -54,6 +54,7 @@ FUSEDOPS_INLINE void compute_sum(
       cols, [&](int64_t begin, int64_t count) { rows.compute(segment.begin + begin, count); });
 }
 
+// Computes the partials of the segments in `cols` and, with a residual, input + residual.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void long_norm_segments(
     const NormForward& args, int64_t row, RowRange cols, NormPartials<T> partials, void* scratch) {
@@ -91,6 +92,8 @@ Moments<Wide> combined(const Moments<Wide>* partials, int64_t cols) {
   return {squares, shift, away};
 }
 
+// Combines the partials of the whole row, and writes the results of the segments in `cols`. The
+// call with the first column saves the statistics too.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void write_long_norm_segments(
     const NormForward& args, int64_t row, RowRange cols, NormPartials<T> partials, void* memory,
@@ -143,6 +146,7 @@ NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row, v
   return rows;
 }
 
+// Sets `partials` to the sums of a row over each of the segments in `cols`.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void long_norm_backward_segments(
     const NormBackward& args, int64_t row, RowRange cols, NormGradSums* partials, void* memory) {
@@ -159,8 +163,8 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
   });
 }
 
-// Writes the gradients of a segment of all rows, and the sums of its columns. The rows are added up
-// by partitions, as those of short rows are.
+// Writes, for a segment of columns, the gradients of all rows, and grad_weight and grad_bias. For
+// these two, rows are added up by partitions, as short rows are.
 template <bool kCenters, class T, SumsOverRows kSums>
 struct LongNormBackward {
   using C = Compute<T>;
@@ -213,9 +217,9 @@ struct LongNormBackward {
     with_result<T>(result, [&](auto* to) { write_one_term<__typeof__(*to)>(segment); });
   }
 
-  // Writes the gradients of a segment of the only row, whose sums over rows have one term. Six
-  // streams are more than the hardware prefetcher follows: prefetching gains 30 % if the data comes
-  // from the L3 cache.
+  // Writes the gradients of a segment if there is only one row: sums over rows have one term each.
+  // The loop reads and writes about six arrays, more than the hardware prefetcher follows:
+  // prefetching gains 30 % if the data comes from the L3 cache.
   template <class Result>
   FUSEDOPS_INLINE void write_one_term(RowRange segment) const {
     constexpr int64_t kAhead = 1024;
@@ -224,7 +228,7 @@ struct LongNormBackward {
     auto segment_row = row_of_segment<kCenters, T>(segment_args, /*row=*/0, tiny_row());
     const C whole[] = {C(rows->of_grad), C(rows->of_product)};
     finish_row_sums(segment_row, whole, args);
-    // Each of the three pointers is null if the gradient is not wanted.
+    // grad_weight, grad_bias and `to` are null if the gradient is not wanted.
     const auto of_segment = [&](auto* all) { return all == nullptr ? all : all + segment.begin; };
     auto* const grad_weight = of_segment(static_cast<Result*>(args.grad_weight.data));
     auto* const grad_bias = of_segment(static_cast<Result*>(args.grad_bias.data));

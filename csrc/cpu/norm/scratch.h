@@ -16,7 +16,8 @@ constexpr int64_t interleaved_rows(const NormForward& args) {
 // Scratch memory has room for a chunk of a row to which dropout has yet to be applied.
 constexpr int64_t kNormChunkBytes = 8192;
 
-// Scratch memory holds weight, bias, the dropout chunk, and the rows of sums.
+// Scratch memory holds weight, bias, a chunk of a row for dropout and, with a residual, the
+// interleaved rows of input + residual.
 constexpr int64_t norm_scratch_bytes(const NormForward& args) {
   const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.output.dtype);
   const int64_t rows = args.residual.data == nullptr ? 0 : interleaved_rows(args);
@@ -36,7 +37,8 @@ constexpr int64_t norm_scratch_bytes(const NormBackward& args) {
 
 constexpr int64_t kNormPartialBytes = 48;  // three numbers, at most long double
 
-// A row has a partial per segment, and room for input + residual if the caller does not want it.
+// Returns the bytes that a long row needs for its partials, one per segment, and for input +
+// residual if there is a residual and the caller does not want the sum.
 constexpr int64_t norm_partials_bytes(const NormForward& args) {
   const bool saves_sum = args.residual.data != nullptr && args.sum.data == nullptr;
   return row_segments(args.cols) * kNormPartialBytes +
@@ -49,16 +51,16 @@ struct NormGradSums {
   double of_grad, of_product;
 };
 
-// In a backward, scratch memory holds the weight of a segment, a chunk of a row, two sums per
-// column over all partitions and two over one, and a scaled row of tiny values. A forward needs
-// less.
+// In a backward, scratch memory holds for a segment: the weight, a chunk of gradients, for each
+// column two sums over all partitions and two over one partition, and a scaled row of tiny values.
+// A forward needs less.
 constexpr int64_t kLongNormScratchBytes = 7 * kRowSegment * int64_t(sizeof(double));
 
 // --- dimensions other than the last -------------------------------------------------------------
 
 // The inner dimension of a spatial norm is divided into segments of about 64 K elements each, which
 // are read from memory once and stay in the L2 cache. A segment has at most 512 columns, so that a
-// lane adds up no more values for a weight than in a partition of rows.
+// lane adds up few values for an element of grad_weight, about as many as in a partition of rows.
 template <class Args>
 constexpr InnerSegments norm_segments(const Args& args) {
   constexpr int64_t kElements = int64_t(1) << 16, kMaxCols = 512;
@@ -93,7 +95,7 @@ struct NormPartition {
     return {index * size_each, end < size ? end : size};
   }
 };
-// With at least 64 rows, clearing and adding a partition's two accumulators costs under 2 %.
+// With at least 64 rows, clearing and adding a partition's sums takes under 2 % of a backward.
 constexpr NormPartition partition_of(const NormBackward& args) { return {args.rows, /*least=*/64}; }
 constexpr NormPartition partition_of(const SpatialNormBackward& args) {
   return {args.outer * norm_segments(args).count, /*least=*/1};

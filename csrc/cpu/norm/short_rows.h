@@ -1,9 +1,9 @@
 // Computes the norms of groups of short rows on the CPU, forward and backward (simd/short_rows.h).
 //
-// Rows have the bits of forward.h and backward.h: for each lane of their accumulators there is a
-// tile here, and lanes are added up in the same tree. The root and the two divisions at the end of
-// a row are computed for all rows of a group at once. The sums over rows are in one tile per column
-// until all groups of a partition are done.
+// Results have the same bits as those of forward.h and backward.h: for each lane of an accumulator
+// there is a tile here, and these are added up in the same tree. The root and the two divisions at
+// the end of a row are computed for all rows of a group at once. The sums over rows are in one tile
+// per column until all groups of a partition have been added to them.
 //
 // Doubles, whose sums use long double, and rows with dropout are not computed in groups.
 #pragma once
@@ -20,7 +20,8 @@ template <class T>
 constexpr bool kComputedInGroups = sizeof(Compute<T>) == sizeof(float);
 static_assert(kShortRowCols <= kNormChunk<float>);  // one sum in float for each lane
 
-// Returns how many lanes hold one of `cols` columns, in either half of a tile of T.
+// Returns how many lanes of a vector hold any of `cols` columns, counting both halves of a tile of
+// T: lane i counts if either half has a column there.
 template <class T>
 constexpr int64_t lanes_reached(int64_t cols) {
   const int64_t lanes = kEvenOdd<T> ? (cols + 1) / 2 : cols;
@@ -48,8 +49,8 @@ FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + Broadcast(0.0f);
 }
 
-// Does the same in double, in the order of totals() (forward.h), so that a row's sum has the same
-// bits in a group as alone.
+// Returns the same sum as sum_of_lanes(), but adds in double and in the order of totals()
+// (forward.h), so that a row's sum has the same bits in a group as alone.
 template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
@@ -85,8 +86,9 @@ FUSEDOPS_INLINE Tile<float> shift_of_group(const Tile<float>* group, int64_t col
   return sum_of_lanes<T>(lanes, count);
 }
 
-// Sums the squares of the deviations from `shift` and, if the norm has a mean, the deviations. The
-// sums of squares start as in forward.h.
+// Sets `squares` to each row's sum of squared deviations from `shift` and, if the norm has a mean,
+// `deviations` to the sum of deviations; without a mean, the values themselves are squared. Sums of
+// squares start at start_of_squares() (forward.h).
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void sum_deviations(
     const Tile<float>* group, Tile<float> shift, int64_t cols, WideTile<float>& deviations,
@@ -173,7 +175,7 @@ FUSEDOPS_INLINE TileMoments<float> moments_of_group(
 
 // --- forward ------------------------------------------------------------------------------------
 
-// Loads the input and residual of a group of rows, adds them, and stores the sum if it is wanted.
+// Sets `group` to input + residual for a group of rows, and stores that sum if it is wanted.
 template <class T>
 FUSEDOPS_NOINLINE void load_added(const NormForward& args, int64_t first, Tile<float>* group) {
   with_branch<T>(args.input.dtype, [&](auto tag) {
@@ -199,6 +201,7 @@ FUSEDOPS_INLINE void normalize_group(
   }
 }
 
+// Normalizes a group in place, and saves its statistics if they are wanted.
 template <bool kCenters, class T>
 FUSEDOPS_NOINLINE void norm_group(
     const NormForward& args, int64_t first, const float* weight, const float* bias,
@@ -217,8 +220,8 @@ FUSEDOPS_NOINLINE void norm_group(
   normalize_group<kCenters, /*kRounds=*/false, T>(stats, weight, bias, args.cols, group);
 }
 
-// Whether groups are faster than interleaved rows. With a residual they have two more
-// transpositions.
+// Whether groups are faster than interleaved rows. With a residual, groups take two more
+// transpositions, so that they gain in fewer cases.
 template <class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormForward& args) {
   if (args.cols > kShortRowCols || args.dropout.seed != nullptr) return false;
@@ -266,6 +269,7 @@ struct NormBackwardGroups {
       grad_weight[col] = grad_bias[col] = Broadcast(0.0f);
   }
 
+  // Writes the gradients of the group that begins at row `first`, and adds its rows to the sums.
   FUSEDOPS_NOINLINE void compute(int64_t first) {
     load_group<T>(args.grad_output, first, args.cols, grad);
     load_group<T>(args.input, first, args.cols, input);
@@ -313,6 +317,7 @@ struct NormBackwardGroups {
     return kCenters ? input[col] - mean : input[col];
   }
 
+  // Returns the coefficients of the rows' gradients. `rstd` is that of the rows in memory.
   FUSEDOPS_INLINE NormSlope<Tile<float>> slope_of(Read read, Tile<float> rstd) const {
     Tile<float> grads[kLanes<float>], products[kLanes<float>];
     for (int64_t lane = 0; lane < lanes_reached<T>(args.cols); ++lane) {
@@ -347,6 +352,7 @@ struct NormBackwardGroups {
     }
   }
 
+  // Writes grad_input and grad_branch, as far as they are wanted. Overwrites `grad`.
   FUSEDOPS_INLINE void write(
       int64_t first, NormSlope<Tile<float>> slope, Read read, Tile<float> rstd) {
     if constexpr (kMayLoseProducts<T>) {

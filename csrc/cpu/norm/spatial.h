@@ -11,7 +11,7 @@
 // computed again as a row.
 //
 // Backward: one pass over input and grad_output computes every sum, of columns and of rows; the
-// sums of rows add up over the segments of a partition.
+// sums of a row add up over all segments of a partition.
 #pragma once
 
 #include "cpu/norm/backward.h"
@@ -34,7 +34,8 @@ struct ExactSum {
   FUSEDOPS_INLINE WideTile<C> total() const { return promoted(high) + promoted(low); }
 };
 
-// Holds, for a tile of columns, first what is summed, and then what normalizes it (NormStatistics).
+// Holds, for a tile of columns, the sums of a pass over its rows and the statistics that are
+// computed from them.
 template <class C>
 struct NormColumn {
   TileStatistics<C> statistics;
@@ -57,6 +58,7 @@ const C* row_values(ConstColumns columns, C missing, C* copy, int64_t count) {
 
 // --- forward ------------------------------------------------------------------------------------
 
+// Normalizes segments of inner columns, which are numbered over all outer indices.
 template <bool kCenters, class T>
 class SpatialNorm {
  public:
@@ -146,7 +148,8 @@ class SpatialNorm {
     for_tiles<T>(RowRange{0, args_.dim_size}, cols, body);
   }
 
-  // Computes the statistics of all columns. `first` is the index of the first column's statistics.
+  // Computes the statistics of all columns, and saves them if they are wanted. `first` is the index
+  // of the first column's statistics.
   FUSEDOPS_NOINLINE void finish(Segment<const T> input, int64_t cols, int64_t first) const {
     for_columns<T>(cols, [&](int64_t col, auto part) {
       int64_t exact[kTile<T>];
@@ -174,7 +177,7 @@ class SpatialNorm {
     return all_exact;
   }
 
-  // Computes again those columns of a tile that are not exact.
+  // Computes again the statistics of the columns in a tile whose moments are not exact.
   FUSEDOPS_NOINLINE void correct(
       Segment<const T> input, int64_t col, int64_t cols, const int64_t* exact) const {
     for (int64_t i = 0; i < kTile<T>; ++i) {
@@ -226,15 +229,16 @@ class SpatialNorm {
 
 // Holds, for a tile of columns, the statistics of the columns as they are read (scaled by `factor`
 // if they are tiny, see backward.h), and the sums of g = grad_output * weight and of g * (input -
-// mean), which the coefficients of NormSlope replace.
+// mean). compute_slopes() puts the coefficients of NormSlope in place of the two sums.
 template <class C>
 struct NormGradColumn {
   Tile<C> mean, rstd, rstd_in_memory, factor, of_grad, of_product;
 };
 static_assert(sizeof(NormGradColumn<double>) <= 7 * sizeof(Tile<double>));
 
-// Returns the index at which a row's sums are stored, in the column order of a tile of T: with
-// kEvenOdd, those of a tile's even rows come before those of its odd rows.
+// Returns the index at which the sums of `row` are stored. As sum_partitions() reads them, sums
+// have the column order of a tile of T: with kEvenOdd, those of every kTile<T> rows are stored with
+// the even rows first.
 template <class T>
 FUSEDOPS_INLINE int64_t place_of(int64_t row) {
   if constexpr (!kEvenOdd<T>) return row;
@@ -282,8 +286,8 @@ class SpatialNormGradient {
 
   FUSEDOPS_INLINE NormGradColumn<C>& column(int64_t col) const { return columns_[col / kTile<T>]; }
 
-  // Reads the statistics of all columns, and returns whether any column is scaled. `first` is the
-  // index of the first column's statistics.
+  // Reads the statistics of all columns, and sets their sums to 0. Returns whether any column is
+  // scaled. `first` is the index of the first column's statistics.
   FUSEDOPS_NOINLINE bool read_statistics(int64_t first, int64_t cols) const {
     bool scales = false;
     for_columns<T>(cols, [&](int64_t col, auto part) {

@@ -2,8 +2,9 @@
 // with the instructions for bfloat16 on processors that have them. No other file of cpu/ contains
 // ARM's intrinsics.
 //
-// NEON has no masked loads. Stream() is an ordinary store, because STNP would only be a hint: the
-// cores detect by themselves that whole cache lines are written, and do not read those.
+// NEON has no masked loads. Stream() is an ordinary store, because STNP, the non-temporal one, is
+// only a hint: the cores detect by themselves that whole cache lines are written, and do not read
+// those.
 #pragma once
 
 #include <arm_neon.h>
@@ -43,7 +44,7 @@ FUSEDOPS_INLINE V Opaque(V value) {
 
 // Each takes one instruction, where the language's ?: takes two. They differ from it for NaN: the
 // maximum of a NaN and a number is the number, and a minimum with a NaN is NaN. No caller depends
-// on this, because a result that a NaN takes part in is NaN anyway.
+// on this, because a NaN in a row also reaches the row's results by other operations.
 FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
   return (Vec<float>)vmaxnmq_f32((float32x4_t)a, (float32x4_t)b);
 }
@@ -126,8 +127,8 @@ FUSEDOPS_INLINE VecU32 InterleaveRounded(Vec<float> even, Vec<float> odd, Round 
 FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
   return (Vec<float>)vcvt_f32_f16((float16x4_t)bits);
 }
-// Values that float16 rounds to 0 first become a zero of the same sign, because the instruction
-// would report an underflow for them.
+// Values that float16 rounds to 0 are replaced by a zero of the same sign beforehand, because the
+// instruction would report an underflow for them.
 FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
   const uint32x4_t is_tiny = vcageq_f32(vdupq_n_f32(0x1p-25f), (float32x4_t)value);
   value = (Vec<float>)vbicq_u32((uint32x4_t)value, vshrq_n_u32(is_tiny, 1));
@@ -170,10 +171,11 @@ FUSEDOPS_INLINE VecU32 Combine(VecU16 lower, VecU16 upper) {
 using portable::LoadN;
 using portable::StoreN;
 #else
-// Load and store parts of a tile in registers. The functions of portable.h call memset and memcpy,
-// and a load would wait for the several smaller stores of memcpy. load_parts() and store_parts()
-// are not inlined, because GCC fuses a product into a sum only where no branch lies between them:
-// with their branches in a loop, the bits of a row would depend on the loop that it is computed in.
+// Load and store the first `bytes` bytes of a tile, through registers. portable.h's functions call
+// memset and memcpy, and a vector load would wait for memcpy's several smaller stores. load_parts()
+// and store_parts() are not inlined, because GCC fuses a product into a sum only where no branch
+// lies between them: with their branches in a loop, the bits of a row would depend on the loop that
+// it is computed in.
 struct Blocks {
   Block first, second;
 };

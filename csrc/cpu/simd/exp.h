@@ -83,7 +83,7 @@ constexpr int kExpScaleBits<double> = 64;
 template <class C>
 constexpr C kExpScale = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
 
-// Replaces the lanes outside of a mask by 0, unless MulByPow2() does so.
+// Replaces the lanes outside of a mask by 0, unless MulByPow2() is an instruction, which does so.
 template <class M, class V>
 FUSEDOPS_INLINE V zero_outside(M mask, V x) {
   if constexpr (kHasMulByPow2) {
@@ -98,7 +98,7 @@ FUSEDOPS_INLINE V zero_outside(M mask, V x) {
 template <class Stored, int kUp, class Visible = AllLanes, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least, Visible visible = {}) {
   using K = typename ExpFor<Stored>::type;
-  // If MulByPow2() is an instruction, the polynomial's coefficients have to contain 2^kUp.
+  // If MulByPow2() is an instruction, the polynomial's coefficients contain the factor 2^kUp.
   constexpr C kUnit = kHasMulByPow2 && kUp != 0 ? kExpScale<C> : C(1);
   const auto above = NotLessEqual(x, lowest) & visible;  // true for a visible NaN
   x = zero_outside(above, x);
@@ -118,7 +118,7 @@ FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least, Visible visi
   return zero_outside(above, e);
 }
 
-// Returns exp(x) * 2^kExpScaleBits, and 0 outside of `visible`.
+// Returns exp(x) * 2^kExpScaleBits, and 0 outside of `visible`. Lowers `least` as exp_above() does.
 template <class Stored, class Visible = AllLanes, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> scaled_exp(Vec<C> x, Vec<C>& least, Visible visible = {}) {
   return exp_above<Stored, kExpScaleBits<C>>(ExpFor<Stored>::type::kLowest, x, least, visible);
@@ -152,8 +152,7 @@ FUSEDOPS_INLINE Tile<C> exp_or_zero(Tile<C> x) {
   return x;
 }
 
-// Returns exp(x), denormals included. Only the last multiplication can produce one, and only if the
-// result is denormal.
+// Returns exp(x), denormals included. Nothing is denormal before the last multiplication.
 template <class Stored, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_nonpositive(Vec<C> x) {
   Vec<C> unused = {};

@@ -2,8 +2,8 @@
 // result is.
 //
 // Nearly always one or two multiplications suffice (divided()). If one of their products would be
-// denormal, exponentials are divided "in steps": by the same operations on numbers that are not
-// denormal, each rounded as in the original. The results then have the bits that the
+// denormal, exponentials are divided "in steps": by operations on numbers that are not denormal,
+// which round every value as the multiplications would. The results then have the bits that the
 // multiplications would give, and a result that is 0 or a normal number involves no denormal.
 #pragma once
 
@@ -34,10 +34,10 @@ constexpr double kLeastFloat = 0x1p-126, kLeastDouble = 0x1p-1022;  // smallest 
 template <class Out>
 constexpr bool kTwoParts = sizeof(Out) == sizeof(float);
 
-// Holds factor / sum, by which the exponentials of a chunk are multiplied, as precisely as a result
-// of type Out can show. For float results it is the sum of two floats, `high` and `low`. For
-// double, where speed matters less, an exponential is multiplied by `high`, the factor, and divided
-// by `low`, the sum. An exponential between 0 and `least` must be divided in steps.
+// Holds factor / sum, by which exponentials are multiplied, as precisely as a result of type Out
+// can show. For float results it is the sum of two floats, `high` and `low`. For double, where
+// speed matters less, an exponential is multiplied by `high`, the factor, and divided by `low`, the
+// sum. An exponential between 0 and `least` must be divided in steps.
 template <class Out, class C = Compute<Out>>
 struct Divisor {
   double scale;
@@ -62,8 +62,8 @@ struct Divisor {
   // From this scale on, all bits of the scale fit into normal floats.
   static constexpr double kAllBitsFit = 0x1p-73, kAlmostLeast = kLeastFloat * 1.0001;
 
-  // Returns `least` for a scale below kAllBitsFit. Unscaled exponentials are at most 1, so either
-  // all results round to 0, or all are divided in steps.
+  // Returns `least` for a scale below kAllBitsFit: 0 if all results round to 0, as unscaled
+  // exponentials are at most 1, and otherwise infinity, so that all are divided in steps.
   static FUSEDOPS_NOINLINE C least_of_tiny(double scale) {
     return scale <= 0x1p-150 / kExpScale<C> ? C(0) : kInfinity<C>;
   }
@@ -145,9 +145,9 @@ struct InSteps {
 };
 
 // With FMA, floats that are multiplied by powers of 2 take the place of doubles, which saves most
-// of the time: factors are 2^48 times as large, and products 2^96 times. Added to 2^96 times the
-// smallest normal number, a product is rounded as a denormal number is, and the bits of the sum
-// minus those of that number are the bits of the denormal number.
+// of the time: both factors are 2^48 times as large, and products 2^96 times. Added to
+// kLeastProduct, 2^96 times the smallest normal number, a product is rounded as a denormal number
+// is, and the bits of the sum minus those of kLeastProduct are the bits of the denormal number.
 template <class Out>
 struct InSteps<Out, true> {
   Vec<float> high, low;

@@ -47,15 +47,16 @@ FUSEDOPS_INLINE Tile<C> exp_or_infinity(Tile<C> x) {
 }
 
 // Whether sums may add powers of 2 in place of exponentials. If MulByPow2() is an instruction,
-// which rounds the exponent down, this saves a sixth of the instructions. The polynomial is a
-// minimax fit of 2^(t - 0.5) for 0 <= t < 1, with an error of 7.5e-8, and of 1.7e-7 including the
-// rounding of its evaluation. The exponent has to be a product that is fused into its sum, which
-// the compiler does only where it optimises and inlines.
+// which rounds the exponent down, this saves a sixth of the instructions. The product from which
+// the caller computes the exponent has to be fused into its subtraction, which the compiler does
+// only where it optimises and inlines.
 #if defined(FUSEDOPS_SANITIZED) || !defined(__OPTIMIZE__)
 constexpr bool kHasExp2 = false;
 #else
 constexpr bool kHasExp2 = kHasMulByPow2;
 #endif
+// Holds the constants of exp2_or_infinity(). The polynomial is a minimax fit of 2^(t - 0.5) for
+// 0 <= t < 1, with an error of 7.5e-8, and of 1.7e-7 including the rounding of its evaluation.
 struct Exp2FloatSum {
   static constexpr float kLowest = -125.0f;  // up to it, the result may be denormal
   static constexpr float kPolynomial[] = {1.3276472454890609e-3f, 6.356423255056143e-3f,

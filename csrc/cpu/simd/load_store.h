@@ -98,7 +98,7 @@ struct Tail {
   int count;
 };
 
-// Columns past the end of the row are loaded as 0.
+// Load and store those columns of a tile that are in the row. The others are loaded as 0.
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> load(const T* from, Full) {
   return load(from);
@@ -146,7 +146,8 @@ FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Tail part, Comput
 }
 
 // Stores results: full tiles with non-temporal stores if `streams` is set. The branch on it goes
-// the same way for all tiles of a call. It costs little, and each loop is compiled only once.
+// the same way for all tiles of a call, and so costs little. With a template argument in its place,
+// each loop would be compiled twice.
 struct StoreMode {
   bool streams;
 

@@ -1,10 +1,10 @@
 // Computes which columns of a row dropout keeps (args.h), a tile at a time, by Philox4x32-7
 // (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 //
-// Each counter has a 64-bit lane and uses its lower half. The multiplication 32 x 32 -> 64 bits,
-// which every instruction set has, then gives both halves of the product in place. A vector holds
-// one counter for every four columns of a tile of floats, and each counter gives four words, one
-// for each of its columns.
+// Each of a counter's four words is in the lower half of a 64-bit lane. The multiplication 32 x 32
+// -> 64 bits, which every instruction set has, then gives both halves of the product in place. A
+// vector has one lane for every four columns of a tile of floats: their counter, which gives four
+// random words, one for each column.
 #pragma once
 
 #include "cpu/simd/load_store.h"
@@ -23,6 +23,7 @@ struct PhiloxWords {
   VecU64 word[4];
 };
 
+// Returns the random words of each counter.
 FUSEDOPS_INLINE PhiloxWords philox(PhiloxKey key, PhiloxWords counter) {
   VecU64* c = counter.word;
   for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -79,7 +80,7 @@ template <class T>
 void drop_columns(DropoutRow dropout, double* values, int64_t begin, int64_t cols) {
   for (int64_t col = 0; col < cols; col += kTile<float>) {
     const Tile<float> kept = dropout.kept<T>(begin + col);
-    // Values past the last column were never written.
+    // Values past the last column were never written, and tiles of them alone are skipped.
     for (int half = 0; half < 2 && col + half * kTile<double> < cols; ++half) {
       double* to = values + col + half * kTile<double>;
       const Wide<float> wide = promoted(kept.v[half]);

@@ -17,7 +17,7 @@ FUSEDOPS_INLINE V Opaque(V value) {
 
 // --- arithmetic ---------------------------------------------------------------------------------
 
-// Return b > a ? b : a and b < a ? b : a, which are a if either is NaN.
+// Return the larger and the smaller of two values, and `a` if either is NaN.
 template <class V>
 FUSEDOPS_INLINE V Max(V a, V b) {
   return b > a ? b : a;
@@ -239,8 +239,8 @@ FUSEDOPS_INLINE void StoreN(T* to, const T (&from)[kSize], int64_t count) {
   std::memcpy(to, from, count * sizeof(T));
 }
 
-// Returns the `bytes` bytes at `from`, which are one to two words, from the first word and the last
-// one. The two overlap if there are fewer bytes than two words have.
+// Returns `bytes` bytes, between one word and two. It loads the first word and the last one, which
+// overlap if there are less than two words.
 template <class Word>
 FUSEDOPS_INLINE uint64_t LoadTwoWords(const char* from, int bytes) {
   const uint64_t last = Load<Word>(from + bytes - sizeof(Word));
@@ -265,7 +265,8 @@ FUSEDOPS_INLINE void StoreBlockN(void* memory, Block block, int bytes) {
   if (bytes > 8) Store(to + bytes - 8, low >> 8 * (bytes - 8) | high << 8 * (16 - bytes));
 }
 
-// Writes a vector without reading its cache line, at an address aligned to kVectorBytes.
+// Writes a vector to an address aligned to kVectorBytes: on processors with an instruction for it,
+// without reading the cache line, and here with an ordinary store.
 template <class V>
 FUSEDOPS_INLINE void Stream(void* to, V bits) {
   *static_cast<V*>(to) = bits;

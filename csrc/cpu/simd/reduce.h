@@ -1,4 +1,4 @@
-// Reductions over the lanes of vectors. Their order is the same for every row.
+// Reductions over the lanes of vectors. The order of their operations is the same for every row.
 #pragma once
 
 #include "cpu/simd/rows.h"
@@ -20,7 +20,7 @@ struct Maximum {
 };
 
 // Combines the lanes as a tree, upper half with lower half. Width is a template argument, because
-// GCC would build a variable's shuffle indices lane by lane: 40 instructions per step.
+// with a variable GCC would build the shuffle indices lane by lane: 40 instructions per step.
 template <class C, int Width = kLanes<C> / 2, class Combine>
 FUSEDOPS_INLINE C ReduceLanes(Vec<C> value, Combine combine) {
   if constexpr (Width == 0) {
@@ -45,7 +45,8 @@ FUSEDOPS_INLINE Vec<double> promoted_sum(Vec<float> value) {
 }
 FUSEDOPS_INLINE Vec<double> promoted_sum(Vec<double> value) { return value; }
 
-// Adds the lanes in double, so that one large term does not cost the digits of the others.
+// Returns the sum of all lanes of both tiles. They are added in double, so that one large term does
+// not cost the digits of the others.
 template <class C>
 FUSEDOPS_INLINE double sum_of(Tile<C> a, Tile<C> b) {
   const Vec<double> first = promoted_sum(a.v[0]) + promoted_sum(a.v[1]);
@@ -54,8 +55,8 @@ FUSEDOPS_INLINE double sum_of(Tile<C> a, Tile<C> b) {
 }
 
 // Adds, in double, the two accumulators that fold_columns() returns for a row of `cols` columns;
-// the lanes of the result remain to be added. Vectors without any column are 0 and are not
-// converted.
+// the lanes of the result remain to be added. Vectors to which no column was added are 0, and are
+// not converted.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> lanes_of_sum(Accumulators<Tile<C>> sums, int64_t cols) {
   Vec<double> first = promoted_sum(sums.even.v[0]), second{};
@@ -72,9 +73,10 @@ FUSEDOPS_INLINE double sum_of_columns(Accumulators<Tile<C>> sums, int64_t cols) 
   return ReduceLanes<double>(lanes_of_sum<T>(sums, cols), Add{});
 }
 
-// Sums up the lanes of several vectors in nearly the time of one. Each step adds the upper half of
-// each sum's lanes to the lower half, and puts the sums of two vectors side by side. Every sum has
-// the order of ReduceLanes(), whatever the other vectors hold.
+// Sets lane i of v[0] to the sum of the lanes of v[i], for all i, in nearly the time that one sum
+// takes. Other vectors are overwritten. Each step adds the upper half of each sum's lanes to the
+// lower half, and puts the sums of two vectors side by side. Every sum has the order of
+// ReduceLanes(), whatever the other vectors hold.
 template <class C, int Width, int kStep>
 FUSEDOPS_INLINE void fold_lanes(Vec<C> (&v)[kLanes<C>]) {
   constexpr int L = kLanes<C>;

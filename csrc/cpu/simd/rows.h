@@ -25,8 +25,8 @@ FUSEDOPS_INLINE bool are_even(const AnyRows& rows, int64_t first, int64_t count)
   return spacing.offset(first + count - 1) - spacing.offset(first) == (count - 1) * spacing.stride;
 }
 
-// Read tiles of a row in memory, in the column order of a tile of Order, or of a row in scratch
-// memory.
+// Read tiles of a row: from memory, permuted into the column order of a tile of Order, or from
+// scratch memory, as they are.
 template <class T, class Order = T>
 struct FromMemory {
   const T* row;

@@ -173,8 +173,8 @@ FUSEDOPS_NOINLINE void store_even_rows(GroupRows<T> rows, int64_t cols, const Ti
   });
 }
 
-// Loads `count` rows from `first` on as a group. If they lie in two runs, or do not fill the group,
-// they are copied first, so that they are evenly spaced. Missing rows are zeros.
+// Loads `count` rows from `first` on as a group. If they are in several runs (RowSpacing) or do not
+// fill the group, they are copied first, so that they are evenly spaced. Missing rows are zeros.
 template <class T>
 FUSEDOPS_INLINE void load_group(
     const ConstRows& rows, int64_t first, int64_t cols, Tile<Compute<T>>* group,

@@ -6,10 +6,10 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// A tile is two vectors. Their columns have the order in which the stored type T is cheapest to
-// load; for bfloat16 the even columns come first and then the odd ones, as one instruction extracts
-// each. Tiles in scratch memory, including those of weight and bias, have that order too; store()
-// undoes it.
+// A tile is two vectors. Its columns have the order in which load() gets them most cheaply from the
+// type T in memory: for bfloat16 the even columns come first and then the odd ones, as one
+// instruction extracts each; for other types they stay in order. Tiles in scratch memory, including
+// those of weight and bias, keep the order of T, and store() to an array of T undoes it.
 template <class C>
 struct Tile {
   Vec<C> v[2];
@@ -71,8 +71,8 @@ template <class C>
 FUSEDOPS_INLINE Tile<C> MulAdd(Tile<C> a, Tile<C> b, Tile<C> c) {
   return {{MulAdd(a.v[0], b.v[0], c.v[0]), MulAdd(a.v[1], b.v[1], c.v[1])}};
 }
-// Returns a * b - c. `b` and `c` are numbers or tiles. Where there is no MulAdd(), the compiler
-// decides whether to fuse the product.
+// Returns a * b - c. `b` and `c` are numbers or tiles. If the processor's file has no MulAdd()
+// (kHasMulAdd), the compiler decides whether to fuse the product.
 template <class C, class S>
 FUSEDOPS_INLINE Tile<C> MulSub(Tile<C> a, S b, S c) {
   if constexpr (!kHasMulAdd) {
@@ -212,7 +212,7 @@ FUSEDOPS_INLINE const Vec<double>& vector_of(const WideTile<C>& wide, int64_t in
   return wide.v[index / kEach].v[index % kEach];
 }
 
-// Applies body(vector of a, vector of b) to every vector.
+// Returns a wide tile whose vectors are body(vector of a, vector of b).
 template <class C, class Body>
 FUSEDOPS_INLINE WideTile<C> each(WideTile<C> a, WideTile<C> b, Body body) {
   for (int half = 0; half < 2; ++half) {

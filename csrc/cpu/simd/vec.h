@@ -15,9 +15,9 @@
 #include "args.h"
 
 // Inlining turns a loop over columns into straight code without calls. Under sanitizers that code
-// would be several times as long and would compile for minutes, so nothing is forced inline.
-// Sanitizers do not see the accesses of intrinsics either: where there is a choice, they get plain
-// accesses.
+// would be several times as long and would compile for minutes, so nothing is forced inline. As
+// sanitizers do not see the memory accesses of intrinsics, FUSEDOPS_SANITIZED also selects plain
+// accesses where there is a choice.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FUSEDOPS_SANITIZED
 #define FUSEDOPS_INLINE inline
@@ -89,7 +89,7 @@ struct LanesOf<double> {
 template <class C>
 using Lanes = typename LanesOf<C>::type;
 
-// A block is 16 bytes, within which every instruction set permutes.
+// A block is 16 bytes: the part of a vector within which every instruction set can permute.
 constexpr int kBlockBytes = 16, kBlocks = kVectorBytes / kBlockBytes;
 using Block = VecOf<uint64_t, kBlockBytes>::type;
 

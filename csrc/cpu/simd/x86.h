@@ -46,7 +46,7 @@ using Integers = __m128i;
 #endif
 static_assert(sizeof(Floats) == kVectorBytes);
 
-// GCC makes this one instruction of portable.h's ?:, which does the same, only under -ffast-math.
+// portable.h's ?: does the same, but GCC makes one instruction of it only under -ffast-math.
 FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
   return (Vec<float>)MM(max_ps)((Floats)b, (Floats)a);
 }
@@ -242,7 +242,8 @@ FUSEDOPS_INLINE void LoadN(Bool (&to)[kVectorBytes], const Bool* from, int64_t c
   _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(mask, from));
 }
 
-// A mask of columns takes one shift; a mask of bytes would take branches at each load.
+// Load and store with a mask bit for each column, which takes one shift. With a bit for each byte,
+// of which there are up to 128, each load would take branches.
 template <class T>
 FUSEDOPS_INLINE void LoadN(T (&to)[kTile<T>], const T* from, int count) {
   const uint32_t mask = (1u << count) - 1;
@@ -371,7 +372,8 @@ FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
 FUSEDOPS_INLINE Vec<double> PromoteUpper(Vec<float> value) {
   return (Vec<double>)_mm_cvtps_pd(_mm_movehl_ps((__m128)value, (__m128)value));
 }
-// In portable.h's loop over lanes, GCC 12 drops the rounding of values that are converted back.
+// From portable.h's loop over lanes, GCC 12 drops the rounding to float if the values are converted
+// back to double.
 FUSEDOPS_INLINE Vec<float> Demote2(Vec<double> lower, Vec<double> upper) {
   return (Vec<float>)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lower), _mm_cvtpd_ps((__m128d)upper));
 }

@@ -14,10 +14,10 @@ namespace {
 static_assert(kRowSegment % kSoftmaxChunk<float> == 0);
 static_assert(kRowSegment % kSoftmaxChunk<double> == 0);
 
-// Whether exponentials may be saved in the output of a softmax: it has to have the compute type, so
-// that nothing is rounded. They are saved if the output does not bypass the cache (is_streaming()).
-// Exponentials that are not saved are computed again, with the same bits: that costs less than
-// memory for them.
+// Whether the exponentials of a softmax may be saved in its output: input and output have to have
+// the compute type, so that nothing is rounded. They are saved unless the output bypasses the cache
+// (is_streaming()). Exponentials that are not saved are computed again, with the same bits, which
+// costs less than to keep them in other memory.
 template <bool Log, class In, class Out>
 constexpr bool kMaySave = !Log && std::is_same_v<In, Compute<In>> && std::is_same_v<Out, In>;
 
@@ -30,6 +30,7 @@ FUSEDOPS_NOINLINE void reduce_softmax_chunks(
   softmax_chunks<Log, Save::kNot>(input, input + cols.end, unwritten, nowhere, chunks, cols);
 }
 
+// Computes the chunks' maxima and sums, and saves the exponentials in the output where it may.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void long_softmax_chunks(
     const SoftmaxForward& args, int64_t row, RowRange cols, void* chunk_memory, bool streaming) {
@@ -46,6 +47,7 @@ FUSEDOPS_INLINE void long_softmax_chunks(
   reduce_softmax_chunks<Log, Out>(input, chunks, cols);
 }
 
+// Writes the results in the columns `cols`, from the chunks of the whole row.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void write_long_softmax_chunks(
     const SoftmaxForward& args, int64_t row, RowRange cols, const void* chunk_memory,
@@ -97,7 +99,7 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
 
 // --- backward -----------------------------------------------------------------------------------
 
-// Computes a sum for each chunk.
+// Sets an element of `sums` for each chunk to its softmax_backward_sum().
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void long_softmax_backward_sums(
     const SoftmaxBackward& args, int64_t row, RowRange cols, double* sums) {

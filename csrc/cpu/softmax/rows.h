@@ -86,10 +86,10 @@ FUSEDOPS_INLINE void set_chunk(
 // in a row of memory.
 enum class Save { kNot, kInScratch, kInRow };
 
-// Computes exp(input - max), saves it to `saved`, and sets the chunk's maximum and sum. Meanwhile
-// `next`, the chunk that is read after this one, is prefetched. So is `written`, where the results
-// are written later, if the exponentials are in scratch memory: rows from 2048 floats on take up to
-// a fifth less time where the tensors exceed the L2 cache.
+// Computes exp(input - max), saves it to `saved` as `save` says, and sets the fields of `chunk`.
+// Meanwhile `next`, the chunk that is read after this one, is prefetched. So is `written`, to which
+// the results are written later, if the exponentials are in scratch memory: rows from 2048 floats
+// on take up to a fifth less time where the tensors exceed the L2 cache.
 template <bool Log, Save save, class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE void softmax_chunk(
     const In* input, const In* next, const Out* written, C* saved, SoftmaxChunk<C>& chunk,
@@ -118,7 +118,7 @@ FUSEDOPS_INLINE void softmax_chunk(
   set_chunk<In>(chunk, chunk_max, sums, cols);
 }
 
-// Partial sums are combined after one of them is multiplied by exp(its maximum - the larger one).
+// Before partial sums are added up, each is multiplied by exp(its own maximum - the largest one).
 // Below this difference every such product rounds to 0, and the exponential is not computed.
 template <class C>
 constexpr double kLowestDifference = sizeof(C) == sizeof(double) ? ExpDouble::kLowest : -200;
@@ -155,8 +155,8 @@ FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count)
   return {double(max), sum};
 }
 
-// Computes maximum and sum of the chunks of columns [begin, end); begin is a multiple of
-// kSoftmaxChunk. `after`, which is read after the row, and `written` are prefetched.
+// Calls softmax_chunk() for each chunk of the columns `cols`, which begin at a multiple of
+// kSoftmaxChunk. `after`, the input that is read after the row, is prefetched with the last chunk.
 template <bool Log, Save save, class Out, class In, class C>
 FUSEDOPS_INLINE void softmax_chunks(
     const In* input, const In* after, const Out* written, C* saved, SoftmaxChunk<C>* chunks,

@@ -5,7 +5,7 @@
 
 namespace fusedops {
 
-// No instruction set has shorter softmax chunks.
+// No instruction set has softmax chunks (kSoftmaxChunk) of fewer columns.
 constexpr int64_t kShortestSoftmaxChunk = 512;
 
 // A SoftmaxChunk has at most this size: a vector of at most 64 bytes and two numbers, padded to the

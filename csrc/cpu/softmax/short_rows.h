@@ -39,7 +39,7 @@ FUSEDOPS_INLINE Tile<C> max_of_group(const Tile<C>* group, int64_t cols) {
   return Max(even, odd);
 }
 
-// Computes the softmax in place.
+// Replaces the values of a group by their softmax or, with Log, by its logarithm.
 template <bool Log, class In, class Out, class C = Compute<In>>
 FUSEDOPS_NOINLINE void softmax_group(Tile<C>* group, int64_t cols) {
   const Tile<C> max = max_of_group(group, cols), shift = shift_of(max);
@@ -79,6 +79,7 @@ constexpr bool forward_gains_from_groups(int64_t cols) {
   return cols <= kMaxGroupCols && (sizeof(In) == 2 || cols <= 96 || cols % kTile<In> != 0);
 }
 
+// Computes as many whole groups as there are, if rows gain from it. Returns the remaining rows.
 template <class In, class Out>
 RowRange short_softmax_groups(const SoftmaxForward& args, RowRange rows) {
   if (!forward_gains_from_groups<In>(args.cols)) return rows;
@@ -134,6 +135,8 @@ constexpr bool backward_gains_from_groups(int64_t cols) {
   return cols < kTile<Out> / (sizeof(Out) == 2 ? 1 : 2) || end_within_a_tile<Out>(cols);
 }
 
+// Computes as many whole groups, or batches of rows of one vector each, as there are, if rows gain
+// from it. Returns the remaining rows.
 template <class In, class Out, class C = Compute<Out>>
 RowRange short_softmax_backward_groups(const SoftmaxBackward& args, RowRange rows) {
   if constexpr (sizeof(In) == sizeof(C) && sizeof(Out) == sizeof(C)) {
@@ -153,8 +156,8 @@ RowRange short_softmax_backward_groups(const SoftmaxBackward& args, RowRange row
 
 // --- spatial softmax ----------------------------------------------------------------------------
 
-// Whether dim_size is small enough to hold all rows in tiles. If inner is large, each row lies on a
-// page of its own, and spatial.h is faster from 17 rows on.
+// Whether dim_size is small enough for the functions below rather than those of spatial.h. If inner
+// is large, each row lies on a page of its own, and spatial.h is faster from 17 rows on.
 template <class Args>
 FUSEDOPS_INLINE bool are_short(const Args& args) {
   return args.dim_size <= 16 ||
@@ -194,7 +197,8 @@ void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, S
   });
 }
 
-// The second pass reads the rows again, because only the sums stay in registers.
+// Computes the gradient of some segments. For each tile of columns, a second pass reads the rows
+// again, because only the sums stay in registers.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_short_segments(
     const SpatialSoftmaxBackward& args, RowRange range, StoreMode mode) {

@@ -20,7 +20,7 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// A step has this many rows, whose accumulators are consecutive.
+// for_tiles() takes this many rows at once. Their accumulators are consecutive.
 template <class T>
 constexpr int kRowsAtOnce = kTile<T> < 16 ? kTile<T> : 16;
 
@@ -46,9 +46,9 @@ FUSEDOPS_INLINE int64_t accumulators_used(int64_t rows) {
 }
 
 // sum_of() first adds lanes that are half a vector of floats, a vector and a tile apart. This
-// leaves one vector of doubles, whose lanes it adds up last. Here the accumulators of two
-// neighbouring lanes of that vector are kLaneAccumulators apart, and those of all its lanes span
-// kSummedAccumulators.
+// leaves one vector of doubles, whose lanes it adds up last. In this file, the accumulators that
+// stand for two neighbouring lanes of that vector are kLaneAccumulators apart, and those for all of
+// its lanes span kSummedAccumulators.
 template <class T>
 constexpr int64_t kLaneAccumulators = column_of<T>(0, 1);
 template <class T>
@@ -87,7 +87,8 @@ FUSEDOPS_INLINE Vec<double> promoted_vector(const Tile<double>& accumulator, int
 
 // Computes sums[i], for lane i of the vector of doubles that sum_of() adds up last: accumulator
 // begin + i * kLaneAccumulators, plus the accumulators that promoted_sum() and sum_of() have added
-// to that lane before. kDistance lists how far away these are, that of the last addition first.
+// to that lane before. kDistance lists how far away these are, that of the last addition first. Of
+// each accumulator, the columns that promoted_vector() converts for `index` are added.
 template <class T, int64_t... kDistance>
 struct AccumulatorsAt {
   using C = Compute<T>;
@@ -121,7 +122,7 @@ struct AccumulatorDistances<T, float>
 template <class T>
 struct AccumulatorDistances<T, double> : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0)> {};
 
-// Adds up four accumulators, if all others are 0.
+// Returns the sum of the first four accumulators, for when all others are 0.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int index) {
   const auto at = [=](int64_t accumulator) {
@@ -174,7 +175,8 @@ struct ColumnGroup {
   FUSEDOPS_INLINE int64_t size() const { return cols.end - cols.begin; }
   FUSEDOPS_INLINE int64_t tiles() const { return ceil_div(size(), kTile<T>); }
 
-  // Adds a chunk of rows. of_tile(col, part) returns a function from a row to its tile.
+  // Adds a chunk of rows to the accumulators, which it also initializes. of_tile(col, part) returns
+  // a function from a row to its tile.
   template <class Source>
   FUSEDOPS_INLINE void add(RowRange rows, Source of_tile) const {
     const int64_t all = rows.end - rows.begin, stride = tiles();
@@ -193,6 +195,7 @@ struct ColumnGroup {
   }
 
   // Adds up the accumulators of a chunk of `rows` rows, for the tile at column `col` of the group.
+  // Those that add() left out are first set to 0.
   FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
     Tile<C>* const first = accumulators + col / kTile<T>;
     const int64_t stride = tiles(), count = accumulators_read<T>(rows);
@@ -275,7 +278,7 @@ struct SpatialScratch {
             reinterpret_cast<ColumnPartials<C>*>(static_cast<char*>(memory) + kAccumulatorBytes)),
         tiles(ceil_div(cols, kTile<T>)) {}
 
-  // Returns the partial of the chunk that contains row `row`.
+  // Returns the partial of the chunk that contains row `row`, for the tile that contains `col`.
   FUSEDOPS_INLINE ColumnPartials<C>& partial(int64_t row, int64_t col) const {
     return partials[row / kSoftmaxChunk<C> * tiles + col / kTile<T>];
   }
@@ -406,7 +409,7 @@ FUSEDOPS_INLINE ColumnFactors<C> column_factors(
   }
 }
 
-// Returns the factors of a single chunk, for which `rescale` is 1, without dividing by it.
+// Returns the factors if there is a single chunk. `rescale` is 1 then, so nothing is divided by it.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> column_factors(const ColumnMaxSum<C>& whole) {
   if constexpr (Log || sizeof(Out) == sizeof(double)) {
@@ -459,7 +462,8 @@ FUSEDOPS_NOINLINE Tile<double> divided_in_steps(
        divided_in_steps(e.v[1], factors.high.v[1], factors.low.v[1])}};
 }
 
-// Multiplies scaled exponentials by the factors of their columns.
+// Turns scaled exponentials into probabilities by the factors of their columns, in steps if any of
+// the tile's exponentials requires it.
 template <class Out, class C>
 FUSEDOPS_INLINE Tile<C> divided(Tile<C> e, const ColumnFactors<C>& factors) {
   if (__builtin_expect(any_between(e, factors.least), false))

@@ -28,7 +28,7 @@ Exit& program_exit() {
   return exit;
 }
 
-// Counts the threads that call ops.
+// Counts a thread that calls ops, from its first call until the thread ends.
 struct User {
   User() { ++program_exit().users; }
   ~User() { --program_exit().users; }

@@ -30,9 +30,9 @@ constexpr int64_t kLongestShortRow = 65536, kRowSegment = 4096;
 constexpr bool is_long_row(int64_t cols) { return cols > kLongestShortRow; }
 constexpr int64_t row_segments(int64_t cols) { return ceil_div(cols, kRowSegment); }
 
-// The inner dimension of a spatial operation is divided into segments, each a unit of work. A
-// segment has as many columns as the L2 cache can hold of all rows, but no less than kMinCols,
-// below which a row is not worth the DRAM burst and the page that reading it takes.
+// Divides the inner dimension of a spatial operation into segments, each a unit of work. A segment
+// has so few columns that all of its rows fit into the L2 cache, but no fewer than kMinCols: with
+// fewer, its part of a row is not worth the DRAM burst and the page that reading it takes.
 struct InnerSegments {
   static constexpr int64_t kCacheBytes = int64_t(1) << 20, kMinCols = 64, kMaxCols = 1024;
   int64_t cols, cols_each, count;  // for one outer index
@@ -48,7 +48,8 @@ struct InnerSegments {
   }
 
  private:
-  // Returns a multiple of kMinCols within the limits. All rows of `fit` columns fit into the cache.
+  // Returns a multiple of kMinCols within the limits. `fit` is how many columns fit into the cache
+  // with all of their rows.
   static constexpr int64_t width(int64_t fit) {
     return fit < kMinCols ? kMinCols : fit < kMaxCols ? fit / kMinCols * kMinCols : kMaxCols;
   }

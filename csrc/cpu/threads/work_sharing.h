@@ -27,8 +27,9 @@ inline bool is_streaming(int64_t elements, int64_t bytes) {
 
 // Scratch memory for a parallel_for(), divided equally among the threads that may run its body. All
 // of it is allocated before the first thread writes a result, so that a call that runs out of
-// memory leaves its tensors unchanged. Up to kCachedBytes per thread are cached by the calling
-// thread; more is freed at once, so that one row of 10^9 elements does not retain memory.
+// memory leaves its tensors unchanged. The calling thread keeps up to kCachedBytes per thread for
+// later calls; more is freed with the Scratch, so that one row of 10^9 elements does not retain
+// memory.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes) : threads_(thread_count()), bytes_each_(aligned(bytes)) {
