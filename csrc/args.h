@@ -154,7 +154,7 @@ struct CrossEntropyForward {
   bool reads_ignored;
 };
 
-// Let p = exp(x - lse - lse_error). Then the gradient of x is
+// With x, t and e as in CrossEntropyForward, let p = exp(x - lse - lse_error). The gradient of x is
 //
 //   (grad_loss + grad_lse) * p - grad_loss * ((1 - e) * [column is t] + e / cols),
 //
@@ -179,9 +179,9 @@ struct CrossEntropyBackward {
 
 // sums[c] += input[0, c] + input[1, c] + ..., in the order of the rows, as doubles if input is
 // double and as floats otherwise. The first of several calls starts at 0. Until the last call, each
-// sum of a 16-bit input is a float that is cut in two, the upper half in `sums` and the lower half
-// in `lower`; the last call rounds the sums to input's dtype. `lower` takes 2 bytes per column,
-// where an array of floats would take 4 beside the results.
+// sum of a 16-bit input is a float that is cut in two: its upper 16 bits are in `sums` and its
+// lower 16 in `lower`. The last call rounds the sums to input's dtype. `lower` takes 2 bytes per
+// column, where an array of floats beside `sums` would take 4.
 struct ColumnSums {
   ConstRows input;
   void* sums;  // an array of input's dtype
@@ -248,7 +248,7 @@ constexpr int64_t element_bytes(const Operand& operand) {
 }
 
 // Row r belongs to query r % queries. If `on`, the query sees no column after query + diagonal. If
-// has_lower_diagonal, even if not `on`, it sees no column before query + lower_diagonal.
+// has_lower_diagonal, whether `on` or not, it sees no column before query + lower_diagonal.
 struct Causal {
   bool on;
   int64_t queries, diagonal;
@@ -256,9 +256,9 @@ struct Causal {
   int64_t lower_diagonal = 0;
 };
 
-// Describes a broadcast operand of int64 or int32 that has for each row the column at which the
-// row's visible columns begin or end. The strides are those of Operand. data is null if there is no
-// operand.
+// Describes a broadcast operand of int64 or int32 that bounds each row's interval (Scores): by its
+// first column, or by the column after its last. The strides are those of Operand. data is null if
+// there is no operand.
 struct RowBound {
   const void* data;
   int64_t strides[kMaxRowDims];
@@ -306,8 +306,8 @@ struct Dropout {
 
 // probabilities = softmax(scores) along each row, output = dropout(probabilities). A row without a
 // visible element (all are hidden, or -inf) becomes what the softmax makes of it or, with
-// zero_masked_rows, zeros. Columns outside a row's interval are neither read nor computed, unless
-// they are in a tile or vector with a column inside.
+// zero_masked_rows, zeros. Columns outside a row's interval (Scores) are neither read nor computed,
+// unless they are in a tile or vector that also has a column inside.
 //
 // probabilities.data is null if the probabilities are not wanted. sink_probabilities is an array
 // with one value per row, of the dtype of RowValues, or null if it is not wanted. input and output
@@ -405,8 +405,8 @@ struct NormBackward {
 };
 
 // Normalizes the dim_size values of each outer and inner index, as SpatialSoftmaxForward does for a
-// softmax. kind is not kStd. mean and rstd have one value for each outer and inner index. The rest
-// is as in NormForward, with dim_size for cols.
+// softmax. kind is kLayer or kRms. mean and rstd have one value for each outer and inner index. The
+// rest is as in NormForward, with dim_size for cols.
 struct SpatialNormForward {
   NormKind kind;
   ConstSlices input;
@@ -443,8 +443,9 @@ FUSEDOPS_HOST_DEVICE inline void* moved(void* data, int64_t elements, DType dtyp
   return const_cast<void*>(moved(static_cast<const void*>(data), elements, dtype));
 }
 
-// `each` holds what all tensors share, and the output of tensor 0; the output of tensor i begins
-// `slot` elements after that of tensor i - 1. stack[i] returns the arguments for tensor i alone.
+// Describes the softmaxes of `count` tensors. `each` holds what all of them share, and the output
+// of tensor 0; the output of tensor i begins `slot` elements after that of tensor i - 1. stack[i]
+// returns the arguments for tensor i alone.
 struct SoftmaxStack {
   SoftmaxForward each;
   ConstRows inputs[kMaxStack];
@@ -459,8 +460,9 @@ struct SoftmaxStack {
   }
 };
 
-// The statistics of tensor i follow those of tensor i - 1. Either all tensors have a weight or none
-// has one, and likewise for the bias.
+// Describes norms of `count` tensors as SoftmaxStack does softmaxes. The statistics of tensor i
+// follow those of tensor i - 1. Either all tensors have a weight or none has one, and likewise for
+// the bias.
 struct NormStack {
   NormForward each;
   ConstRows inputs[kMaxStack];

@@ -10,7 +10,8 @@
 
 namespace fusedops::c_api {
 
-// Is thrown for an error. The interface returns `status`, and `what` through fusedops_last_error().
+// Describes an error, and is thrown for it. The interface returns `status`, and `what` through
+// fusedops_last_error().
 struct Failure {
   fusedops_status status;
   std::string what;
@@ -44,8 +45,8 @@ class Device {
   void* stream_;
 };
 
-// Returns variance + eps. The reciprocal is squared, and not rstd, whose square overflows if the
-// variance is below 2^-128.
+// Returns variance + eps, from which rstd was computed. It squares the reciprocal of rstd, and not
+// rstd itself, whose square overflows if the variance is below 2^-128.
 FUSEDOPS_HOST_DEVICE inline float variance_of(float rstd) {
   const float deviation = 1.0f / rstd;
   return deviation * deviation;

@@ -1,4 +1,4 @@
-// The emulator compiles this file as C++, with its own cuda_runtime_api.h.
+// The CUDA emulator in tests/simt compiles this file as C++, with its own cuda_runtime_api.h.
 #include "c_api/c_memory_cuda.h"
 
 #include <cuda_runtime_api.h>

@@ -15,7 +15,7 @@ int allocate(void** memory, int64_t bytes, void* stream);
 int release(void* memory, void* stream);
 int clear(float* values, int64_t count, void* stream);
 
-// Convert element by element; both arrays may be the same.
+// These two functions convert element by element. Both arrays may be the same.
 int variances_of(const float* rstd, float* variances, int64_t count, void* stream);
 int rstd_of(const float* variances, float* rstd, int64_t count, void* stream);
 

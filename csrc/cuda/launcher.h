@@ -13,7 +13,7 @@ namespace fusedops {
 // The device of `tensor` is the current one as long as the launcher lives.
 class CudaLauncher {
  public:
-  static constexpr bool kReadsRuns = false;  // block/tile.h says why not
+  static constexpr bool kReadsRuns = false;  // runs of rows: row_of() in block/tile.h says why not
 
   explicit CudaLauncher(const Tensor& tensor) : guard_(tensor.get_device_index()) {
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream_));

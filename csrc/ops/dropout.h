@@ -7,6 +7,7 @@
 
 namespace fusedops {
 
+// Checks p and seed, and returns the dropout that they define: none if p is 0.
 inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Like& like) {
   FUSEDOPS_CHECK(p >= 0 && p <= 1, op, ": p is ", p, ", wanted a probability in [0, 1]");
   check_given(op, like.name, like.tensor);

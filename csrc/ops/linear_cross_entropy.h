@@ -112,7 +112,7 @@ struct CountedRows {
   int64_t count;
   std::optional<Tensor> index;  // nullopt for all rows
 
-  // Returns `rows` of the selected rows of the tensor, beginning with selected row number `first`.
+  // Returns `rows` consecutive ones of the tensor's selected rows, from selected row `first` on.
   Tensor select(const Tensor& tensor, int64_t first, int64_t rows) const {
     return index ? select_rows(tensor, rows_from(*index, first, rows))
                  : rows_from(tensor, first, rows);
@@ -238,14 +238,14 @@ class ChunkedHead {
 
 // --- gradients ----------------------------------------------------------------------------------
 
-// Whether the sums of chunks are kept as floats in halves (ColumnSums in args.h). If 16-bit sums
-// were rounded after each chunk, their error would grow with the root of the number of chunks.
+// Whether sums over chunks are floats that are cut in two halves (ColumnSums in args.h). If 16-bit
+// sums were rounded after each chunk, their error would grow with the root of the number of chunks.
 inline bool has_halves(const Tensor& result, const Chunks& chunks) {
   return is_16_bit(dtype_of(result)) && chunks.count > 1;
 }
 
-// Adds up the rows of all chunks, column by column. If has_halves(), the sums are floats: their
-// upper halves are where the result will be, the lower ones in `lower_`.
+// Adds up the rows of all chunks, column by column, in the memory of a result. If has_halves(), the
+// sums are floats: their upper halves are where the result will be, the lower ones in `lower_`.
 template <class Launcher>
 class ChunkSums {
  public:
@@ -425,8 +425,8 @@ struct LossSlopes {
   }
 };
 
-// The scale multiplies the sum and not its terms, so that the infinite scale of a mean over no rows
-// makes the sum NaN.
+// Returns the sum that LossTerms defines. The scale multiplies the sum and not its terms, so that
+// the infinite scale of a mean over no rows makes the sum NaN.
 inline Tensor sum_of_losses(
     const CrossEntropyStatistics& results, const Tensor& row_weights, const LossTerms& terms) {
   Tensor sum = torch::stable::sum(

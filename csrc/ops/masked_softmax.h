@@ -10,8 +10,8 @@
 
 namespace fusedops {
 
-// Holds the arguments that say how scores are computed and hidden. A backward op lacks those that
-// have a default here.
+// Holds the arguments that say how scores are computed and hidden. Those that have a default here
+// are no arguments of a backward op.
 struct MaskedSoftmaxOptions {
   const char* op;
   double scale;

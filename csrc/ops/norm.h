@@ -14,6 +14,7 @@ struct NormShape {
   Sizes statistics;  // the input's shape, with normalized dimensions set to 1
 };
 
+// Checks normalized_shape, and returns how it divides the input.
 inline NormShape resolve_norm_shape(
     const char* op, const Like& input, const Sizes& normalized_shape) {
   const SizesView sizes = input.tensor.sizes();
@@ -33,8 +34,8 @@ inline NormShape resolve_norm_shape(
   return shape;
 }
 
-// Checks that a parameter has the shape `wanted`. In the error, `before` and `after` are the words
-// around that shape.
+// Checks that a parameter, if there is one, has the shape `wanted`, input's device and a supported
+// dtype. In the error about the shape, `before` and `after` are the words around `wanted`.
 template <class... Words>
 void check_norm_parameter(
     const char* op, const char* name, const std::optional<Tensor>& parameter, const Like& input,
@@ -136,7 +137,7 @@ struct TermDtypes {
   bool compute_one() const { return !drops && branch() == sum; }
 };
 
-// Holds what is added to the input before it is normalized.
+// Holds the residual, if there is one, that is added to dropout(input) before the norm.
 struct NormResidual {
   std::optional<Tensor> residual;
   Dropout dropout = {};  // applied to the input
@@ -180,7 +181,7 @@ inline Tensor or_empty(
   return result ? *result : empty_contiguous(op, like, Sizes{0}, dtype);
 }
 
-// Returns the rows of an optional tensor.
+// Returns the rows of a tensor, or nullopt if there is no tensor.
 template <class Launcher>
 std::optional<RowView> as_rows(const char* op, const std::optional<Tensor>& tensor, int64_t first) {
   if (!tensor) return std::nullopt;
@@ -241,15 +242,16 @@ struct NormGradients {
   double eps = 0;        // used by std_norm and l2_norm
 };
 
-// Says which gradients are wanted. `branch` is the dtype of the branch's gradient, or nullopt if
-// that is not wanted.
+// Says which gradients are wanted. `branch` is the dtype of the gradient of the branch
+// (TermDtypes), or nullopt if that is not wanted.
 struct NormWanted {
   bool input;
   std::optional<ScalarType> branch;
   bool weight, bias;
 };
 
-// Reads the output_mask of a backward: input, weight and, if the norm has one, bias.
+// Reads the output_mask of a backward, whose entries are input, weight and, if the norm has one,
+// bias.
 inline NormWanted wanted_of(const char* op, const std::vector<bool>& mask, bool has_bias) {
   check_output_mask(op, mask, has_bias ? 3 : 2);
   return {mask[0], std::nullopt, mask[1], has_bias && mask[2]};
@@ -273,12 +275,13 @@ inline TermDtypes checked_terms(
   return dtypes;
 }
 
-// Reads the output_mask of a backward with a residual, whose entry follows the input's.
+// Returns which gradients kernels have to write in a backward with a residual. The residual's entry
+// in the output_mask follows the input's.
 inline NormWanted wanted_of_added(
     const std::vector<bool>& mask, const TermDtypes& dtypes, bool has_bias) {
   NormWanted wanted{mask[0] || mask[1], std::nullopt, mask[2], has_bias && mask[3]};
   if (dtypes.compute_one()) return wanted;
-  // grad_input belongs to the term that is not the branch.
+  // The kernels' grad_input is the gradient of the term that is not the branch.
   const bool trade = dtypes.trade_places();
   wanted.input = mask[trade ? 0 : 1];
   if (mask[trade ? 1 : 0]) wanted.branch = dtypes.branch();
@@ -389,8 +392,8 @@ NormGradResult norm_backward(
   return result;
 }
 
-// These two functions return what a backward op returns for a gradient: an empty tensor if it is
-// not wanted.
+// These two functions return what a backward op returns for a gradient: the gradient, or an empty
+// tensor if it is not wanted.
 inline Tensor grad_of_input(
     const char* op, const std::optional<Tensor>& grad, const Tensor& input) {
   return or_empty(op, grad, input, dtype_of(input));
@@ -459,7 +462,8 @@ auto parameter_gradients(
       grad_of_parameter(op, grad.bias, input, bias)...);
 }
 
-// Contains the entry points that a launcher registers for a kind. Boxed calls pass sizes by value.
+// Contains the entry points that a launcher registers for a kind. They take sizes by value, because
+// boxed calls pass them so.
 template <
     class Launcher, NormKind kKind, class = PackIf<has_mean(kKind), Tensor>,
     class = PackIf<has_mean(kKind), MaybeTensor>,
@@ -542,7 +546,8 @@ struct NormOps<
     return {output, or_empty(op, result.sum, output, dtype_of(output))};
   }
 
-  // grad_residual is empty where grad_input is the gradient of both (operators.def).
+  // Returns grad_input, grad_residual and the gradients of the parameters. grad_residual is empty
+  // where grad_input is the gradient of both (operators.def).
   static auto added_backward(
       const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
       const Mean&... mean, const Tensor& rstd, MaybeTensor weight, Bias... bias,
@@ -579,8 +584,9 @@ struct NormOps<
         argument_or(/*missing=*/0.0, weight_offset...)};
   }
 
-  // Returns the gradients of the input and of the residual from those that the kernel has written
-  // (wanted_of_added()). The residual's is empty if the two share one.
+  // Returns the gradients of the input and of the residual, made from those that the kernel has
+  // written (wanted_of_added()). One that is not wanted is empty, and so is the residual's if the
+  // two share one.
   static std::tuple<Tensor, Tensor> gradients_of_terms(
       const char* op, const NormGradResult& grad, const TermDtypes& dtypes,
       const std::vector<bool>& mask, const Tensor& sum) {

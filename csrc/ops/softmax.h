@@ -51,8 +51,9 @@ inline ScalarType softmax_dtype(
   return dtype.value_or(dtype_of(input));
 }
 
-// Computes the softmax of `tensor`. `output` must be one that as_rows() or, where elements along
-// dim are not adjacent (inner > 1), as_slices() can view without a copy.
+// Writes the softmax of `tensor`, or with `log` its logarithm, to `output`. That must be a tensor
+// that as_rows() or, where elements along dim are not adjacent (inner > 1), as_slices() can view
+// without a copy.
 template <class Launcher>
 void softmax_into(
     const char* op, const Tensor& tensor, const Tensor& output, const SoftmaxDim& at, bool log) {

@@ -24,6 +24,7 @@ struct SpatialNormShape {
   Sizes statistics;  // the input's shape, with a size of 1 in `dim`
 };
 
+// Checks the tensor and the parameters of a norm over `dim`, and returns the sizes around it.
 inline SpatialNormShape checked_spatial_norm(
     const SpatialNormOptions& options, const Tensor& tensor) {
   const Like input{"input", tensor};

@@ -47,7 +47,7 @@ inline Tensor moved_dim(const char* op, const Tensor& tensor, int64_t from, int6
   return as_contiguous(op, view);
 }
 
-// Describes the slots of a stacked tensor: the rows of the first, and the distance to the next.
+// Describes the slots of a stacked tensor: the rows of the first, and the distance between slots.
 struct Slots {
   RowView first;
   int64_t slot;  // elements from one slot to the next
@@ -110,12 +110,12 @@ void launch_softmax_stack(
   });
 }
 
-// Contains the entry points that a launcher registers for softmax and, with kLog, log_softmax.
-// Lists arrive by value from the boxed call.
+// Contains the entry points that a launcher registers for softmax and, with kLog, log_softmax. They
+// take lists by value, because boxed calls pass them so.
 template <class Launcher>
 struct StackOps {
-  // Tensors are launched one by one if dim is not the last dimension, or if a slot does not have
-  // the layout of rows because the stack dimension follows dim.
+  // Returns the stack of the inputs' softmaxes. Tensors are launched one by one if dim is not the
+  // last dimension, or if a slot is not made of rows because the stack dimension follows dim.
   template <bool kLog>
   static Tensor softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {
     const char* op = kLog ? "stack_log_softmax" : "stack_softmax";
@@ -142,7 +142,7 @@ struct StackOps {
 
 // --- layer_norm ---------------------------------------------------------------------------------
 
-// Returns the first tensor of a list, whose dtype all others have.
+// Returns the first tensor of a list, whose dtype all others have, or nullopt if the list is empty.
 inline std::optional<Tensor> first_of(const Tensors& tensors) {
   return tensors.empty() ? std::nullopt : std::optional(tensors.front());
 }

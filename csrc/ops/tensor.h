@@ -309,8 +309,8 @@ struct Layout {
   explicit Layout(const Tensor& tensor) : sizes(tensor.sizes()), strides(tensor.strides()) {}
 };
 
-// Finds the longest run of dimensions [first, end) that is evenly spaced: `count` elements with
-// distance `stride`.
+// Finds as many dimensions before `end` as are evenly spaced together: dimensions `first` to before
+// `end`, whose indices stand for `count` places in memory at distance `stride`.
 struct EvenRun {
   int64_t first, count = 1, stride = 0;
 
@@ -427,7 +427,7 @@ inline void check_given(const char* op, const char* argument, const Tensor& tens
   FUSEDOPS_CHECK(tensor.defined(), op, ": ", argument, " is None, wanted a tensor");
 }
 
-// Checks the length of a row.
+// Refuses rows that are longer than kernels support.
 inline void check_cols(const char* op, int64_t cols) {
   FUSEDOPS_CHECK(
       cols <= std::numeric_limits<int32_t>::max(), op, ": a row has ", cols,
@@ -466,8 +466,9 @@ inline void check_output_mask(const char* op, const std::vector<bool>& mask, siz
       gradients, ", one for each gradient");
 }
 
-// Compares the devices' types as the C shim numbers them, and their indices. Tensor::device() would
-// ask torch for the number of one type after the other.
+// Whether two tensors are on the same device. Compares the devices' types as the C shim numbers
+// them, and their indices: Tensor::device() would ask torch for the number of one type after the
+// other.
 inline bool is_on_one_device(const Tensor& tensor, const Tensor& like) {
   int32_t type = 0, type_of_like = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));

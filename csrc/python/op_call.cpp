@@ -82,19 +82,22 @@ struct TorchImports {
   Builtin tensor_of;                         // returns the tensor of a capsule
   int takes_handle;                          // whether tensor_of then owns the handle
   std::vector<Builtin> watchers;             // return whether a mode is active
-  PyObject* forward_ad;                      // a dict; its level is -1 outside forward mode
+  PyObject* forward_ad;                      // a dict; _current_level is -1 outside forward mode
   Builtin has_autocast;                      // returns whether autocast is enabled for any device
   Builtin is_grad_wrapper;                   // whether a transform has wrapped a tensor
   std::vector<std::pair<PyObject*, ScalarType>> dtypes;
 };
 TorchImports imports;
 
-// Names, and a capsule for tensor_of, created once.
+// Strings that name attributes or a key of forward_ad, and the capsule that tensor_of() passes to
+// torch. setup() creates them.
 PyObject *requires_grad, *is_nested, *is_cuda, *current_level, *capsule;
 
-// call.py has the same names for these integers.
+// The ways to run a call: kPlain, kRecorded and kWatched name the function of EagerOp that is
+// called. kFailed says that an error is set. call.py has the same names for the first three.
 enum State { kPlain, kRecorded, kWatched, kFailed = -1 };
 
+// An op that a call runs by dispatch() or, if arguments do not fit or that fails, by `fallback`.
 struct Op {
   std::string name;
   std::string kinds;             // a letter for each argument, as in fits()
@@ -102,7 +105,7 @@ struct Op {
   Owned fallback;
 };
 
-// An op that a call runs in one of three ways, which state_of() chooses.
+// An op that a call runs by one of three functions, between which state_of() chooses.
 struct EagerOp {
   std::string kinds;  // a letter for each argument of `plain`
   Owned plain, recorded, watched;
@@ -166,6 +169,7 @@ int any_tensor(const std::string& kinds, PyObject* const* args, Is is) {
   return 0;
 }
 
+// Returns how to run a call with these arguments, by what torch's state and the tensors require.
 State state_of(const std::string& kinds, PyObject* const* args) {
   if (const int watched = is_watched()) return watched < 0 ? kFailed : kWatched;
   const auto is_other = [](PyObject* object) {
@@ -217,6 +221,7 @@ const ScalarType* dtype_of(PyObject* object) {
   return found == imports.dtypes.end() ? nullptr : &found->second;
 }
 
+// Whether converted() takes the object for an argument of this kind. T, N, F and D allow None.
 bool fits(char kind, PyObject* object) {
   switch (kind) {
     case 't':
@@ -309,7 +314,8 @@ PyObject* tensor_of(AtenTensorHandle handle) {
   return tensor.release();
 }
 
-// Returns the results of a call, one tensor or a tuple of several, and deletes the op's other ones.
+// Returns the first `returned` results of a call, as one tensor or a tuple, and deletes the others.
+// Returns null if an error is set.
 PyObject* tensors_of(const Op& op, const StableIValue* results) {
   const auto handle_at = [&](Py_ssize_t i) { return stable::to<AtenTensorHandle>(results[i]); };
   for (Py_ssize_t i = op.returned; i < op.results; ++i) {
@@ -335,8 +341,8 @@ bool all_fit(const Op& op, PyObject* const* args, Py_ssize_t count) {
   return true;
 }
 
-// Calls the op through torch's dispatcher, and returns whether that succeeded: the op's results are
-// then in `stack`.
+// Calls the op through torch's dispatcher, and returns whether that succeeded. The op's results are
+// then in `stack`; otherwise an error of Python may be set.
 bool dispatch(const Op& op, PyObject* const* args, StableIValue* stack) {
   try {
     for (size_t i = 0; i < op.kinds.size(); ++i) {

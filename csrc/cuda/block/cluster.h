@@ -1,13 +1,13 @@
-// A RowScope is what holds a row that stays in registers: a block, or all blocks of a cluster. Each
-// block of a cluster has neighbouring columns.
+// A RowScope is what holds a row that stays in registers: a block, or all blocks of a cluster, of
+// which each holds a range of columns.
 //
 // Contract: a kernel makes one scope, issues its loads, calls join() and then reduce() any number
 // of times, every thread the same calls. reduce() takes a float or a Pair<float>, and in one block
-// also doubles; all threads of the scope get the same bits. Reductions alternate between two arrays
-// of shared memory, so that each has a single barrier, inside it, and kernels add none before,
-// between or after them. In a cluster, blocks consist of whole warps.
+// also doubles; all threads of the scope get the same bits. Reductions use two arrays of shared
+// memory in turn, so that a single barrier inside each reduction is enough, and kernels need none
+// around it. In a cluster, blocks consist of whole warps.
 // Order: a butterfly over the lanes of each warp; then over the warps of the block, or of all
-// blocks of the cluster. The numbers of threads and blocks fix it.
+// blocks of the cluster. The order depends on the numbers of threads and blocks alone.
 #pragma once
 
 #include "cuda/block/reduce.h"
@@ -33,7 +33,7 @@ class RowInBlock {
     places_ = places;
   }
 
-  // Returns the columns of this block, of which each thread has kElements: all columns of the row.
+  // Returns the columns that this block holds, up to kElements a thread: all columns of the row.
   template <int kElements>
   FUSEDOPS_DEVICE ColumnRange own_columns(int32_t cols) const {
     return {0, cols};
@@ -61,7 +61,8 @@ class RowInBlock {
 };
 using OneBlock = RowInBlock<0>;
 
-// These call device::store_cluster() for each type that a cluster reduces.
+// Send a value to the block of that rank through device::store_cluster(). There is an overload for
+// each type that a cluster reduces.
 FUSEDOPS_DEVICE void store_cluster(float* local, float value, uint64_t* barrier, uint32_t rank) {
   device::store_cluster(local, value, barrier, rank);
 }
@@ -77,8 +78,9 @@ FUSEDOPS_DEVICE void store_cluster(
 //
 // No block writes to a block that has exited: a block waits for every value of its last reduction,
 // after which nothing is sent to it. Nor does a value overwrite another that is still read, though
-// reduction r + 2 has the mailbox of reduction r: a peer sends its value of r + 2 once it has those
-// of r + 1 from all warps, and a warp sends that of r + 1 once all its lanes have read those of r.
+// reduction r + 2 uses the mailbox of reduction r: a warp sends its value of r + 2 only when it has
+// the values of r + 1 from all warps, and each of them sent its own only after all its lanes had
+// read the values of r.
 //
 // kThreads_ is kByWarp where each warp of a block has neighbouring columns, else 0.
 template <int kThreads_>
@@ -100,7 +102,7 @@ class RowInCluster {
     device::cluster_arrive();  // join() waits for the other blocks
   }
 
-  // Returns the columns of this block, or of this warp (kByWarp), of which a thread has kElements.
+  // Returns the columns of this block or, with kByWarp, of this warp: up to kElements a thread.
   template <int kElements>
   FUSEDOPS_DEVICE ColumnRange own_columns(int32_t cols) const {
     constexpr int32_t kLanes = device::kWarpLanes;
@@ -143,7 +145,8 @@ class RowInCluster {
   using Place = uint2;
   static constexpr int32_t kPlaces = kMaxWarps * kMaxClusterBlocks;
 
-  // Combines this lane's share of `count` values, with kInFlight loads at a time.
+  // Returns the combination of this lane's share of `count` values, every 32nd of them, which it
+  // loads kInFlight at a time.
   template <class Op, class T>
   static FUSEDOPS_DEVICE T combined_share(const T* values, int32_t count) {
     constexpr int32_t kLanes = device::kWarpLanes, kInFlight = 4;
@@ -171,7 +174,7 @@ class RowInCluster {
 using Cluster = RowInCluster<0>;
 
 // Unaligned rows are laid out by warp (kByWarp): the offsets between a thread's vectors are then
-// constants. To compute an address for each vector would take a third of the instructions.
+// constants. To compute an address for each vector would be a third of all instructions.
 template <class T, int kWidth>
 using ClusterOf = RowInCluster<kIsWide<T, kWidth> ? 0 : kByWarp>;
 

@@ -214,8 +214,9 @@ FUSEDOPS_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-// Stores at the address of `local` in the block of that rank. The bytes arrive some time later, and
-// the mbarrier at the address of `barrier` in that block counts them.
+// Store `value`, or `first` and `second`, at the address of `local` in the block of that rank. The
+// bytes arrive some time later, and the mbarrier at the address of `barrier` in that block counts
+// them.
 FUSEDOPS_DEVICE void store_cluster(float* local, float value, uint64_t* barrier, uint32_t rank) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
                    cluster_address(local, rank)),
@@ -301,8 +302,8 @@ struct KernelLimits {
   int64_t dynamic_shared_bytes = 0;
 };
 
-// Reads the limits of a kernel, and allows it all the shared memory and the largest clusters that
-// the device has. Returns whether all calls succeeded.
+// Sets `limits` to those of a kernel, and allows the kernel all the shared memory and the largest
+// clusters that the device has. Returns whether all calls succeeded.
 template <class... Params>
 bool read_limits(void (*kernel)(Params...), KernelLimits& limits) {
   cudaFuncAttributes code = {};

@@ -45,8 +45,9 @@ class DropoutRow {
 
   FUSEDOPS_DEVICE bool is_on() const { return is_on_; }
 
-  // Applies dropout to neighbouring columns from `column` on. A vector of four or more elements
-  // begins at a multiple of four, so that it uses all words of its counters.
+  // Multiplies `values`, the elements of neighbouring columns from `column` on, by the scale or, if
+  // dropped, by 0; does nothing without dropout. A vector of four or more elements begins at a
+  // multiple of four, so that it uses all words of its counters.
   template <int kWidth>
   FUSEDOPS_DEVICE void apply(Acc (&values)[kWidth], int32_t column) const {
     if (!is_on_) return;

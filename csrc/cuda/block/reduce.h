@@ -1,7 +1,8 @@
 // Reductions over the lanes of a warp, then over the warps of a row. Every thread gets the result.
 //
-// Order: a butterfly over lanes, then over warps. The number of threads that share a row fixes it,
-// so that a row has the same bits in any batch. All threads get the same bits, since a + b = b + a.
+// Order: a butterfly over lanes, then over warps. The order depends only on the number of threads
+// that share a row, so that a row has the same bits in any batch. All threads get the same bits,
+// since a + b = b + a.
 // Values: a scalar, or a Pair, whose two values share one barrier.
 // Contract: a block has at most 32 warps, and all of its threads must call row_reduce().
 #pragma once

@@ -15,8 +15,8 @@ namespace fusedops::cuda {
 // A value of kThreads: any number of warps share a row, and each has neighbouring columns.
 inline constexpr int kByWarp = -1;
 
-// Returns how many columns after a thread's first vector its vector i begins. kThreads is the
-// number of threads that share a row if the plan fixes it, kByWarp, or else 0.
+// Returns how many columns after a thread's first vector its vector i begins. kThreads is kByWarp,
+// or the number of threads that share a row if the plan fixes that number, or else 0.
 template <int kWidth, int kThreads = 0>
 FUSEDOPS_DEVICE int32_t columns_before(int i) {
   constexpr int32_t kApart = kThreads == kByWarp ? device::kWarpLanes : kThreads;

@@ -19,8 +19,8 @@ template <class T>
 using AccumulatorOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // Calls body(Type{}), where Type is float if T has 16 bits and `dtype` is kFloat32, and T
-// otherwise. All threads of a launch take the same branch: a second dtype of results needs no
-// kernel of its own.
+// otherwise. The branch is cheap, because all threads of a launch take the same one, and it saves
+// kernels compiled for a second dtype of results.
 template <class T, class Body>
 FUSEDOPS_DEVICE void with_wider(DType dtype, Body body) {
   if constexpr (sizeof(T) == 2) {
@@ -113,7 +113,7 @@ template <class T, int kWidth>
 struct Vec {
   static constexpr int kBytes = sizeof(T) * kWidth;
   static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  // The widest access that the vector is a multiple of.
+  // The type of the widest access that moves the vector, as one word or several.
   using Word = std::conditional_t<
       kBytes >= 16, uint4,
       std::conditional_t<

@@ -16,7 +16,8 @@
 
 namespace fusedops::cuda {
 
-// What the gradients of a row have in common. Each is of_probability * p - smoothed.
+// What the gradients of a row have in common: the gradient of a logit is of_probability * p -
+// smoothed, except in the column of the class.
 template <class T>
 struct RowGradients {
   using Acc = AccumulatorOf<T>;

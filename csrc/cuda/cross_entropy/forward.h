@@ -5,10 +5,10 @@
 // Workspace: [rows][segments] sums, if rows have several segments, which a second kernel merges.
 //
 // Numerics: threads add exponentials of x - max, which is rounded once, in float (double for
-// double). The sums of lanes, warps and segments are added in double, in which the rest of a row is
-// computed. The exponential of the row's class is left out of the sum: the loss of a class that is
-// nearly certain is then log1p(sum / exponential), and not the difference of two equal logarithms.
-// The order of additions depends on cols alone.
+// double). The sums of lanes, warps and segments are added in double, and a row's results are
+// computed in double. The exponential of the row's class is left out of the sum: the loss of a
+// class that is nearly certain is then log1p(sum / exponential), and not the difference of two
+// equal logarithms. The order of additions depends on cols and dtype alone.
 #pragma once
 
 #include "cuda/block/reduce.h"
@@ -80,9 +80,9 @@ struct ThreadSums {
   }
 };
 
-// Adds a tile of logits to the thread's sums. The values outside of the row and that of the class,
-// in column `left_out`, are left out of the sum of exponentials, but the class is in the sum of
-// values. Columns are counted from this thread's first one.
+// Adds the logits of a tile to `own`, the thread's sums. The values outside of the row and that of
+// the class, in column `left_out`, are left out of the sum of exponentials, but the class is in the
+// sum of values. Columns are counted from this thread's first one.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void add_tile(
     ThreadSums<T>& own, const Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits,
@@ -239,7 +239,7 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
   }
 }
 
-// Returns the element in this column, in rows of any dtype that has these accumulators.
+// Returns the element of a row in `column`. The rows may have any dtype whose accumulators are Acc.
 template <class Acc>
 FUSEDOPS_DEVICE double element_at(const ConstRows& rows, int64_t row, int64_t column) {
   const auto load = [&](auto type) -> double {

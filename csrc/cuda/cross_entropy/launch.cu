@@ -5,7 +5,8 @@
 
 namespace fusedops::cuda {
 
-// Returns the width of vectors: 16 bytes, for rows of any alignment, or one element for doubles.
+// Returns the number of elements of a vector: those of 16 bytes, however rows are aligned, or one
+// double.
 inline int32_t width_of(DType dtype) {
   return dtype == DType::kFloat64 ? 1 : kMaxVectorBytes / static_cast<int32_t>(size_of(dtype));
 }
@@ -59,7 +60,8 @@ int64_t workspace_bytes(const CrossEntropyForward& args) {
   return args.rows * segments.count * static_cast<int64_t>(each);
 }
 
-// Returns whether every row of gradients is aligned. A row that is not takes a vector more.
+// Returns whether every row of gradients is aligned for 16-byte vectors. A row that is not may lie
+// in one vector more.
 inline bool are_aligned(const Rows& rows) {
   const int64_t bytes = (rows.spacing.stride | rows.spacing.run_gap) * size_of(rows.dtype);
   return (reinterpret_cast<int64_t>(rows.data) | bytes) % kMaxVectorBytes == 0;

@@ -62,8 +62,8 @@ FUSEDOPS_DEVICE const T* logits_row(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + rows.spacing.offset(row);
 }
 
-// Returns whether an option that is never negative is above 0. A comparison of doubles takes 64
-// clocks on a consumer GPU, and each tile would make one.
+// Returns whether an option that is never negative is above 0. The bits are compared as an integer,
+// because a comparison of doubles takes 64 clocks on a consumer GPU, and each tile would make one.
 FUSEDOPS_DEVICE bool is_positive(double option) { return bit_cast<int64_t>(option) > 0; }
 
 // Returns 1 / x to the last bits of a double, for an x whose reciprocal is a normal float. A
@@ -108,14 +108,15 @@ struct LogitMap {
     if (is_linear) factor = scale;
   }
 
-  // Returns whether the logits are a positive multiple of the elements. Returns false if the scale
-  // is so small that it might be 0 as a float, because the product of 0 and -inf would be NaN.
+  // Returns whether the logits are a positive multiple of the elements. Returns false also if the
+  // scale is so small that it might be 0 as a float, since the product of 0 and -inf would be NaN.
   static FUSEDOPS_DEVICE bool is_factor(const Logits& logits) {
     constexpr int64_t kLeast = 0x39b4484bfeebc2a0;  // 1e-30
     return !is_positive(logits.softcap) && bit_cast<int64_t>(logits.scale) > kLeast;
   }
 
-  // Returns what the rounding of the scale took from it, relative to the rounded scale.
+  // Returns what the rounding of the scale took from it, relative to the rounded scale. Returns 0
+  // with a soft cap, and for scales within 1e-30 of 0.
   static FUSEDOPS_DEVICE Acc relative_rounding(const Logits& logits) {
     const auto rounded = static_cast<Acc>(logits.scale);
     const bool is_exact = rounded == logits.scale || std::fabs(rounded) < Acc(1e-30);

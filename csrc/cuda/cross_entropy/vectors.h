@@ -13,7 +13,7 @@
 
 namespace fusedops::cuda {
 
-// Returns how many elements `pointer` is behind the last aligned address.
+// Returns how many elements `pointer` lies behind the last address that is aligned for a vector.
 template <int kWidth, class T>
 FUSEDOPS_DEVICE int32_t misalignment(const T* pointer) {
   return static_cast<int32_t>(reinterpret_cast<uintptr_t>(pointer) / sizeof(T) % kWidth);
@@ -112,7 +112,8 @@ class RowVectors {
     }
   }
 
-  // All threads of a row take the same branch, so that registers need no selection.
+  // Loads vectors that lie across two aligned words. All threads of a row take the same branch, in
+  // which the numbers of the registers to shift are constants, as registers cannot be indexed.
   FUSEDOPS_DEVICE void load_shifted(Vector (&vectors)[kVectors]) const {
     constexpr int32_t kPerRegister = 4 / sizeof(T);
     switch (shift_ / kPerRegister) {

@@ -1,5 +1,5 @@
-// Chooses the width of vectors and the blocks of a grid, for the launches of all families. This is
-// host code, the same for a GPU and for the emulator.
+// Chooses the width of vectors and the blocks of a grid, for all families of kernels (softmax, norm
+// and so on). This is host code, the same for a GPU and for the emulator.
 #pragma once
 
 #include <algorithm>
@@ -82,8 +82,8 @@ inline int32_t pick_wide_or_single(
   return width * size_of(dtype) == kMaxVectorBytes ? width : 1;
 }
 
-// Calls body(first, items) until all of `count` items are launched or a launch fails. The body
-// launches a kernel for `items` items, at most `most`.
+// Calls body(first, items), which launches a kernel for `items` items, at most `most`, until all of
+// `count` items are launched or a launch fails. Returns the status of the last launch.
 template <class Body>
 Status for_each_launch(int64_t count, int64_t most, Body body) {
   for (int64_t first = 0; first < count; first += most) {
@@ -93,7 +93,8 @@ Status for_each_launch(int64_t count, int64_t most, Body body) {
   return device::kSuccess;
 }
 
-// Launches kernel(args, first) for `count` items, `items_per_block` a block.
+// Launches kernel(args, first) for `count` items, `items_per_block` a block. Refuses a null kernel,
+// which find_kernel() returns if there is none.
 template <class Args>
 Status launch_items(
     void (*kernel)(Args, int64_t), int64_t count, int32_t items_per_block, dim3 threads,
@@ -106,7 +107,8 @@ Status launch_items(
   });
 }
 
-// Launches kernel(args, first_row) with a cluster of plan.blocks blocks for each row.
+// Launches kernel(args, first_row) with a cluster of plan.blocks blocks for each row. Refuses a
+// null kernel.
 template <class Args>
 Status launch_row_clusters(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
@@ -127,7 +129,7 @@ Status launch_rows(
 }
 
 // Returns the width of the widest vectors that all tensors of a stack are aligned for;
-// width_of(args) is the width of one tensor.
+// width_of(args) returns that width for one tensor.
 template <class Stack, class Args = std::decay_t<decltype(std::declval<const Stack&>()[0])>>
 int32_t common_width(const Stack& stack, int32_t (&width_of)(const Args&)) {
   int32_t width = width_of(stack[0]);
@@ -135,7 +137,7 @@ int32_t common_width(const Stack& stack, int32_t (&width_of)(const Args&)) {
   return width;
 }
 
-// Launches the tensors of a stack one after the other.
+// Launches the tensors of a stack one after the other, until a launch fails.
 template <class Stack>
 Status launch_each(const Stack& stack, Stream stream) {
   Status status = device::kSuccess;
@@ -156,9 +158,9 @@ int64_t most_workspace_bytes(const Stack& stack) {
 
 constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// Returns the bytes of a workspace for rows that are cut into segments: for each segment of each
-// row one partial result of `accumulators` numbers. `plan` is the plan without clusters, because
-// rows are cut into segments where a device refuses clusters.
+// Returns the bytes of the workspace that a plan needs: for each segment of each row one partial
+// result of `accumulators` numbers, or 0 if rows are not cut into segments. `plan` is the plan
+// without clusters, because rows are cut into segments where a device refuses clusters.
 inline int64_t segment_partials_bytes(
     const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
   if (plan.scope != Scope::kSegments) return 0;
@@ -167,7 +169,7 @@ inline int64_t segment_partials_bytes(
 
 // Launches partials(args, first_row, segments) and then apply(args, first_row, segments, more...),
 // with a block for each segment. `row_bytes` is what the first kernel reads of a row; from it
-// segment_rows() computes how many rows a launch takes.
+// segment_rows() computes how many rows a launch takes. Refuses a null kernel or workspace.
 template <class Args, class... More>
 Status launch_segments(
     void (*partials)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments, More...),

@@ -1,8 +1,8 @@
 // find_kernel() returns the kernel that was compiled for the dtype and the plan of a launch.
 //
-// A family lists its kernels in a header kernels.h, with the macros below. find_kernel()
-// instantiates a kernel for every dtype and every plan of its pass in plans.def, and for nothing
-// else.
+// Each family of kernels (softmax, norm and so on) has a header kernels.h, which lists them with
+// the macros below. find_kernel() instantiates each of them for every dtype and every plan of its
+// pass in plans.def, and for nothing else.
 #pragma once
 
 #include <utility>
@@ -26,7 +26,7 @@ using RowKernel = void (*)(Args, int64_t);
 template <class Args>
 using SegmentKernel = void (*)(Args, int64_t, Segments);
 
-// The bool says whether the strip is staged in shared memory.
+// The bool says whether blocks copy their strips (launch/spatial.h) to shared memory.
 template <class Args>
 using StripKernel = void (*)(Args, int64_t, bool);
 
@@ -52,7 +52,7 @@ enum class KernelKind { kTensor, kStack };
   inline auto Name(DType dtype) {                                       \
     return dtype == DType::kFloat64 ? &kernel<double> : &kernel<float>; \
   }
-// Defines Name(), which returns a kernel that has accumulators of float alone.
+// Defines Name(), which returns a kernel that exists only with float accumulators.
 #define FLOAT_KERNEL(Name, kernel) \
   inline auto Name() { return &kernel<float>; }
 

@@ -19,7 +19,7 @@ inline constexpr int32_t kMaxVectorBytes = 16;
 inline constexpr int32_t kSectorBytes = 32;  // the smallest transfer of DRAM and L2
 
 // Vectors of 16 bytes are wide. Rows that are not aligned for them need a predicate and an address
-// for every few bytes, so that their kernels hold less of a row, or registers would spill.
+// for every few bytes. Their kernels hold less of a row, because registers would spill otherwise.
 template <class T, int kWidth>
 inline constexpr bool kIsWide = kWidth * sizeof(T) == kMaxVectorBytes;
 
@@ -57,10 +57,10 @@ enum class Pass {
 };
 
 // How a row is read. kWide16, kWide32: in 16-byte vectors of 16-bit elements or of floats.
-// kUnaligned: in 4-byte vectors of 16-bit elements or, where those do not fit either, in single
-// elements. kSingle: in single elements. kDoubles: in single doubles, with which gradients are
-// checked. 8-byte vectors would gain little, as all loads of a row are in flight at once, and would
-// need a third more kernels.
+// kUnaligned: in 4-byte vectors of 16-bit elements or, where rows are not aligned for those either,
+// in single elements. kSingle: in single elements. kDoubles: in single doubles, which are meant for
+// checks of gradients. 8-byte vectors would gain little, as all loads of a row are in flight at
+// once, and would need a third more kernels.
 enum class Vectors { kWide16, kWide32, kUnaligned, kSingle, kDoubles };
 
 // A line of plans.def: rows of up to max_cols columns have this plan.
@@ -186,7 +186,7 @@ inline constexpr int32_t kLeastBlocks = kIsWide<T, kWidth> ? 0 : 1;
 struct RowPlan {
   Scope scope;
   int32_t width;          // elements of a vector
-  int32_t elements;       // row elements in a thread's registers; 0 where a block walks along a row
+  int32_t elements;       // row elements in a thread's registers; 0 where a block loops over them
   int32_t fixed_threads;  // `threads`, where the kernel is compiled for that number; else 0
   int32_t threads;        // threads of a block that share a row
   int32_t rows;           // rows of a block
@@ -209,8 +209,8 @@ constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector
   return threads;
 }
 
-// Completes a listed plan for a row of `cols` columns. The plan has to take rows of that length
-// (max_cols).
+// Completes a listed plan for rows of `cols` columns, which must not exceed its max_cols: computes
+// how many threads of a block share a row, and how many rows a block of block_threads has.
 constexpr RowPlan plan_from(
     const ListedPlan& listed, int64_t cols, int32_t width, int32_t element_bytes,
     int32_t block_threads) {
@@ -314,7 +314,7 @@ inline constexpr int kSpatialVectors = sizeof(T) == 8 ? 1 : kTileIndices;
 // A strip in shared memory has up to 96 KB, so that two blocks share the 228 KB of a Hopper's
 // multiprocessor. That is 24 indices a thread: 256 threads have 16 bytes for each index.
 inline constexpr int32_t kStripIndices = 24;
-inline constexpr int64_t kReduceBytes = 8 << 10;  // the most that a kernel has beside the strip
+inline constexpr int64_t kReduceBytes = 8 << 10;  // the most shared memory beside the strip
 
 // These are the threads of the largest spatial blocks: a segment is at least a sector wide, unless
 // a block would need more than kMaxThreads for that.
@@ -331,8 +331,9 @@ struct SpatialPlan {
   int64_t shared_bytes;   // bytes of the strip in shared memory, if it is staged there; else 0
 };
 
-// The number of threads that share a column fixes the bits of its results. The number depends on
-// dim_size and on how many tensors a kernel reads, and on nothing else.
+// How many threads share a column, and whether it is staged in shared memory. The number of threads
+// fixes the bits of a column's results; it depends on dim_size and on how many tensors a kernel
+// reads, and on nothing else.
 struct SpatialDims {
   int32_t threads;
   bool is_staged;
@@ -350,8 +351,9 @@ constexpr SpatialDims plan_spatial_dims(int64_t dim_size, int32_t tensors) {
   return {kStreamThreads, /*is_staged=*/false};
 }
 
-// A block of the device may have max_shared_bytes. If that is too little for the strips of a block,
-// and always in doubles, the same number of threads loads columns twice.
+// Plans the blocks of a kernel that reads `tensors` tensors, on a device where a block may have
+// max_shared_bytes. If that is too little for the strips of a block, and always in doubles, the
+// same number of threads loads columns twice.
 constexpr SpatialPlan plan_spatial(
     int64_t dim_size, int64_t inner, int32_t width, int32_t element_bytes, int32_t tensors,
     int64_t max_shared_bytes) {
@@ -371,7 +373,8 @@ constexpr SpatialPlan plan_spatial(
 }
 
 // In the backward pass of norms, the rows are divided into partitions. A block, or the blocks that
-// share a row, walk over the rows of one and add them up by column. A block's 512 threads have up
+// share a row, walk over the rows of one partition and add up its column sums, the grad_weight and
+// grad_bias of these rows, which they leave in memory as a partial. A block's 512 threads have up
 // to 128 registers each, all that a multiprocessor has, and 32 KB of the next row in flight. One
 // wave is one block for each multiprocessor; two blocks of half the threads would write twice the
 // partials. A partial is a pair of accumulators for each column, written and read once: with the
@@ -436,7 +439,8 @@ constexpr int64_t longest_in_registers(Pass pass, int32_t width, int32_t element
   return longest;
 }
 
-// Plans segments of about equal length, as few as possible of at most `longest` columns each.
+// Plans the backward pass of rows that are cut into segments of about equal length, as few as
+// possible of at most `longest` columns each. `row` is the plan that plan_rows() returned.
 constexpr NormBackwardPlan plan_norm_backward_segments(
     int64_t longest, int64_t rows, int64_t cols, RowPlan row, int32_t element_bytes,
     int64_t multiprocessors) {

@@ -36,8 +36,8 @@ bool is_plain(const Scores& scores, DType dtype) {
       scores.mask_value < INFINITY;
 }
 
-// Returns the plan of the kernels of unaligned.h. Its `elements` are 0 if these do not take the
-// rows.
+// Returns the plan of the kernels of unaligned.h. Its `elements` are 0 if those kernels do not take
+// the rows.
 RowPlan plan_unaligned(
     const Scores& scores, const Dropout& dropout, int64_t cols, int32_t width, DType dtype) {
   const bool is_taken = width == 1 && is_plain(scores, dtype) && dropout.seed == nullptr;

@@ -8,12 +8,12 @@
 // once for each of their columns. NaN and infinities are handled as in softmax/rows.h, so that the
 // results are those of masked_fill and softmax.
 //
-// Kernels are compiled for scores (scores.h) of one term, or of all terms. Only kernels for all
-// terms take sinks and intervals that begin after column 0: a row's tile then begins at the row's
-// first vector with a visible column, so that the vectors that a thread holds (ScoreTile) come
-// before those that it skips, as with causality. Dropout, and whether probabilities are wanted, are
-// run-time options: each costs a branch a vector, and compiled in they would make four times as
-// many kernels.
+// Kernels are compiled for scores (scores.h) of no, one or all terms. Only kernels for all terms
+// take sinks and intervals that begin after column 0: a row's tile then begins at the row's first
+// vector with a visible column, so that the vectors that a thread holds (ScoreTile) come before
+// those that it skips, as with causality. Dropout, and whether probabilities are wanted, are
+// run-time options: each costs a branch, and compiled in they would make four times as many
+// kernels.
 #pragma once
 
 #include "cuda/block/cluster.h"
@@ -40,6 +40,7 @@ struct MaskedExponentials {
   DType results;
   bool zero;
 
+  // `visible_largest` is the largest score in the vectors that threads hold, without the sink.
   FUSEDOPS_DEVICE MaskedExponentials(
       const MaskedSoftmaxForward& args, const ScoreRow& row, int32_t skipped_cols,
       Acc visible_largest, bool is_zero)
@@ -81,8 +82,10 @@ struct Normaliser {
   }
 };
 
-// These functors store a vector, `offset` columns after the thread's first one. The compiler might
-// not inline lambdas, and would then keep their arrays on a stack.
+// These functors store a vector, `offset` columns after the thread's first column: StoreVector the
+// values of the call, StoreSame always the same ones, and StoreDropped those of the call, or else
+// `hidden`, after dropout. The compiler might not inline lambdas, and would then keep their arrays
+// on a stack.
 template <class Out>
 struct StoreVector {
   Out* to;
@@ -147,8 +150,9 @@ FUSEDOPS_DEVICE void store_dropped(
   }
 }
 
-// Stores the columns of a row from `start` on, as far as a tile reaches. Each combination of
-// options has loops of its own; all threads take the same.
+// Stores the columns of a row from `start` on, as far as `tile` reaches, in the output and, if they
+// are wanted, in the probabilities. Each combination of options has loops of its own; all threads
+// take the same ones.
 template <class Out, int kWidth, class ScoreTile, class Acc>
 FUSEDOPS_DEVICE void store_row(
     const MaskedSoftmaxForward& args, const ScoreRow& row, int64_t start, const ScoreTile& tile,
@@ -259,8 +263,9 @@ masked_softmax_forward_cluster(ForwardArgs args, int64_t first_row) {
   masked_softmax_row<Cluster, In, kWidth, kVectors, kGeneralTerms>(args, cluster_row(first_row));
 }
 
-// A block has one row. A thread's sum stays 0 as long as all its scores are -inf, and finite scores
-// can be added later.
+// Computes the softmax of one row a block, in two passes over the row: the first finds the largest
+// score and the sum, and the second stores the results. A thread's sum stays 0 as long as all its
+// scores are -inf, and finite scores can be added later.
 template <class In, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
@@ -380,7 +385,8 @@ struct MaskedGradientTile {
     return tree_sum<kVectors>(sums);
   }
 
-  // Stores the gradients of the scores at `to`, the address of column `start`.
+  // Stores the gradients of the scores, which are 0 where scores are hidden, at `to`, the address
+  // of column `start`. `sum` is sum() of the whole row.
   template <class Out>
   FUSEDOPS_DEVICE void store_to(
       Out* to, const ScoreRow& row, int64_t start, const ShownElements<kWidth, kVectors>& shown,
@@ -482,8 +488,9 @@ masked_softmax_backward_cluster(BackwardArgs args, int64_t first_row) {
       args, cluster_row(first_row));
 }
 
-// The launch bound is one block a multiprocessor, which has 32 KB in flight: without it the
-// compiler makes room for two blocks of 16-bit rows, and registers spill.
+// Computes the gradient of one row a block, in two passes: the first finds the row's sum, and the
+// second stores the results. The launch bound is one block a multiprocessor, which has 32 KB in
+// flight: without it the compiler makes room for two blocks of 16-bit rows, and registers spill.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, 1)
 masked_softmax_backward_looped(BackwardArgs args, int64_t first_row) {

@@ -110,7 +110,7 @@ struct ScoreRow {
     return row;
   }
 
-  // Finds where the operands of some rows begin.
+  // Sets, in each of `rows`, the offsets at which its operands begin.
   template <int kTerms, int kCount, class Args>
   static FUSEDOPS_DEVICE void find_operands(ScoreRow (&rows)[kCount], const Args& args) {
     if (args.divisors.rows_are_few) {
@@ -171,7 +171,8 @@ struct ScoreRow {
     }
   }
 
-  // Limits the visible columns by `end`, the lower diagonal and `start`.
+  // Limits the visible columns by `end`, the lower diagonal and `start`: lowers `visible`, and sets
+  // `begin`. Both become 0 if no column is left.
   FUSEDOPS_DEVICE void limit(const Scores& scores, const ScoreDivisors& divisors) {
     const Causal& causal = scores.causal;
     if (scores.end.data != nullptr) visible = limited(bound(scores.end, end));
@@ -291,7 +292,7 @@ FUSEDOPS_DEVICE void add_elements(
   }
 }
 
-// Adds an operand of numbers. A bool mask adds nothing.
+// Adds an operand of numbers to the sums of a tile. No operand and a bool mask add nothing.
 template <class In, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void add_operand(
     Acc (&sums)[kVectors][kWidth], const Operand& operand, int64_t offset, int32_t cols) {

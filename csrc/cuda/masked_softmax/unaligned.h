@@ -26,7 +26,7 @@ inline constexpr int32_t kRowsApart = device::kWarpLanes / kThreads;
 // two rows of a thread share these.
 constexpr int rows_of_thread(int elements) { return elements <= 16 ? 2 : 1; }
 
-// How many blocks of a forward kernel the registers of a multiprocessor have room for.
+// The second launch bound of forward kernels: so many blocks share a multiprocessor's registers.
 template <int kElements>
 inline constexpr int kUnalignedBlocks = kElements <= 8 ? 7 : 4;
 

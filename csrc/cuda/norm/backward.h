@@ -533,8 +533,9 @@ FUSEDOPS_DEVICE Pair<Acc> own_share(const NormBackward& args, int64_t partitions
   return sum;
 }
 
-// Adds the partials of all partitions. A block has blockDim.x columns and 32 threads for each
-// column. Neighbouring threads load neighbouring columns; then each warp adds up one column.
+// Adds up the partials of all partitions, and stores grad_weight and grad_bias. A block has
+// blockDim.x columns and 32 threads for each column. Neighbouring threads load neighbouring
+// columns; then each warp adds up one column.
 template <class Acc>
 FUSEDOPS_DEVICE void sum_partials(const NormBackward& args, int64_t partitions, int64_t block) {
   constexpr int32_t kLanes = device::kWarpLanes, kPitch = kLanes + 1;  // avoids bank conflicts

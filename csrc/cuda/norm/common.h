@@ -29,7 +29,7 @@ FUSEDOPS_DEVICE void load_weight(Acc (&values)[kWidth], const Args& args, int64_
   for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j) + offset;
 }
 
-// Returns whether weight and bias, which share one dtype, are float beside 16-bit rows.
+// Returns whether `parameter`, a weight or bias, is float beside 16-bit rows of T.
 template <class T>
 FUSEDOPS_DEVICE bool is_wider(const ConstColumns& parameter) {
   return sizeof(T) == 2 && parameter.dtype == DType::kFloat32;

@@ -220,8 +220,8 @@ inline constexpr int kParameterVectors = RowScope::kIsCluster && sizeof(T) == 4 
     : kVectors * kWidth == 32                                                   ? 2
                                                                                 : 4;
 
-// Subtracts `base` from the values of a tile, and returns the sums of the differences and of their
-// squares. Columns from `cols` on are outside the row; their differences are zeros.
+// Sets `centred` to the values of a tile minus `base`, and returns the sums of the differences and
+// of their squares. Columns from `cols` on are outside the row; their differences are zeros.
 template <int kThreads = 0, class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE Pair<Acc> centre(
     Acc (&centred)[kVectors][kWidth], const Tile<T, kWidth, kVectors>& tile, int32_t cols,
@@ -459,7 +459,8 @@ norm_forward_partials(NormForward args, int64_t first_row, Segments segments) {
   }
 }
 
-// Merges the partials of a row's segments. The base is the rounded mean of the row.
+// Returns the statistics of a row, merged from the partials of its segments. Their base is the
+// rounded mean of the row.
 template <class Acc>
 FUSEDOPS_DEVICE NormStatistics<Acc> merged_norm(
     const NormForward& args, Segments segments, int64_t row, Acc* shared_sums,

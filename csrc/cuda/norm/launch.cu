@@ -7,8 +7,8 @@
 
 namespace fusedops::cuda {
 
-// Returns whether kernels can read `branch`, a norm's input, or write its gradient, beside rows of
-// `dtype`.
+// Returns whether kernels can read or write `branch`, which is a norm's input or its gradient,
+// beside rows of `dtype`.
 template <class AnyRows>
 bool fits_branch(const AnyRows& branch, DType dtype) {
   return branch.data == nullptr || is_same_or_wider(dtype, branch.dtype);

@@ -66,7 +66,7 @@ FUSEDOPS_DEVICE void load_bases(
   for (int j = 0; j < kWidth; ++j) bases[j] = mean_of(bases[j], static_cast<Acc>(count));
 }
 
-// Adds the loaded tile's deviations from `bases`, and their squares.
+// Adds the loaded tile's deviations from `bases` to `sums`, and their squares to `squares`.
 template <class Strip, int kWidth, class Acc>
 FUSEDOPS_DEVICE void add_deviations(
     Acc (&sums)[kWidth], Acc (&squares)[kWidth], const Acc (&bases)[kWidth], const Strip& strip,
@@ -87,7 +87,7 @@ FUSEDOPS_DEVICE void add_deviations(
   }
 }
 
-// Stores the statistics of column `first` + j.
+// Stores the statistics of column `first` + j, if they are wanted.
 template <int kWidth, class Acc>
 FUSEDOPS_DEVICE void save_column(
     const SpatialNormForward& args, int64_t first, int j, const NormStatistics<Acc>& statistics) {
@@ -98,8 +98,9 @@ FUSEDOPS_DEVICE void save_column(
   static_cast<Acc*>(args.rstd)[first + j] = statistics.rstd;
 }
 
-// The launch bound is one block a multiprocessor: without it the compiler makes room for two blocks
-// of 1024 threads, and registers spill.
+// Computes the norm of a block's columns: the first pass finds each column's statistics, and the
+// second stores the results. The launch bound is one block a multiprocessor: without it the
+// compiler makes room for two blocks of 1024 threads, and registers spill.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>), 1)
 spatial_norm_forward(SpatialNormForward args, int64_t first_segment, bool staged) {
@@ -169,6 +170,8 @@ struct ColumnStatistics {
   }
 };
 
+// Computes grad_input of a block's columns: the first pass finds the sums along each column, and
+// the second stores the results.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>))
 spatial_norm_backward(SpatialNormBackward args, int64_t first_segment, bool staged) {
@@ -234,7 +237,8 @@ spatial_norm_backward(SpatialNormBackward args, int64_t first_segment, bool stag
 inline constexpr int32_t kChannels = 4;
 inline constexpr int32_t kChannelThreads = 256;
 
-// Adds the thread's columns, from `inner` on, to the sums of its channels, from `first` on.
+// Adds the thread's kWidth columns, from `inner` on, to `sums`: grad_weight and grad_bias of its
+// channels, which are kChannels indices of dim_size from `first` on.
 template <class T, int kWidth>
 FUSEDOPS_DEVICE void add_channels(
     Pair<AccumulatorOf<T>> (&sums)[kChannels], const SpatialNormBackward& args, int64_t first,

@@ -182,8 +182,8 @@ softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segmen
   }
 }
 
-// Merges the maxima and sums of a row's segments. All blocks of the row add in the same order, and
-// so get the same bits.
+// Returns a row's maximum and sum, merged from those of its segments. All blocks of the row add in
+// the same order, and so get the same bits.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> merged_softmax(
     const Pair<Acc>* partials, int32_t count, Acc* shared_max, Acc* shared_sums) {
@@ -345,7 +345,7 @@ softmax_backward_cluster(SoftmaxBackward args, int64_t first_row) {
   softmax_gradient_row<ClusterOf<T, kWidth>, T, kWidth, kVectors>(args, cluster_row(first_row));
 }
 
-// Leaves the sum of a segment's terms in the workspace.
+// Leaves the sum of a segment's terms (SoftmaxGradient::term) in the workspace.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 softmax_backward_partials(SoftmaxBackward args, int64_t first_row, Segments segments) {

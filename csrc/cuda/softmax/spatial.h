@@ -48,8 +48,9 @@ struct InnerColumns {
   }
 };
 
-// This thread's part of a strip: kWidth columns at every blockDim.y-th index of dim_size, in tiles
-// of kSpatialVectors indices. The first pass calls load(), the second one load_again().
+// This thread's part of a strip, which is what the block reads of one tensor: kWidth columns at
+// every blockDim.y-th index of dim_size, in tiles of kSpatialVectors indices. The first pass calls
+// load(), the second one load_again().
 template <class T, int kWidth>
 class SpatialStrip {
  public:
@@ -87,8 +88,9 @@ class SpatialStrip {
     for (int i = 0; i < kVectors; ++i) vectors[i].store(place(start, i));
   }
 
-  // Loads a tile for the second pass; elements beyond dim_size are undefined. Doubles are loaded
-  // again even if they are one tile: kept in registers beside the exponentials, they would spill.
+  // Loads a tile for the second pass, unless it is the only one of the strip, and so still in
+  // registers. Elements beyond dim_size are undefined. Doubles are loaded again even then: kept in
+  // registers beside the exponentials, they would spill.
   FUSEDOPS_DEVICE void load_again(uint32_t start) {
     if (sizeof(T) < 8 && is_one_tile_) return;
     if (staged_ == nullptr) return load_global(start, /*fill=*/0);
@@ -225,7 +227,9 @@ spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment, bool 
   }
 }
 
-// T is the type of grad_output and output.
+// Computes the gradients of a block's columns: the first pass adds up each column's terms
+// (SoftmaxGradient::term), and the second stores the results. T is the type of grad_output and
+// output.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>))
 spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment, bool staged) {
