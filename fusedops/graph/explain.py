@@ -109,8 +109,8 @@ def _root(model: Callable[..., Any]) -> nn.Module | None:
 
 
 def _module_names(model: Callable[..., Any]) -> dict[str, str]:
-    """Returns the dotted paths of the modules by identity. Dynamo's own paths are not used, because
-    after a graph break they start at the inner frame."""
+    """Returns the dotted path of each module in the model, by `str(id(module))`. Dynamo's own paths
+    are not used, because after a graph break they start at the inner frame."""
     root = _root(model)
     modules = root.named_modules() if root is not None else ()
     return {str(id(module)): name for name, module in modules}

@@ -23,7 +23,7 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
         example_inputs: one value for each input of the graph. Only the shapes, dtypes and devices
             of tensors are used; nothing is computed. The rewritten graph is for inputs of these
             shapes, of which sizes in scales and masks become constants: for other shapes, trace
-            and rewrite the model again. Numbers may differ from call to call.
+            and rewrite the model again. Inputs that are numbers may differ from call to call.
 
     Returns: `graph_module`.
 
@@ -71,7 +71,8 @@ def _propagate(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> No
 
 class _Propagate(FakeTensorProp):
     """Records numbers and shapes too, which FakeTensorProp does not put into `meta["val"]`. Numbers
-    that follow from those in the example inputs are not recorded: the next call may pass others."""
+    among the example inputs, and those computed from them, are not recorded: the next call may pass
+    others."""
 
     def __init__(self, graph_module: GraphModule, mode: FakeTensorMode) -> None:
         super().__init__(graph_module, mode)

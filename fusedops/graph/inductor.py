@@ -52,7 +52,8 @@ def repair_scatters(is_ours: Callable[[], bool]) -> None:
 
 
 def repair_dtypes() -> None:
-    """Makes packages hold our ops' dtypes as AOTInductor reads them. A second call does nothing."""
+    """Makes packages hold the dtype arguments of our ops as AOTInductor reads them, if this torch
+    has the bug. A second call does nothing."""
     if _TORCH < _DTYPE_REPAIRED_IN:
         _replace_serializer()
 

@@ -24,8 +24,8 @@ class OpCall:
 
 
 def viewed(operand: Node | OpCall) -> Node:
-    """Returns the node that an operand is or is made from. The calls in an operand are views of
-    their first argument, or elementwise calls on it."""
+    """Returns `operand` if it is a node, else the node that its innermost call takes as its first
+    argument: the calls in an operand are views of that node, or elementwise calls on it."""
     while isinstance(operand, OpCall):
         operand = operand.args[0]
     return operand
@@ -51,7 +51,7 @@ Output = int | None | Callable[[OpCall], OpCall]
 class Match:
     """A site that a rule recognised, before any decision and before any edit.
 
-    call: the site's computation, with the op's arguments.
+    call: the site's computation; its `arguments` are those that the op is called with.
     op: the name of the op that would replace it.
     results: the nodes that would be replaced. Each maps to the index of the op's output that
         replaces it, to None if the op has a single output, or to a function that computes what

@@ -215,7 +215,8 @@ _ATEN_NAMES = {
 ATEN: dict[Any, str] = {
     getattr(aten, name): kind for kind, names in _ATEN_NAMES.items() for name in names.split()
 } | {getattr(aten, method): kind for method, (kind, _) in METHODS.items()}
-# torch 2.10's Dynamo writes `x == y` as x.__eq__(y) and abs(x) as x.__abs__(), which ATEN lacks.
+# torch 2.10's Dynamo writes `x == y` as x.__eq__(y) and abs(x) as x.__abs__(). ATen has no such
+# operators, so that these names are added only after ATEN was made from METHODS.
 METHODS |= {
     f"__{function.__name__.strip('_')}__": alias
     for function, alias in FUNCTIONS.items()
@@ -289,7 +290,7 @@ def leaf(target: Any, kwargs: dict[str, Any]) -> tuple[str, str]:
     return name, reason
 
 
-#: Calls that change the modes of the calls after them, and how.
+#: Calls that change the grad, inference or autocast mode of the calls after them, and how.
 MODE_SWITCHES: dict[Any, str] = {
     torch._C._set_grad_enabled: "set_grad",
     torch.autograd.grad_mode._enter_inference_mode: "enter_inference",

@@ -208,7 +208,7 @@ def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if kind not in _DEFAULTS:
         return arguments
     is_variance = "correction" in _DEFAULTS[kind]
-    if is_variance and isinstance(arguments.get("dim"), bool):  # x.var(False): x.var(unbiased)
+    if is_variance and isinstance(arguments.get("dim"), bool):  # x.var(False) sets `unbiased`
         arguments = arguments | {"dim": None, "unbiased": arguments["dim"]}
     correction = arguments.get("correction", arguments.get("unbiased"))
     arguments = arguments | {"correction": 1 if correction is None else correction}
@@ -268,7 +268,8 @@ def _loss_settings(module: nn.CrossEntropyLoss | nn.NLLLoss, node: Node) -> dict
     }
 
 
-#: The attributes that hold hooks of a module. torch keeps those of all modules in globals.
+#: The attributes that hold a module's hooks. Hooks that torch runs for every module are in globals
+#: of these names with "_global" in front.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -283,8 +284,8 @@ def _module_refusal(module: nn.Module) -> str | None:
 
 
 def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
-    """Returns the function among `expansions` that decomposes a leaf; None for other calls, and for
-    attention that runs as SDPA."""
+    """Returns the function among `expansions` that decomposes an opaque call; None for other calls,
+    and for attention that runs as SDPA."""
     if node.op != "call_function" or node.target not in aliases.LEAVES:
         return None
     name, reason = aliases.leaf(node.target, node.kwargs)

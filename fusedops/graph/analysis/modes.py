@@ -71,8 +71,8 @@ def _has_mode_switches(graph: Graph) -> bool:
 
 
 def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
-    """Returns the modes after a switch. `before` has the modes before it, and before each call that
-    entered a mode, because an exit returns to those."""
+    """Returns the modes after the switch `node`. `before` maps it and each earlier switch to the
+    modes before that switch: an exit returns to the modes before the call that entered."""
     current = before[node]
     # A bool for set_grad and enter_inference, a device type for enter_autocast, and for exits the
     # node that entered the mode.
@@ -131,8 +131,8 @@ def has_left_inference_mode(site: Node, other: Node) -> bool:
 
 
 def are_alike(call: Node, other: Node) -> bool:
-    """Returns whether two calls run in the same modes. Where they share no more than an input of
-    the graph, no barrier lies between them."""
+    """Returns whether two calls run in the same modes. Barriers do not ensure this if the calls
+    only share an input of the graph: they are inserted between a call and its users."""
     first, second = (_with_inferred_grad(node, _modes_of(node)) for node in (call, other))
     return first == second
 

@@ -53,8 +53,9 @@ def outputs(node: Node) -> dict[Node, int] | None:
 
 
 def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:
-    """Yields the current nodes, and whether each is inside a `torch.func` transform, where the
-    recorded values are wrappers. The caller may erase nodes; erased ones are skipped."""
+    """Yields the nodes that the graph has when the walk begins, and whether each is inside a
+    `torch.func` transform, where the recorded values are wrappers. The caller may erase nodes;
+    erased ones are skipped."""
     depth = 0
     for node in list(graph.nodes):
         if not node._erased:
@@ -69,7 +70,8 @@ def _transform_depth_change(node: Node) -> int:
 
 
 def subgraphs(graph_module: GraphModule) -> Iterator[GraphModule]:
-    """Yields `graph_module` and the graph modules in it, such as bodies of checkpoint or cond."""
+    """Yields `graph_module`, and the graph modules that its graph uses, such as the bodies of
+    checkpoint or cond, with those that they use in turn."""
     yield graph_module
     used = {n.target for n in graph_module.graph.nodes if n.op in ("get_attr", "call_module")}
     for name, child in graph_module.named_children():

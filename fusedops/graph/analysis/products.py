@@ -41,7 +41,7 @@ def unscaled(node: Any) -> Any:
 
 
 def _source(node: Node) -> Any:
-    """Returns the tensor of which a node is a cast, a view or a multiple, if it is one."""
+    """Returns the tensor that a node casts, views or scales by a number; None for other nodes."""
     kind = kind_of(node)
     if kind in VIEWS or kind == "cast":
         return next(iter(node.all_input_nodes), None)

@@ -114,7 +114,8 @@ def _holds_if_finite(condition: Any, x: Any) -> bool | None:
 
 
 def selection(call: Call) -> tuple[Any, Any, Any] | None:
-    """Returns a condition, the operand taken where it holds, and the operand taken elsewhere."""
+    """Returns the condition of a where or masked_fill, the operand taken where it holds, and the
+    operand taken elsewhere; None for other calls."""
     arguments = call.arguments
     if call.kind == "where":
         return arguments.get("condition"), arguments.get("input"), arguments.get("other")

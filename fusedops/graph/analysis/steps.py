@@ -44,7 +44,7 @@ def read_once(call: Call, name: str, read: Callable[[Call], Result]) -> Result:
 
 
 def only_user(node: Node, kind: str | None = None) -> Call | None:
-    """Returns `call_of` the node's user, or None if there is none, or more than one."""
+    """Returns `call_of(user, kind)` for the node's only user; None if it has none or several."""
     return call_of(users(node)[0], kind) if len(users(node)) == 1 else None
 
 
@@ -56,7 +56,8 @@ def tensor_and_number(call: Call) -> tuple[Any, Any]:
 
 
 def known_number(argument: Any) -> float | None:
-    """Returns an operand's number, or None. To read a symbol makes it a constant of the graph."""
+    """Returns an operand as a float if `is_number` accepts it, else None. Reading a symbol makes it
+    a constant of the compiled graph."""
     python_number = number(argument) if is_number(argument) else None
     return None if python_number is None else float(python_number)
 
@@ -244,8 +245,9 @@ def _same_argument(a: Any, b: Any, depth: int) -> bool:
     return same_value(a, b, depth - 1) if isinstance(a, Node) else bool(a == b)
 
 
-#: For each dtype that ops read, the dtypes to which a cast loses nothing. The narrower dtypes lack
-#: float64: an op that reads them instead of the cast's result computes in float32.
+#: For each dtype that ops read, the dtypes to which a cast loses nothing. float64 is left out for
+#: the narrower dtypes: an op that reads one of these, instead of a cast of it to float64, computes
+#: in float32.
 _LOSSLESS_CASTS = {
     torch.float16: (torch.float16, torch.float32),
     torch.bfloat16: (torch.bfloat16, torch.float32),

@@ -48,8 +48,8 @@ _FACTS: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
 
 def record(graph: Graph) -> None:
     """Reads the memory of a graph, for all other functions. Call it again after editing the graph,
-    unless `record_node` was called for each new node that matters, and no new node writes into
-    memory or returns its input."""
+    unless no new node writes into memory or returns its input, and `record_node` was called for
+    each new node that `holders_of` has to find."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
         if node.op != "output":  # it reads memory, but holds none
@@ -160,7 +160,7 @@ def is_returned(node: Node) -> bool:
 
 def written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> bool:
     """Returns whether any tensor is written between the call that computes it and a call that reads
-    it. The reads are those of the inputs of `calls`, and of `operands` by `reader`."""
+    it. The reads that count are those of their inputs by `calls`, and of `operands` by `reader`."""
     reads = [(node, call) for call in calls for node in call.all_input_nodes]
     reads += [(node, reader) for node in operands]
     return any(node < writer < call for node, call in reads for writer in writers_of(node))
@@ -168,8 +168,8 @@ def written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> 
 
 def written_after_read(operand: Node, readers: set[Node], place: Node) -> bool:
     """Returns whether an operand of a new call at `place` has other elements there than `readers`
-    have read: whether another call writes into its memory between the first of them and `place`.
-    If none of them reads it, its own call counts as the first read."""
+    have read: whether another call writes into its memory between the first of these reads and
+    `place`. If no reader uses the operand, the call that computes it counts as the first read."""
     writers = [call for call in writers_of(operand) if call < place and call not in readers]
     if not writers:
         return False

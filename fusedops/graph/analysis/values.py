@@ -37,9 +37,9 @@ def sizes_are_symbols(tensor: torch.Tensor) -> bool:
 
 
 def lasting_strides(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
-    """Returns a tensor's strides. If sizes are recorded as numbers, the graph may still run on
-    others: those of dimensions of size 1 are then left out, as they would be wrong for a larger
-    size."""
+    """Returns a tensor's strides. If all sizes are recorded as numbers (see `sizes_are_symbols`),
+    strides of dimensions of size 1 are left out: the graph may later run on larger sizes, for which
+    these strides would be wrong."""
     if sizes_are_symbols(tensor):
         return tensor.stride()
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -47,7 +47,8 @@ def lasting_strides(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Returns the bytes of a tensor's elements at capture, or 0 if a size has no hint."""
+    """Returns the bytes of a tensor's elements at capture; 0 if a size has no hint, or if there are
+    no dimensions."""
     return math.prod(hints(tensor) or [0]) * tensor.dtype.itemsize
 
 

@@ -36,8 +36,8 @@ def _unsqueezed(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _in_order(places: Sequence[int], rank: int) -> DimMap:
-    """Returns the map of a view of `rank` dimensions: those at `places` are the viewed tensor's, in
-    their order and from index 0 on, and the view adds the others."""
+    """Returns the map of a view with `rank` dimensions. Those at `places` are the dimensions of the
+    viewed tensor, in its order and each from index 0 on; the view adds the others."""
     count = len(places)
     return {place - rank: (old - count, 0) for old, place in enumerate(places)}
 
@@ -74,7 +74,8 @@ def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
-    """Returns the dimension map of tensor[index], for slices, None and an ellipsis."""
+    """Returns the dimension map of tensor[index]; None if an item is no slice, None or ellipsis, or
+    if `_start` does not know where a slice begins."""
     index = call.arguments["index"]
     items = list(index) if isinstance(index, (tuple, list)) else [index]
     if not all(item is None or item is ... or isinstance(item, slice) for item in items):

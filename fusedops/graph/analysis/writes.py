@@ -16,7 +16,8 @@ from fusedops.graph.analysis.nodes import OPS, submodule
 
 
 def written(node: Node) -> list[Node]:
-    """Returns the arguments that a call writes into."""
+    """Returns the arguments that a call writes into; for a higher-order op whose body writes into
+    anything, all its inputs."""
     if not node.op.startswith("call"):
         return []
     if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -82,8 +83,9 @@ def _argument(node: Node, name: str) -> Any:
 
 @functools.cache
 def _position(function: Callable[..., Any], name: str) -> int | None:
-    """Returns the position of a parameter in a Python function of torch. Dynamo passes `inplace` by
-    position, and torch.norm and F.normalize take `out` so. Functions in C++ take no `out` so."""
+    """Returns the position of a parameter in a Python function of torch, else None. It is needed
+    because Dynamo passes `inplace` by position, and because torch.norm and F.normalize take `out`
+    by position too. Functions in C++ take `out` by name alone."""
     if getattr(function, "__module__", "") not in ("torch.nn.functional", "torch.functional"):
         return None
     parameters = list(inspect.signature(function).parameters)

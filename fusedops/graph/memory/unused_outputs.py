@@ -35,7 +35,7 @@ NO_AUTOGRAD_VARIANTS: dict[Any, Any] = {
 
 
 def use_no_autograd_variants(graph: Graph) -> None:
-    """Edits ``graph``: calls the no-autograd variants, which take the same arguments."""
+    """Edits ``graph``: replaces ops by no-autograd variants, which take the same arguments."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in NO_AUTOGRAD_VARIANTS:
             node.target = NO_AUTOGRAD_VARIANTS[node.target]
@@ -81,7 +81,8 @@ def _replace(node: Node, variant: Any, used: set[int]) -> None:
 def _arguments(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], variant: Any, used: set[int]
 ) -> tuple[Any, ...]:
-    """Returns the variant's arguments, from those of the op."""
+    """Returns the variant's arguments: those of the op that it has too, and `wants_sum`, which says
+    whether the sum is used, if the variant has this argument."""
     arguments = {"wants_sum": 1 in used, **named_arguments(node.target, args, kwargs)}
     names = (argument.name for argument in variant._schema.arguments)
     return tuple(arguments[name] for name in names if name in arguments)

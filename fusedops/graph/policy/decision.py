@@ -59,7 +59,8 @@ MARGIN = 0.03
 #: A site that has no measurement and fewer elements than this is not replaced: to call the op would
 #: take longer than its kernel.
 _FEW_ELEMENTS = 2**15
-#: From this many elements on, decomposing PyTorch's fused encoder layer is not slower.
+#: From this many elements of its result on, PyTorch's fused encoder layer is not faster than its
+#: decomposition.
 _MANY_FEATURES = 2**18
 
 
@@ -119,8 +120,9 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
 
 
 def _profitable(match: Match, copied_bytes: int) -> Decision:
-    """Decides by the best table that has the op, or without one by a heuristic. A site whose size
-    is unknown is replaced."""
+    """Refuses a site that Inductor does not materialise or runs as attention. Decides others by the
+    best table that has the op, or without one by a heuristic; a site of unknown size is replaced.
+    """
     if _is_never_materialised(match):
         return Decision(NEVER_MATERIALISED)
     if _becomes_sdpa(match):
@@ -187,7 +189,8 @@ def _size(match: Match) -> Size | None:
 
 
 def _rows_of_classes(match: Match) -> torch.Tensor:
-    """Returns the logits of a cross entropy as its op gets them."""
+    """Returns the logits of a cross entropy as its op gets them, with the classes in the last
+    dimension."""
     input, logits = match.call.arguments["input"], value(viewed(match.call.arguments["input"]))
     rows: torch.Tensor = logits.permute(input.args[1]) if isinstance(input, OpCall) else logits
     return rows
@@ -227,7 +230,7 @@ def _measured_as(match: Match) -> tuple[str, ...]:
 
 
 def _cost(table: Table, names: tuple[str, ...], mode: str, size: Size) -> Cost | None:
-    """Returns the cost of the first op that the table has, or None if it has none."""
+    """Returns the cost under the first of `names` that the table has, or None if it has none."""
     return next(filter(None, (table.cost(name, mode, size) for name in names)), None)
 
 
@@ -240,7 +243,8 @@ def _dropout(table: Table, size: Size) -> float:
 
 
 def _slower(estimate: Estimate) -> str | None:
-    """Returns the refusal of a site if measurements do not show that fusedops is faster."""
+    """Returns the refusal of a site, or None if fusedops is measured to be faster by at least
+    MARGIN."""
     ours, inductor = estimate.ours_ms, estimate.inductor_ms
     if ours <= (1 - MARGIN) * inductor:
         return None

@@ -39,8 +39,8 @@ def readers(node: Node) -> list[Node]:
 
 
 def ends_in_reduction(node: Node, steps: int = 8) -> bool:
-    """Returns whether a node is a gather or reduction, or is used, and leads only to such calls,
-    through at most `steps` pointwise calls and views, itself included."""
+    """Returns whether a node is a gather or reduction, or has users and every path from it ends in
+    such a call, after at most `steps` pointwise calls and views, the node itself included."""
     kind = kind_of(node)
     if kind in _REDUCTIONS:
         return True

@@ -108,7 +108,7 @@ def _inverted(node: Any) -> Any:
 class _Total:
     """A sum of exponentials, and what is added to it.
 
-    sink_exponent: the exponent of one more term.
+    sink_exponent: t - m, if one more term exp(t - m) is added, which a sink t makes; else None.
     floor: a positive number that is added to the sum, or its lower limit; 0 if there is none. The
         sum without it is at least 1, since it contains exp(max - max).
     """

@@ -20,7 +20,7 @@ Scalar = int | Node | OpCall
 
 
 def _rows_and_columns(scores: Node) -> tuple[Any, Any]:
-    """Returns the last two sizes; a vector is one row."""
+    """Returns the last two sizes of the scores; a vector is one row."""
     rows, columns = (1, *value(scores).shape)[-2:]
     return rows, columns
 
@@ -104,7 +104,8 @@ def _is_implied(bound: Bound, scores: Node) -> bool:
 
 
 def _is_diagonal(bound: Bound, scores: Node) -> bool:
-    """Returns whether the columns that a bound leaves are those before or after a diagonal."""
+    """Returns whether a bound leaves the columns before a diagonal, or those from one on. In scores
+    of one row, this is so for every limit that depends on no tensor."""
     if value(scores).dim() < 2 or not bound.limit.is_index:
         return False
     return ROWS in bound.limit.steps or statically_known_true(value(scores).shape[ROWS] == 1)

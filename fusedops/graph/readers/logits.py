@@ -49,6 +49,7 @@ def _through_view(read: Scores, call: Call) -> Scores | None:
 
 
 def _is_safe(read: Scores, step: Call) -> bool:
-    """Returns whether the op computes the step in the precision in which it was written."""
+    """Returns whether the op takes the dtype of `read.input`, and computes `step` in float64 if and
+    only if the model does."""
     dtype, result = value(read.input).dtype, value(step.node).dtype
     return dtype in KERNEL_DTYPES and (result == torch.float64) == (dtype == torch.float64)

@@ -142,8 +142,8 @@ def _log_softmax(node: Any, reader: Node) -> SoftmaxChain | None:
 
 
 def _has_precision_of_input(chain: SoftmaxChain) -> bool:
-    """Returns whether a softmax is computed in the precision in which an op computes the cross
-    entropy of its input, which has no argument for another."""
+    """Returns whether a softmax is computed in the precision in which the cross entropy op would
+    compute on its input. The op has no argument for another precision."""
     return chain.dtype is None or is_lossless(value(chain.input).dtype, chain.dtype)
 
 
@@ -194,7 +194,7 @@ def _class_index(gather: Call) -> OpCall | None:
 
 def _before_slice(index: Node) -> Node:
     """Undoes a broadcast and a slice: returns x for torch.broadcast_tensors(x, ...)[k][..., :1], if
-    x has that shape, and otherwise `index`. torch.distributions.Categorical writes this."""
+    x has the shape of the slice, else `index`. torch.distributions.Categorical writes this."""
     call = call_of(index, "item")
     if call is None or call.arguments["index"] != (..., slice(None, 1, None)):
         return index

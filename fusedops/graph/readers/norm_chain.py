@@ -142,12 +142,13 @@ class _Factor:
 
 
 def read_norm(call: Call) -> Norm | None:
-    """Returns the norm whose first complete product or quotient is `call`: one operand has the
-    tensor as a factor, the other the scale of its rows."""
+    """Returns the norm in which `call` is the product or quotient that joins the tensor, a factor
+    of one operand, with the scale of its rows, a factor of the other; None if `call` does not."""
     return read_once(call, "norm", _read_norm)
 
 
 def _read_norm(call: Call) -> Norm | None:
+    """Does the work of `read_norm`, which caches the result."""
     if call.refusal or not isinstance(value(call.node), torch.Tensor):
         return None
     if call.kind == "normalize":
@@ -201,8 +202,9 @@ def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_
 def _product(
     node: Node, factors: list[_Factor], scale: _Factor, rest: list[_Factor]
 ) -> Norm | None:
-    """Returns the norm of the tensor among `factors` whose rows have the scale; the other factors
-    and `rest` multiply it."""
+    """Returns the norm of the tensor among `factors` whose rows have the scale, times the other
+    factors and `rest`; None if there is none. A norm without a mean that is computed in 16 bits is
+    refused, unless one function computes the scale and there is no other factor."""
     by = as_one_per_row(scale.scale, scale.operand) if scale.scale else None
     if by is None:
         return None
@@ -225,7 +227,8 @@ def _product(
 
 
 def _not_centred(factors: list[_Factor], by: RowScale, node: Node) -> Norm | None:
-    """Returns x / std(x), which no op computes, as a refused norm for the report."""
+    """Returns x / std(x), which no op computes, as a refused norm for the report; None if `factors`
+    do not contain x."""
     plain = replace(by, centred=False)
     if not by.centred or not any(_is_scaled_by(f.operand, plain) for f in factors):
         return None
@@ -253,7 +256,8 @@ def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
 
 
 def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
-    """Returns the norm of `tensor`, which is the scale's input, or that input minus its mean."""
+    """Returns the norm of `tensor`, which is the scale's input, or that input minus its mean; None
+    if no op normalises over the scale's dimensions."""
     over = norm_dims(scale.dims, value(scale.input).shape)
     if over is None:
         return None
@@ -439,8 +443,9 @@ def _takes_scalars(norm: Norm) -> bool:
 
 
 def _with_weight(norm: Norm, weight: Node) -> Norm:
-    """Returns the norm with that weight. A number added to it becomes its offset, if the op has
-    one."""
+    """Returns the norm with that weight, before the casts and views that the op does not need. A
+    number that the model adds to the weight becomes `weight_offset`, if the op has this argument.
+    """
     absorbed: tuple[Node, ...] = ()
     offset = 0.0
     call = call_of(weight, "add") if norm.kind == "rms_norm" and norm.over.has_variants else None

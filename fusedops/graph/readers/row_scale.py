@@ -133,14 +133,15 @@ def power_of(base: float, exponent: float) -> float:
 
 def in_range(factor: float, tensor: Any) -> bool:
     """Returns whether a factor is a normal number in the dtype in which eager multiplies `tensor`
-    by it, which is float32 at least. Others are infinite there or lose digits, so that eager's
-    product with two of them is not the product with theirs in Python."""
+    by it, which is float32 at least. Other factors are infinite there or lose digits: to multiply
+    by two of them in turn, as eager does, is not to multiply by their product in Python."""
     limits = torch.finfo(torch.promote_types(value(tensor).dtype, torch.float32))
     return limits.tiny <= abs(factor) <= limits.max
 
 
 def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
-    """Reads `node` as a scale of rows; returns None if it is none."""
+    """Returns the scale of rows that `node` computes in at most `steps` calls, or None if it is not
+    known to compute one."""
     call = call_of(node)
     if call is None or steps == 0 or not isinstance(value(node), torch.Tensor):
         return None
@@ -353,7 +354,8 @@ def _through_larger(call: Call, steps: int) -> RowScale | None:
     scale = read_row_scale(maximum[0], steps) if maximum else None
     if maximum is None or scale is None:
         return None
-    # Only one element a row broadcasts to an eps of another shape as it does to the input.
+    # If eps has another shape, the maximum repeats the scale over the elements of a row. So does
+    # the product with the input, provided that the scale has one element for each row.
     is_alike = same_shape(call.node, maximum[0]) or as_one_per_row(scale, maximum[0])
     return scale.with_eps("max", maximum[1]) if is_alike else None
 

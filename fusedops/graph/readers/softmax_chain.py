@@ -21,7 +21,8 @@ ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only
 class Hidden:
     """Columns that a softmax hides by setting their exponentials to 0, not their scores to -inf.
 
-    mask, hides: a bool tensor, and whether it is True for the hidden columns or for the others.
+    mask: a bool tensor.
+    hides: whether `mask` is True for the hidden columns; otherwise it is True for the others.
     node: the call that hides them.
     """
 
@@ -37,9 +38,9 @@ class SoftmaxChain:
     op: "softmax" or "log_softmax".
     dtype: the dtype of the computation, or None for that of `input`.
     nodes: the calls that compute it, including casts, in program order.
-    sink: one more logit for each row, without a result: a number, or a tensor whose last dimension
-        has size 1.
-    hidden: columns without weight.
+    sink: one more logit for each row, whose probability is dropped: a number, or a tensor whose
+        last dimension has size 1.
+    hidden: the columns whose probabilities are 0 because of a mask; None if there is none.
     zeroes_hidden_rows: whether a row of -inf alone becomes zeros, and not NaN.
     refusal: why no op computes it, or None.
     """
@@ -110,7 +111,9 @@ def decomposed(
 
 
 def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
-    """Returns the chain with casts that widen its input, and the cast back to the input's dtype."""
+    """Returns the chain with the casts before it that widen its input, and with the cast of its
+    result back to the input's dtype, unless the model computes in float64 for another input dtype,
+    or in a dtype of a smaller range than that of the input."""
     casts, input = cast_chain(chain.input)
     result = value(chain.last).dtype
     if casts:

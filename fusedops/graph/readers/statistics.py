@@ -72,9 +72,9 @@ def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
 
 
 def before_views(input: Node, dims: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
-    """Returns the tensor that `input` views in the same order, and its dimensions that `dims`
-    cover: for x.view(n, -1) and dimension 1, all dimensions of x but the first. Returns `input` and
-    `dims` if these are not the last dimensions, or a size is not known."""
+    """Returns the tensor before the order-keeping views that end in `input`, and the dimensions of
+    that tensor that `dims` cover: for x.view(n, -1) and dimension 1, all dimensions of x but the
+    first. Returns `input` and `dims` if `dims` are not the last ones, or a size is not known."""
     source = before_view_chain(input)
     shape, sizes = value(input).shape, value(source).shape
     row = known_count(value(input), dims)

@@ -77,14 +77,15 @@ def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
 
 
 def _agree(eager: Any, ours: Any) -> bool:
-    """Returns whether all tensors have the same dtype and rank."""
+    """Returns whether each tensor in `eager` has the same dtype and rank as that in `ours`."""
     pairs = zip(pytree.tree_leaves(eager), pytree.tree_leaves(ours), strict=True)
     tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
     return all((a.dtype, a.dim()) == (b.dtype, b.dim()) for a, b in tensors)
 
 
 def _replace(node: Node, results: Any) -> None:
-    """Replaces `node`, or each output of it, by the results of the same structure."""
+    """Replaces `node`, or each of its outputs, by `results`, which have the structure of its value.
+    Erases the replaced outputs, and `node` if it has no user then."""
     if isinstance(results, Node):
         _replace_uses(node, results)
     for item, index in (outputs(node) or {}).items():

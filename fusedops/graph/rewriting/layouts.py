@@ -84,8 +84,8 @@ def memory_order(tensor: torch.Tensor) -> Order | None:
 
 
 def _next_dim(tensor: torch.Tensor, dims: Sequence[int], stride: int | torch.SymInt) -> int | None:
-    """Returns the last of `dims` with that stride, one of size 1 if possible; if none has it, the
-    last of size 1, whose stride is arbitrary, so that the dimension can stand anywhere."""
+    """Returns the last of `dims` with that stride, one of size 1 if possible. If none has it,
+    returns the last one of size 1, whose stride is arbitrary, or None if there is none."""
     fitting = [d for d in dims if _equal(tensor.stride(d), stride)]
     ones = [d for d in dims if _equal(tensor.size(d), 1)]
     for candidates in (set(ones).intersection(fitting), fitting, ones):
@@ -113,8 +113,8 @@ _BROADCAST = {"mask", "bias"}
 #: The arguments of masked softmaxes that have a value a row: they broadcast to the shape of the
 #: result without its last dimension.
 _PER_ROW = {"start", "end", "sinks"}
-#: The arguments that mean the same in any order of the dimensions, except those that `_fixed_dims`
-#: counts.
+#: The arguments that mean the same in any order of the dimensions, as long as the dimensions that
+#: `_fixed_dims` counts stay the last ones.
 _UNMOVED = set(
     "normalized_shape weight bias weights biases eps weight_offset rounds_normalized scale causal "
     "diagonal lower_diagonal mask_value zero_masked_rows softcap dtype p seed".split()
@@ -164,6 +164,7 @@ def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
     of_input = tuple(d - (stack is not None and d > stack) for d in order if d != stack)
 
     def moved(name: str, argument: Any) -> Any:
+        """Returns the argument of that name for the permuted inputs."""
         if name in _FULL:
             return _permute(argument, of_input)
         if name == "inputs":
@@ -240,8 +241,9 @@ def is_copied(result: OpCall) -> bool:
 def _restored(
     output: OpCall, order: Order | None, eager: torch.Tensor, evaluation: Evaluation
 ) -> OpCall:
-    """Returns `output`, whose dimensions are in that order, with the dimensions of `eager` and its
-    strides, except those of dimensions of size 1."""
+    """Returns `output`, whose dimensions are in the given order, permuted to the order of `eager`.
+    It is copied if it then lacks the strides of `eager` in dimensions of other sizes than 1, and
+    these strides leave no gaps in memory."""
     tensor, rank = evaluation.value(output), eager.dim()
     if tensor.dim() != rank:  # the rewriter refuses it
         return output

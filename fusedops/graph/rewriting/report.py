@@ -245,6 +245,8 @@ class _Tally:
         self.counted: Counter[str] = Counter()
 
     def add(self, counted: Counter[str]) -> None:
+        """Adds the counts of a graph to Dynamo's counters. If Dynamo has restarted the frame, the
+        counts of the previous attempt are first subtracted."""
         compilation = CompileContext.try_get()
         attempt = compilation.attempt if compilation else 0
         if compilation is None or compilation is not self.compilation:

@@ -171,8 +171,8 @@ def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
 
 
 def _written_operand(match: Match) -> str | None:
-    """Returns why the op cannot read its operands at its place, or None. A mask is computed where
-    the model says, but bounds of rows are read by the op itself."""
+    """Returns why the op cannot read its operands at its place, or None. These include tensors that
+    bound the columns of rows: the model reads them earlier, in the calls that compute the mask."""
     site = match.call.node
     readers = {site, *match.fused_nodes, *match.mask_calls}
     place = match.insert_before or site

@@ -57,9 +57,9 @@ class CrossEntropy(Rule):
 
 
 def _match(loss: Loss) -> Match:
-    """Returns the site of a loss, with the calls that make its logits, and a logsumexp beside it.
-    Further ones stay: two results of a model must not have the memory of the op's one output, and
-    Inductor removes copies of it."""
+    """Returns the site of a loss, with the calls that make its logits, and one logsumexp of the
+    same logits. Further logsumexps stay in the graph: two results of a model must not have the
+    memory of the op's one output, and Inductor removes copies of it."""
     beside = [] if loss.refusal else _before_target(loss, log_sums(loss))[:1]
     is_last = loss.are_classes_last
     logits = read_logits(loss.logits, {*loss.nodes, *beside}) if is_last else Scores(loss.logits)
@@ -97,8 +97,8 @@ def _same_rows(logits: Node, loss: Loss) -> bool:
 
 
 def _before_target(loss: Loss, beside: Sequence[Node]) -> list[Node]:
-    """Returns the calls `beside` the loss that come after its target and class weights, so that one
-    op before all of them can compute both."""
+    """Returns those of the logsumexps `beside` the loss that come after its target and its class
+    weights, so that one op, inserted before them, can compute them and the loss."""
     operands = [node for node in (viewed(loss.target), loss.weight) if isinstance(node, Node)]
     return [node for node in beside if all(operand < node for operand in operands)]
 
@@ -138,12 +138,13 @@ def _result(loss: Loss, op: OpCall) -> OpCall:
 
 
 def counted_rows(loss: Loss, target: Any) -> OpCall:
-    """Returns which rows are not ignored."""
+    """Returns the call that computes a bool tensor: True for the rows that are not ignored."""
     return OpCall(aten.ne.Scalar, (target, loss.ignore_index))
 
 
 def row_weights(loss: Loss, target: Any, counted: OpCall) -> OpCall | None:
-    """Returns the weight of each row's class, 0 for rows that are ignored."""
+    """Returns the call that computes the weight of each row's class, 0 for rows that are ignored;
+    None if the loss has no class weights."""
     if loss.weight is None:
         return None
     classes = OpCall(aten.where.ScalarOther, (counted, target, 0))
@@ -169,7 +170,7 @@ def _as_result(computed: OpCall, loss: Loss, old: Node, op: OpCall) -> OpCall:
 
 
 def as_dtype(computed: OpCall, loss: Loss, old: Node | None = None) -> OpCall:
-    """Casts `computed`, which has the op's dtype, to that of a node, by default of the loss."""
+    """Casts `computed`, which has the op's dtype, to the dtype of `old`, by default of the loss."""
     dtype = value(old or loss.last).dtype
     return computed if dtype == wide_dtype(loss) else OpCall(aten.to.dtype, (computed, dtype))
 
@@ -189,14 +190,16 @@ def _sources(loss: Loss, logits: Node) -> tuple[Node, ...]:
 
 
 def _sizes(shape: Sequence[Any], sources: Sequence[Node]) -> list[Any]:
-    """Returns a shape with each size that may change read from a dimension of `sources`, from the
-    same one if possible; None for a symbolic size that is in none of them."""
+    """Returns sizes to reshape to: [-1] for a vector; else the shape, in which each size that may
+    change is read from a dimension of `sources`, from the same one if possible. None stands for a
+    symbolic size that is in none of them."""
     if len(shape) == 1:
         return [-1]
     return [_size(size, dim, sources) for dim, size in enumerate(shape)]
 
 
 def _size(size: Any, place: int, sources: Sequence[Node]) -> Any:
+    """Returns one element of `_sizes`: that of the dimension `place`."""
     is_number = isinstance(size, int)
     if is_number and sizes_are_symbols(value(sources[0])):
         return size

@@ -49,7 +49,8 @@ class GroupNorm(Rule):
 
 
 def _expanded(parameter: Any, row: list[int | None]) -> OpCall | None:
-    """Returns a parameter of channels in the shape of a row."""
+    """Returns a parameter with one element for each channel, expanded to the shape of a row; None
+    for None."""
     if parameter is None:
         return None
     of_channels = OpCall(aten.reshape.default, (parameter, [-1] + [1] * (len(row) - 1)))

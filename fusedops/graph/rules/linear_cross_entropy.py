@@ -4,9 +4,10 @@ before    loss = F.cross_entropy(F.linear(x, weight).float().view(-1, classes), 
 after     scale = 1 / (target != -100).sum()
           loss = torch.ops.fusedops.linear_cross_entropy(x, weight, target, scale=scale)
 
-The rule applies only if the setting `fuse` names it. Why is it not a default? It saves memory
-rather than time, since the gradient of a cross entropy takes the place of its logits anyway, and
-products of chunks of rows differ in their last bits from one product of all rows.
+The rule applies only if the setting `fuse` has "linear_cross_entropy=always". It is no default, for
+two reasons: it saves memory rather than time, since the gradient of a cross entropy is written over
+its logits anyway; and the op multiplies one chunk of rows after the other, with results that differ
+in their last bits from those of one product of all rows.
 """
 
 from __future__ import annotations

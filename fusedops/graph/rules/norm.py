@@ -68,7 +68,7 @@ def unsupported_dtype(match: Match) -> str | None:
 
 
 def unsupported_row(match: Match) -> str | None:
-    """Returns why no op takes rows of that length or dtype, or None."""
+    """Returns why no op takes the rows of a norm, because of their length or dtype, or None."""
     is_unknown = None in match.call.arguments.get("normalized_shape", ())
     return UNKNOWN_ROW if is_unknown else unsupported_dtype(match)
 

@@ -79,6 +79,7 @@ class NormDecomposed(Rule):
         return unsupported_row(match)
 
     def emit(self, match: Match) -> Iterator[OpCall]:
+        """Yields the op, with its input permuted if the match has an order of dimensions."""
         call = op_of(match)
         if match.order is None:
             yield call

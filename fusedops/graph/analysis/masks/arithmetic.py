@@ -87,8 +87,8 @@ def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _without_jumps(count: Call) -> Node | None:
-    """Returns the tensor x of (x.diff(prepend=...) != 1).cumsum(-1): where the sum stays the same,
-    x rises by one."""
+    """Returns x, if `count` is (x.diff(prepend=...) != 1).cumsum(-1), else None. Between columns in
+    which this sum stays the same, x rises by one."""
     jumps = call_of(count.arguments["input"], "ne")
     differences = call_of(jumps.arguments["input"], "diff") if jumps else None
     if jumps is None or differences is None or _differenced_dim(differences) != COLUMNS:
@@ -99,7 +99,8 @@ def _without_jumps(count: Call) -> Node | None:
 
 
 def _differenced_dim(call: Call) -> int | None:
-    """Returns the dimension along which a call subtracts from each element the one before it."""
+    """Returns the dimension along which a diff subtracts from each element the one before it; None
+    if the dimension is not known, or if the call takes differences of differences."""
     tensor, dim = value(call.arguments["input"]), call.arguments.get("dim", -1)
     once = call.arguments.get("n", 1) == 1 and type(dim) is int and tensor.dim() > 0
     return dim % tensor.dim() - tensor.dim() if once else None

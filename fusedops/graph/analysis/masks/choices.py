@@ -54,8 +54,8 @@ def elementwise(
 def _elementwise_pair(
     compute: Callable[[Any, Any], Number], a: TwoValued, b: TwoValued
 ) -> Number | TwoValued | None:
-    """Returns compute(a, b), if three of the four pairs of values have the same result: the fourth
-    pair is then where two conditions both hold."""
+    """Returns compute(a, b), or None unless three of the four pairs of values have the same result:
+    the fourth pair then occurs exactly where two conditions both hold."""
     for x in (a, a.swapped):
         for y in (b, b.swapped):
             rest = {compute(x.yes, y.no), compute(x.no, y.yes), compute(x.no, y.no)}

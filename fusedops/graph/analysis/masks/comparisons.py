@@ -125,8 +125,9 @@ def _document(rows: Pick, columns: Pick) -> Document | None:
 
 
 def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
-    """Returns `ordered`, which says where `node` is True, with bounds that hold within one
-    document. In a mask that is not limited to it, `node` takes the place of these bounds."""
+    """Returns `ordered`, which says where `node` is True, with its bounds limited to `document`,
+    inside which alone they hold. In a mask without that document, `node` itself takes the place of
+    the bounds."""
 
     def limited(condition: Condition | None, fallback: Leaf) -> Condition | None:
         bounds = [part for part in condition or () if isinstance(part, Bound)]
@@ -137,7 +138,8 @@ def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
 
 
 def _with_known_column(equal: BoolTensor, x: Known | None, y: Known | None) -> BoolTensor:
-    """Adds to `equal` the column in which the dividends are equal, if x and y are quotients."""
+    """Returns `equal`, the condition x == y. If x and y are quotients with one divisor, its bounds
+    get the column in which the dividends are equal as their `known_column`."""
     if not isinstance(x, Quotient) or not isinstance(y, Quotient) or x.divisor != y.divisor:
         return equal
     column = column_of_zero(x.dividend - y.dividend)

@@ -43,8 +43,8 @@ class Magnitude:
 class Ascending:
     """An integer tensor whose elements never decrease along a dimension.
 
-    numbers: a tensor that rises by one from a column to the next if this tensor, or the one that it
-        is gathered from, has the same element in both; None if none is known.
+    numbers: a tensor that rises by one between adjacent columns wherever this tensor, or the one
+        that it is gathered from, has equal elements in them; None if none is known.
     """
 
     node: Node
@@ -71,7 +71,7 @@ class Interpreter:
             return argument if isinstance(argument, (int, float)) else None
         if argument not in self.known:
             many = len(self.known) >= _MAX_CALLS
-            self.known[argument] = None  # so that the node counts while its operands are read
+            self.known[argument] = None  # counts for _MAX_CALLS while operands are read
             self.known[argument] = _unknown(argument) if many else self._interpreted(argument)
         return self.known[argument]
 
@@ -132,8 +132,8 @@ def is_selectable(operand: Known | None) -> TypeGuard[Selectable]:
 
 
 def _unknown(node: Node) -> Known | None:
-    """Returns a tensor of which nothing is known as itself: a bool tensor as a leaf, an integer
-    tensor as a term."""
+    """Lets a tensor of which nothing is known stand for itself: a bool tensor as a `Leaf`, an
+    integer tensor as a term of an `Affine`. Returns None for other nodes."""
     tensor = value(node)
     if not isinstance(tensor, torch.Tensor):
         return None
@@ -143,8 +143,8 @@ def _unknown(node: Node) -> Known | None:
 
 
 def _fitted(result: Known, node: Node) -> Known:
-    """Fits a result to the dtype and shape of its node. It has no step along a dimension of size 1,
-    since the index there is 0."""
+    """Returns a result in the dtype of its node, and without steps along dimensions of size 1,
+    where the only index is 0. In a bool result, `node` stands for conditions that are not known."""
     tensor = value(node)
     if isinstance(result, (Affine, Quotient, Magnitude)):
         long = changed(result, lambda affine: without_short_dims(affine, tensor.shape))
@@ -166,7 +166,7 @@ def _fitted(result: Known, node: Node) -> Known:
 def changed(
     operand: Affine | Quotient | Magnitude, change: Callable[[Affine], Affine | None]
 ) -> Affine | Quotient | Magnitude | None:
-    """Returns a number with its affine part changed, or None if `change` gives None."""
+    """Returns `operand` with `change` applied to its affine part, or None if that returns None."""
     if isinstance(operand, Affine):
         return change(operand)
     inner = change(operand.dividend if isinstance(operand, Quotient) else operand.signed)

@@ -21,7 +21,8 @@ Reader = Callable[[Any], Affine | None]
 
 @dataclass(frozen=True)
 class Pick:
-    """The elements of `source` at `places`, which are in terms of another tensor's indices."""
+    """The elements of `source` at `places`, which are functions of the indices in the tensor that
+    consists of these elements."""
 
     source: Node
     places: Places
@@ -43,8 +44,8 @@ def pick_of(read: Reader, node: Node) -> Pick:
 
 def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
     """Returns a function that takes a number, which depends on the indices of a call's input, and
-    expresses it by those of the result; None if the result may have elements that the input lacks.
-    """
+    expresses it by those of the result; None if the call is neither a view with a known dimension
+    map nor an indexing by positions."""
     dim_map = dim_map_of(call)
     if dim_map is not None:
         return lambda number: through_view(read, number, dim_map)
@@ -53,8 +54,9 @@ def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
 
 
 def indices_of(read: Reader, call: Call) -> Places | None:
-    """Returns the index along each dimension, if a tensor is indexed by positions. Returns None if
-    an index may be negative, since it then counts from the end."""
+    """Returns the index along each dimension of the tensor that a call indexes by positions.
+    Returns None for other calls, and if an index may be negative, since it then counts from the
+    end."""
     if call.kind not in ("item", "index"):
         return None
     index, source = call.arguments.get("index"), value(call.arguments["input"])

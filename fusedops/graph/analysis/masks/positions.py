@@ -24,7 +24,7 @@ ROWS, COLUMNS = -2, -1
 
 @dataclass(frozen=True)
 class Search:
-    """The number of keys that are less than the row's number, or at most that number (`right`).
+    """For each row, how many keys are less than the row's number or, if `right`, at most that.
 
     The keys are in ascending order along the columns.
     """
@@ -192,7 +192,8 @@ class BoolTensor:
         return BoolTensor(self.when_false, self.when_true)
 
     def with_leaf(self, node: Node) -> BoolTensor:
-        """Lets `node`, whose value this is, stand for the conditions that are not known."""
+        """Returns this tensor with `node`, which computes it, as a `Leaf` in place of each
+        condition that is not known."""
         seen, hidden = self.when_true, self.when_false
         return BoolTensor(
             (Leaf(node),) if seen is None else seen,
@@ -246,8 +247,8 @@ def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
 
 
 def at_most_zero(affine: Affine) -> Logical | None:
-    """Returns where affine <= 0, if that is in the columns of each row before a limit, or from a
-    limit on."""
+    """Returns where affine <= 0, if that is everywhere, nowhere, in the columns of each row before
+    a limit, or in those from a limit on; None if it is not known to be one of these."""
     step = affine.steps.get(COLUMNS, 0)
     rest = affine + Affine(steps={COLUMNS: -step})
     if step == 0:

@@ -40,7 +40,7 @@ _STEPS = {**arithmetic.STEPS, **comparisons.STEPS, **logic.STEPS, **views.STEPS}
 class Mask:
     """Says which columns a mask hides.
 
-    visible: what holds for the columns that a row sees.
+    visible: the bounds and bool tensors that all hold in the columns that a row sees.
     added: the number that is added to hidden scores; None for a bool mask.
     calls: the calls that compute the mask from other tensors, and do nothing else.
     """
@@ -68,7 +68,8 @@ def read_bool(mask: Node, hides: bool, reader: Node) -> Mask | None:
 
 
 def read_added(addend: Node, reader: Node) -> Mask | None:
-    """Reads a mask that is added to scores: 0 in visible columns, another number in hidden ones."""
+    """Reads a mask that the call `reader` adds to scores: 0 in visible columns, another number in
+    hidden ones. Returns None if `addend` is not known to be one."""
     result = Interpreter(_STEPS).read(addend)
     if not isinstance(result, TwoValued) or 0 not in (result.yes, result.no):
         return None
@@ -89,8 +90,8 @@ def why_unknown(mask: Node) -> str:
 
 def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> Mask | None:
     """Returns the mask that `node` computes, in which the columns are visible where `visible` is
-    True. Returns None if it is not known where that is, or if the mask, or a tensor that `visible`
-    refers to, is written before `reader` would read it."""
+    True. Returns None if nothing is known of that but `node` itself, or if the mask, or a tensor
+    that `visible` refers to, is written before `reader` would read it."""
     if isinstance(visible, bool):
         condition: Condition | None = () if visible else None
     else:
@@ -108,8 +109,8 @@ def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> M
 
 
 def _may_be_erased(node: Node) -> bool:
-    """Returns whether a call does nothing but compute a tensor. A random call, of which the mask
-    has only the shape, also changes the numbers that later calls draw; what a call without a normal
+    """Returns whether a call does nothing but compute a tensor. A random call, of which a mask may
+    use only the shape, also changes the numbers that later calls draw; what a call without a normal
     form does is not known."""
     call = call_of(node)
     is_pure = call is not None and call.kind != "dropout" and not written(node)

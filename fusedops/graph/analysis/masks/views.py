@@ -52,7 +52,8 @@ def _bool_tensor_view(truth: BoolTensor, dim_map: DimMap, call: Call) -> BoolTen
 
 def _keeps_size(call: Call, dim: int) -> bool:
     """Returns whether a dimension has the same size before and after a view, or has size 1 before
-    it, so that nothing depends on the index there. mask[:1] may be broadcast where mask is not."""
+    it, so that nothing depends on the index there. A cut matters even if it keeps the first index:
+    mask[:1] may be broadcast where mask is not."""
     before, after = (value(node).shape[dim] for node in (call.arguments["input"], call.node))
     return statically_known_true(before == after) or statically_known_true(before == 1)
 
