@@ -2,9 +2,9 @@
 
 `import torch` calls :func:`register` through the entry point group "torch.backends", PyTorch's
 mechanism for extensions that load without an import (TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches all
-of them off). It imports nothing: fusedops is imported when an operator is first looked up, as
-`torch.export.load` does for the nodes of a program. This module is not part of the package, whose
-import it would otherwise wait for.
+of them off). It does not import fusedops, which happens only when an operator is first looked up,
+as `torch.export.load` does for the nodes of a program. This module is not part of the package,
+because to import it torch would then import the whole package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _NotImported(torch._ops._OpNamespace):
     """``torch.ops.fusedops`` before the import. It is an ordinary namespace from then on."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of inspection, such as __wrapped__
+        if name.startswith("__"):  # inspection looks for names like __wrapped__
             return super().__getattr__(name)
         self.__class__ = torch._ops._OpNamespace  # type: ignore[assignment]
         try:

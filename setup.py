@@ -33,7 +33,8 @@ def run(*command: str) -> None:
 def install(build: str, package: Path) -> None:
     """Installs the build into the package, each file atomically: there is never a partial file, and
     running processes keep their old library. Libraries that only an earlier build had are removed,
-    as they would not fit the others. Debuggers and profilers find symbols in the build."""
+    as they would not fit the others. The installed files are stripped; debuggers and profilers find
+    the symbols in the build folder."""
     package.mkdir(parents=True, exist_ok=True)
     earlier = set((package / "lib").glob("*.so"))
     with tempfile.TemporaryDirectory(dir=package, prefix=".installing-") as folder:
@@ -90,8 +91,8 @@ class StableWheel(bdist_wheel):
 
 
 class EditableByPath(editable_wheel):
-    """An editable install is a path in a .pth file, as with a src folder. The finder that
-    setuptools installs otherwise is asked last: in the folder that holds a clone, Python would find
+    """Makes an editable install a path in a .pth file, as with a src folder. Python would ask the
+    finder that setuptools installs otherwise last: in the folder that holds a clone, it would find
     the clone first, as a namespace package."""
 
     def finalize_options(self) -> None:

@@ -54,7 +54,7 @@ def number(function: str, name: str, value: Any) -> float:
 
 
 def floating(function: str, name: str, dtype: Any) -> None:
-    """Raises for what is no dtype, or a dtype that the ops do not compute."""
+    """Raises unless ``dtype`` is a torch.dtype that the ops can return."""
     if not isinstance(dtype, torch.dtype):
         raise wrong(function, name, dtype, "a torch.dtype")
     checks.check_dtype(function, name, dtype, "convert it, or pass dtype=")

@@ -82,7 +82,7 @@ sys.modules[__name__].__class__ = _Module
 
 
 def enable() -> None:
-    """Makes plain `torch.compile(model)` replace softmaxes and norms as the backend does.
+    """Makes plain `torch.compile(model)` replace what the backend "fusedops" replaces.
 
     A custom pass that is set in Inductor's config keeps running, before ours. A second call changes
     nothing. Models that are already compiled do not change.
@@ -95,7 +95,7 @@ def enable() -> None:
 def disable() -> None:
     """Undoes `enable()` in Inductor's config. Without a preceding `enable()` it does nothing.
 
-    Inductor's pre-grad passes have their default timing again.
+    Inductor's pre-grad passes, which `enable()` makes run early, have their default timing again.
 
     Source: as for :func:`enable`.
     """

@@ -88,6 +88,7 @@ class Config:
     repair_inductor: str = "always"
 
     def __post_init__(self) -> None:
+        """Raises TypeError for a setting that is no string, and ValueError for an unknown value."""
         for name in _WANTED:
             value = getattr(self, name)
             if not isinstance(value, str):

@@ -48,7 +48,7 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
             f"fusedops.export: exported_program is a {type(exported_program).__name__}, "
             "wanted a torch.export.ExportedProgram; pass the result of torch.export.export"
         )
-    repair_dtypes()  # for those who compile the result with AOTInductor's own function
+    repair_dtypes()  # the result may be compiled by AOTInductor's own function, not by package()
     graph_module = _copy(exported_program.graph_module)
     signature = copy.deepcopy(exported_program.graph_signature)
     calls = copy.deepcopy(exported_program.module_call_graph)

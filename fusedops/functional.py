@@ -112,7 +112,7 @@ def softmax(
     Raises:
         RuntimeError: a dtype that is not floating, a ``dim`` out of range, a device that this build
             has no kernels for; an ``out`` of the wrong shape or dtype, an ``out`` whose elements
-            share memory, or an ``out`` where a tensor requires grad.
+            share memory, or an ``out`` if it or ``input`` requires grad and grad mode is on.
 
     Source: :func:`torch.nn.functional.softmax`.
     """
@@ -168,6 +168,7 @@ def _softmax_out(
     dtype: torch.dtype | None,
     out: torch.Tensor,
 ) -> torch.Tensor:
+    """Writes the softmax or log-softmax, as ``function`` says, into ``out``, and returns it."""
     _check_out_dtype(function, out, dtype, input)
     op = _ops.softmax_out if function == "softmax" else _ops.log_softmax_out
     if dim is not None:
@@ -204,7 +205,7 @@ def softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Te
     softmax of each segment from the result. :math:`m + \log s` is ``input.logsumexp(dim)``.
 
     Args:
-        input: any shape; float32, bfloat16, float16 or float64. Rows as in :func:`softmax`; a
+        input: any shape; float32, bfloat16, float16 or float64. Strides as in :func:`softmax`; a
             ``dim`` that is not the last costs a copy.
         dim: the dimension to normalise, of at least one element.
 
@@ -327,6 +328,7 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _softmax_in_place(input: torch.Tensor, dim: int) -> torch.Tensor:
+    """Does what :func:`softmax_` does, as a function that torch.fx records as one node."""
     is_recorded = torch.is_grad_enabled() and getattr(input, "requires_grad", False)
     if not (is_recorded or _is_jit_tracing()):
         _ops.softmax_.default(input, dim)
@@ -374,13 +376,13 @@ def masked_softmax(
     :math:`y = \mathrm{softmax}(s x + b + m)` for a float mask. A bool mask sets the scores that it
     hides to ``mask_value``, and so do ``causal``, ``window``, ``start`` and ``end``, which leave a
     query one interval of keys. Everything is computed in float32 (float64 for float64) and rounded
-    once. Scores outside of the interval are neither read nor computed, except those in a vector
-    with a score inside, and the result has the same bits as with a bool mask. With a soft cap
-    :math:`c`, :math:`c \tanh(s x / c)` stands in place of :math:`s x`.
+    once. Scores outside of the interval are neither read nor computed, except those that a vector
+    register holds beside one inside; the result has the same bits as with a bool mask. With a soft
+    cap :math:`c`, :math:`c \tanh(s x / c)` stands in place of :math:`s x`.
 
     Args:
         input: scores, ``[..., queries, keys]``; float32, bfloat16, float16 or float64, or any dtype
-            with ``dtype``. Rows as in :func:`softmax`.
+            with ``dtype``. Strides as in :func:`softmax`.
         mask: bool (True where visible) or floating (added), of a shape that broadcasts to
             ``input``'s; the broadcast is not materialised. A floating mask that requires grad gets
             a gradient.
@@ -586,8 +588,8 @@ def _segment_bounds(
 def _sinks_of(
     function: str, input: torch.Tensor, sinks: torch.Tensor | float | None
 ) -> torch.Tensor | None:
-    """Returns the sinks as a tensor; a number is the sink of every row. Sinks are None here if the
-    placeholder of an fx graph stands for None."""
+    """Returns the sinks as a tensor; a number is the sink of every row. Returns None for None,
+    which callers pass only in a graph of torch.fx, whose placeholder may stand for None."""
     if sinks is None or isinstance(sinks, torch.Tensor):
         return sinks
     value = _arguments.number(function, "sinks", sinks)
@@ -653,7 +655,7 @@ def layer_norm(
 
     Args:
         input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
-            Rows as in :func:`softmax`.
+            Strides as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
         weight, bias: of ``normalized_shape``, or None; their dtype may differ from ``input``'s.
         eps: added to the variance, >= 0.
@@ -692,7 +694,7 @@ def std_norm(
 
     Args:
         input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
-            Rows as in :func:`softmax`.
+            Strides as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
         weight, bias: of ``normalized_shape``, or None; their dtype may differ from ``input``'s.
             ``a_2`` and ``b_2`` in the source.
@@ -733,7 +735,7 @@ def rms_norm(
 
     Args:
         input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
-            Rows as in :func:`softmax`.
+            Strides as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
         weight: of ``normalized_shape``, or None. "llama" and "t5" take one pass if its dtype is
             ``input``'s, otherwise several.
@@ -766,7 +768,8 @@ def _rounded_rms_norm(
     eps: float,
     variant: RmsVariant,
 ) -> torch.Tensor:
-    """Computes rms_norm in the variants whose result's dtype depends on the weight's."""
+    """Computes rms_norm in the variants "llama" and "t5", whose result's dtype depends on the
+    weight's: in one call of an op, or in several steps if the weight has another dtype."""
     if _needs_separate_multiplication("rms_norm", input, weight, _dtype_of(input)):
         is_t5, is_narrow = variant == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
@@ -791,11 +794,12 @@ def l2_norm(
     :math:`\lVert x \rVert^2 = \sum x^2` over a row, computed in float32 (float64 for float64); the
     result is rounded once. With a ``weight`` of :math:`\sqrt{N} g` it is the RMSNorm that some
     models write by :func:`torch.nn.functional.normalize`, and with one number for all columns it is
-    ScaleNorm. As in PyTorch, the norm of a row below ``eps`` has no derivative.
+    ScaleNorm. As in PyTorch, a row whose norm is below ``eps`` is divided by a constant, and its
+    derivative is that of this division.
 
     Args:
         input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
-            Rows as in :func:`softmax`.
+            Strides as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
         weight: of ``normalized_shape``, or None; its dtype may differ from ``input``'s.
         eps: the least divisor, >= 0.
@@ -928,11 +932,12 @@ def add_layer_norm(
 
     Under :func:`torch.autocast` ``input`` is often 16-bit and the residual float32. The kernels
     read such an ``input``, and write its gradient, in 16 bits; without dropout they do so for a
-    16-bit residual of a float32 ``input`` too. Other mixed dtypes cost a converted copy.
+    16-bit residual of a float32 ``input`` too. Tensors of other mixed dtypes are converted first,
+    into a copy.
 
     Args:
-        input: the sublayer's result, :math:`x`: shape and dtype as in :func:`layer_norm`, rows as
-            in :func:`softmax`.
+        input: the sublayer's result, :math:`x`: shape and dtype as in :func:`layer_norm`, strides
+            as in :func:`softmax`.
         residual: :math:`r`, of ``input``'s shape and device, and of any dtype that ``input`` may
             have.
         normalized_shape, weight, bias, eps: as in :func:`layer_norm`.
@@ -1057,7 +1062,8 @@ def _rounded_add_rms_norm(
     return_sum: bool,
     weight: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
-    """Computes add_rms_norm in the variants whose result's dtype depends on the weight's."""
+    """Computes add_rms_norm in the variants "llama" and "t5", whose result's dtype depends on the
+    weight's: in one call of an op, or the sum first if the weight has another dtype."""
     dtype = _dtype_of_sum(input, residual)
     if not _needs_separate_multiplication("add_rms_norm", input, weight, dtype):
         arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
@@ -1099,8 +1105,8 @@ def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
 def _needs_separate_multiplication(
     function: str, input: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
 ) -> bool:
-    """Whether the weight needs a separate multiplication, in a variant whose result's dtype depends
-    on the weight's: it does if its dtype is not ``dtype``, that of the normalised tensor."""
+    """Whether a separate step must multiply by the weight, in the variants "llama" and "t5": if the
+    weight's dtype is not ``dtype``, that of the tensor that is normalised."""
     _arguments.tensor(function, "input", input)
     return _arguments.tensor(function, "weight", weight).dtype != dtype
 
@@ -1150,14 +1156,15 @@ def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) 
 
     Args:
         inputs: tensors of one shape, dtype (float32, bfloat16, float16 or float64) and device; the
-            strides may differ. Rows as in :func:`softmax`.
+            strides may differ, and cost a copy as in :func:`softmax`.
         dim: the dimension of each input to normalise. A ``dim`` that is not the last costs one
             launch per input.
         stack_dim: the dimension of the result that numbers the inputs. A ``stack_dim`` after
             ``dim`` costs a copy.
 
     Returns:
-        A contiguous tensor with one more dimension than an input, bitwise equal to the loop's.
+        A contiguous tensor with one more dimension than an input. Its bits are those of separate
+        calls.
 
     Raises:
         RuntimeError: no inputs, inputs that differ in shape, dtype or device; a dtype that is not
@@ -1177,7 +1184,8 @@ def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int =
         inputs, dim, stack_dim: as in :func:`stack_softmax`.
 
     Returns:
-        A contiguous tensor with one more dimension than an input, bitwise equal to the loop's.
+        A contiguous tensor with one more dimension than an input. Its bits are those of separate
+        calls.
 
     Raises:
         RuntimeError, TypeError: as in :func:`stack_softmax`.
@@ -1209,7 +1217,8 @@ def stack_layer_norm(
             normalised dimensions costs a copy.
 
     Returns:
-        A contiguous tensor with one more dimension than an input, bitwise equal to the loop's.
+        A contiguous tensor with one more dimension than an input. Its bits are those of separate
+        calls.
 
     Raises:
         RuntimeError: as in :func:`stack_softmax` and :func:`layer_norm`; a number of weights or

@@ -69,7 +69,7 @@ def cross_entropy(
     return_lse: bool = False,
     dim: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    r"""Computes the cross entropy of logits and classes, without the log-probabilities in memory.
+    r"""Computes the cross entropy of logits and classes, without storing the log-probabilities.
 
     With the logits :math:`x` of a row, its class :math:`t`, :math:`\mathrm{lse} = \log \sum_j
     e^{x_j}` and the label smoothing :math:`\epsilon`, the row's loss is :math:`(1 - \epsilon)
@@ -81,7 +81,7 @@ def cross_entropy(
 
     Args:
         input: logits, ``[classes]``, ``[N, classes]`` or ``[N, classes, d1, ...]``, or with ``dim``
-            any other shape; float32, bfloat16, float16 or float64. Rows as in :func:`softmax`:
+            any other shape; float32, bfloat16, float16 or float64. Strides as in :func:`softmax`:
             classes that are adjacent in memory are read in place, whatever ``dim`` is, others cost
             a copy.
         target: the class of each row, of ``input``'s shape without the classes; int64, int32 or
@@ -165,8 +165,9 @@ def _reduced(
     reduction: Reduction,
     z_loss: float,
 ) -> torch.Tensor:
-    """Adds the z-loss to the losses, and reduces them. ``counts`` says what each row counts for in
-    a mean, 1 if it is None. Counts that are not bool are weights, which multiply the losses too."""
+    """Adds the z-loss to the losses, and reduces them. A mean divides by the sum of ``counts``, or
+    by the number of rows if it is None. Counts that are not bool are weights of the rows, which
+    multiply the losses too."""
     if counts is not None and counts.dtype != torch.bool:
         losses = losses * counts
     if z_loss != 0:
@@ -261,8 +262,8 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    r"""Computes the cross entropy of a linear layer's results, without the logits of all rows in
-    memory.
+    r"""Computes the cross entropy of a linear layer's results, without storing the logits of all
+    rows at once.
 
     The result is that of ``cross_entropy(linear(input, linear_weight, linear_bias), target, ...)``.
     Chunks of rows are multiplied, one after the other, into one buffer: at most 192 rows on the CPU
@@ -276,8 +277,9 @@ def linear_cross_entropy(
 
     A row's loss may differ in its last bits with the number of rows, as a product's elements do. A
     derivative of a gradient (``create_graph=True``, nested transforms, forward mode) holds the
-    logits of all rows. On CUDA the number of rows that are not ignored is waited for, unless
-    ``ignore_index`` is None; while a CUDA graph is captured, ignored rows are multiplied too.
+    logits of all rows. On CUDA the call waits until the GPU has counted the rows that are not
+    ignored, unless ``ignore_index`` is None; while a CUDA graph is captured, it does not wait, and
+    multiplies ignored rows too.
 
     Args:
         input: ``[features]`` or ``[..., features]``; float32, bfloat16, float16 or float64.
@@ -289,7 +291,7 @@ def linear_cross_entropy(
         linear_bias: ``[classes]`` of ``input``'s dtype, or None.
         weight: floating, ``[classes]``: a factor for the loss of each class; or None.
         reduction, ignore_index, label_smoothing, z_loss, softcap: as in :func:`cross_entropy`.
-            torch's function takes an ``ignore_index`` of None for -100.
+            Unlike here, for torch's function an ``ignore_index`` of None means -100.
 
     Returns:
         The loss: a number or, where ``reduction`` is "none", ``target``'s shape; float64 for a

@@ -78,8 +78,9 @@ def cross_entropy(
 
 
 def philox(seed: int | torch.Tensor, rows: int | torch.Tensor, cols: int) -> torch.Tensor:
-    """Returns the random 32-bit words of dropout: Philox4x32-7 of Salmon et al. (2011). ``rows``
-    has the numbers of the rows, or is how many rows there are, numbered from 0."""
+    """Returns the random 32-bit words of dropout, as int64 of shape [rows, cols]: Philox4x32-7 of
+    Salmon et al. (2011). ``rows`` has the numbers of the rows, or is how many rows there are,
+    numbered from 0."""
     numbers = torch.arange(rows) if isinstance(rows, int) else rows
     block = torch.arange(-(-cols // 4), device=numbers.device).expand(numbers.numel(), -1)
     row = numbers.unsqueeze(1).expand_as(block)

@@ -254,7 +254,7 @@ def _stack_log_softmax(inputs: Sequence[Value], dim: int, stack_dim: int) -> Val
 
 
 def _masked_softmax(call: Any) -> dict[str, Any]:
-    """Returns the results of an op of this family by their names; ``call`` has its arguments."""
+    """Translates a masked softmax op, whose arguments ``call`` has; returns its results by name."""
     _refuse_dropout(getattr(call, "p", 0.0))
     result = _result_dtype(call.input, call.dtype)
     computed = _arithmetic(result)
@@ -296,7 +296,7 @@ def _softmax_with_sinks(
     scores: Value, sinks: Value | None, computed: ir.DataType
 ) -> tuple[Value, Value | None]:
     """Returns the softmax of scores and sinks, where the sinks are one more column, as two results:
-    the columns of the scores, and that of the sinks."""
+    the columns of the scores, and that of the sinks, or None without sinks."""
     if sinks is None:
         return op.Softmax(scores, axis=-1), None
     column = op.Unsqueeze(_convert(sinks, sinks.dtype, computed), [-1])
@@ -367,7 +367,8 @@ def _cross_entropy(call: Any) -> dict[str, Any]:
 
 
 def _row_losses(z: Value, call: Any, reads_ignored: bool = False) -> dict[str, Any]:
-    """Returns the results by name. lse_error is 0: ``lse`` is not rounded to another dtype."""
+    """Translates the loss of each row of logits ``z``; returns the results by name. lse_error is 0:
+    ``lse`` is not rounded to another dtype."""
     lse = op.ReduceLogSumExp(z, [-1], keepdims=0)
     zeros = op.Expand(_like(0.0, lse), op.Shape(lse))
     classes = op.Cast(call.target, to=ir.DataType.INT64)
@@ -386,6 +387,7 @@ def _row_losses(z: Value, call: Any, reads_ignored: bool = False) -> dict[str, A
 
 
 def _linear_cross_entropy_losses(call: Any) -> dict[str, Any]:
+    """Translates the op to a product, whose logits exist for all rows, and :func:`_row_losses`."""
     dtype = call.input.dtype
     computed = _arithmetic(dtype)
     tensors = (call.input, call.linear_weight, call.linear_bias)
@@ -394,7 +396,7 @@ def _linear_cross_entropy_losses(call: Any) -> dict[str, Any]:
     )
     logits = op.MatMul(input, op.Transpose(weight, perm=[1, 0]))
     logits = logits if bias is None else op.Add(logits, bias)
-    logits = _convert(logits, computed, dtype, computed)  # as the op's product rounds them
+    logits = _convert(logits, computed, dtype, computed)  # the op rounds its product to dtype too
     return _row_losses(_capped(logits, call.softcap), call)
 
 
@@ -417,7 +419,7 @@ def _norm_translation(norm: NormOp, opset_version: int) -> Callable[..., Any]:
 
 
 def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, Any]:
-    """Returns the results by their names."""
+    """Translates a norm, whose arguments ``named`` has; returns its results by name."""
     total, dtype = named["input"], named["input"].dtype
     if norm.has_residual:  # the sum is returned too, even if wants_sum is False
         total, dtype = _sum(total, named["residual"], named["p"])
@@ -579,7 +581,7 @@ _MASKED_SOFTMAXES = (
     *("masked_softmax", "masked_softmax_dropout", "masked_softmax_sinks"),
     "_masked_softmax_dropout",  # has fewer results than the public op
 )
-#: The translations of the ops that are no norms, by the names of the ops.
+#: The translations of all ops except those in NORM_OPS, by the names of the ops.
 _PUBLIC: dict[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,

@@ -70,7 +70,8 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _uses_the_interface(config_class: Any) -> bool:
-    """Returns the cached answer, as a constant for torch.compile, which ignores the cache."""
+    """Returns the result of :func:`_source_uses_the_interface`. torch.compile, which would ignore
+    the cache of that function, takes the result as a constant."""
     return _source_uses_the_interface(config_class)
 
 
@@ -106,10 +107,11 @@ def attention_forward(
     (float64 for float64) and rounded once. Keys and values of grouped heads are not repeated.
 
     Args:
-        module: the attention module: ``training`` switches dropout on, and ``is_causal`` holds
-            where the argument is None.
+        module: the attention module. Its ``training`` switches dropout on, and its ``is_causal``
+            is used where the argument is None.
         query: ``[batch, heads, queries, features]``.
-        key, value: ``[batch, key heads, keys, features]``; the key heads divide the heads.
+        key, value: ``[batch, key heads, keys, features]``. The number of key heads divides that of
+            heads.
         attention_mask: bool (True where visible) or floating (added), of a shape that broadcasts to
             ``[batch, heads, queries, keys]``; windows and chunks are part of it. Without one, where
             causality holds, query ``i`` sees the keys up to ``i``; a single query sees all keys.

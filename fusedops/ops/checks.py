@@ -62,9 +62,9 @@ def check_cols(op: str, cols: int | torch.SymInt) -> None:
 
 
 def check_dim(op: str, input: torch.Tensor, dim: int) -> None:
-    """Checks that ``dim`` is a dimension of ``input``, and that its rows are not too long."""
+    """Checks that ``dim`` is a dimension of ``input``, and not longer than the kernels support."""
     bound = max(input.dim(), 1)
-    if not -bound <= dim < bound:  # check() would make the message each time, in a microsecond
+    if not -bound <= dim < bound:  # check() would build the message in each call, for 1 us
         raise RuntimeError(
             f"{op}: dim is {dim}, wanted a value in [{-bound}, {bound - 1}] "
             f"for an input of shape {list(input.shape)}"
@@ -77,8 +77,8 @@ def check_eps(op: str, eps: float) -> None:
 
 
 def check_softcap(op: str, softcap: float | None, computed: torch.dtype) -> None:
-    """Checks that a soft cap and its reciprocal are normal numbers: of float64 if ``computed``, the
-    dtype of the scores, is float64, and otherwise of float32."""
+    """Checks that a soft cap, unless it is None, and its reciprocal are normal numbers: of float64
+    if ``computed``, the dtype of the scores, is float64, and otherwise of float32."""
     if softcap is None:
         return
     least = torch.finfo(statistics_dtype(computed)).smallest_normal
@@ -132,7 +132,8 @@ def check_like(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
 
 
 def check_term(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
-    """Checks that ``tensor`` has the shape and device of ``like``, and any floating dtype."""
+    """Checks that ``tensor``, which is added to ``like``, has the same shape and device, and any
+    floating dtype."""
     like_name, other = like
     check_dtype_of(op, name, tensor)
     tensor = check_given(op, name, tensor)
@@ -147,8 +148,8 @@ def check_term(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
 def check_term_dtypes(
     op: str, sum: MaybeTensor, input: torch.dtype | None, residual: torch.dtype | None
 ) -> tuple[torch.dtype, torch.dtype]:
-    """Returns the dtypes of the two terms of ``sum``, after checking that torch promotes them to
-    sum's dtype; None stands for that dtype."""
+    """Returns the dtypes of the input and the residual whose sum is ``sum``; None stands for sum's
+    dtype. Raises unless torch promotes the two dtypes to sum's."""
     check_dtype_of(op, "sum", sum)
     dtype = check_given(op, "sum", sum).dtype
     input, residual = input or dtype, residual or dtype
@@ -186,7 +187,7 @@ def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
         f"{op}: seed is {seed.dtype} of shape {list(seed.shape)}, wanted one torch.int64; "
         "make it with torch.randint",
     )
-    if like[1].device.type != "meta":  # no numbers are drawn for a meta tensor
+    if like[1].device.type != "meta":  # a meta tensor needs no random numbers: any device will do
         check_device(op, "seed", seed, like)
 
 

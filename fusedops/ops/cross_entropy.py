@@ -1,10 +1,11 @@
 """cross_entropy as ops: fake kernels, derivative formulas and vmap rules.
 
-Formulas: z are a row's logits (scaled and capped, csrc/args.h), p their softmax, t its class, e the
-label smoothing, and q = (1 - e) [column is t] + e / columns. For gradients g of the loss, taken as
-0 where the row is ignored, and h of lse: dz = (g + h) p - g q, and dx = z' dz, where z' is the
-derivative of the logits by the input. The second derivative regards p as a function of the input
-alone: losses and lse, arguments of the backward op, get no gradient, nor do a norm's statistics.
+Formulas: z are a row's logits (scaled and capped, csrc/args.h), p their softmax, lse the log of the
+sum of their exponentials, t the row's class, e the label smoothing, and
+q = (1 - e) [column is t] + e / columns. For gradients g of the loss, taken as 0 where the row is
+ignored, and h of lse: dz = (g + h) p - g q, and dx = z' dz, where z' is the derivative of the
+logits by the input. The second derivative regards p as a function of the input alone: losses and
+lse, which are arguments of the backward op too, get no gradient from it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fusedops.ops.softmax import contiguous_like
 
 MaybeTensor = torch.Tensor | None
 
-#: The dtypes of classes.
+#: The dtypes that class indices may have.
 CLASSES = (torch.int64, torch.int32, torch.uint8)
 
 _FORWARD = Signature("cross_entropy")
@@ -54,7 +55,7 @@ def _check(op: str, call: Any) -> None:
 
 
 def check_settings(op: str, call: Any, computed: torch.dtype) -> None:
-    """Checks the label smoothing and the soft cap of logits that are computed as ``computed``."""
+    """Checks the label smoothing and the soft cap, for logits of dtype ``computed``."""
     checks.check(
         0 <= call.label_smoothing <= 1,
         f"{op}: label_smoothing is {call.label_smoothing:g}, wanted a value in [0, 1]",
@@ -91,7 +92,8 @@ def _check_backward(op: str, call: Any) -> None:
 
 
 def check_row_gradients(op: str, call: Any, rows: torch.Size, source: str) -> None:
-    """Checks the results of ``source`` and their gradients, each a number for a row."""
+    """Checks the results of the op ``source`` and their gradients, all of shape ``rows``, and that
+    there is at least one gradient."""
     like = ("input", call.input)
     for name in ("losses", "lse", "lse_error"):
         checks.check_statistic(op, name, getattr(call, name), like, rows, source)
@@ -142,7 +144,7 @@ def without_ignored_rows(
 
 
 def one_hot(target: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Returns True in the column of each row's class, and False in the others."""
+    """Returns a bool tensor of ``like``'s shape that is True in the column of each row's class."""
     return torch.arange(like.shape[-1], device=like.device) == target.unsqueeze(-1)
 
 
@@ -179,7 +181,7 @@ def weights_of_classes(call: Any, like: torch.Tensor) -> torch.Tensor:
 
 def without_gradient(call: Any) -> torch.Tensor:
     """Returns, in shape [..., 1], which rows have no gradient: the ignored ones where the gradient
-    of lse is 0 or None. Kernels do not read them."""
+    of lse is 0 or None. Kernels do not read these rows, so a NaN there must not spread."""
     ignored = ignored_rows(call.target, call.ignore_index)
     if call.grad_lse is not None:
         ignored = ignored & (call.grad_lse == 0)

@@ -1,7 +1,7 @@
-"""cross_entropy composed of torch's own operators, which forward mode runs (forward_mode.py).
+"""cross_entropy composed of torch's own operators, for forward-mode AD (forward_mode.py).
 
-The backward op takes losses and lse as arguments; their tangents come from the composite of the
-forward op.
+The backward op takes losses and lse as arguments; these have tangents because the composite of the
+forward op computed them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _BACKWARD = Signature("cross_entropy_backward")
 
 
 def _cross_entropy(*args: Any) -> tuple[torch.Tensor, ...]:
+    """Returns losses, lse and lse_error of each row, the last as zeros."""
     call = _FORWARD.bind(*args)
     ignored, e = ignored_rows(call.target, call.ignore_index), call.label_smoothing
     z = Logits.of(call).z

@@ -3,12 +3,12 @@
 There are two pairs of ops. ``linear_cross_entropy`` is the sum of the losses of all rows; where
 autograd records it, ``linear_cross_entropy_gradients`` runs instead and computes the gradients too,
 for each chunk of rows while its logits are in memory. ``linear_cross_entropy_losses`` returns the
-loss and the lse of each row. Their incoming gradients come only with the backward pass, so its
-backward op computes the logits again.
+loss and the lse of each row. Their gradients arrive only in the backward pass, so the op for it,
+``linear_cross_entropy_losses_backward``, computes the logits again.
 
-Where autograd records the derivative of a gradient, that gradient is composed of torch's matrix
-products and cross_entropy's ops: they keep the logits of all rows, and have derivatives of every
-order.
+Where a gradient is to be differentiated again (``create_graph=True``), it is composed of torch's
+matrix products and cross_entropy's ops: they keep the logits of all rows, and have derivatives of
+every order.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _fake_sum(call: Any) -> torch.Tensor:
 
 
 def _fakes_of_gradients(call: Any) -> tuple[torch.Tensor, ...]:
-    """Returns the gradients that the mask selects; the others are empty."""
+    """Returns uninitialised tensors for the gradients, of shape [0] where output_mask is False."""
     tensors = [getattr(call, name) for name in _DIFFERENTIABLE]
     return tuple(
         call.input.new_empty(tensor.shape if wanted and tensor is not None else 0)
@@ -174,7 +174,8 @@ def _composed_loss(*args: Any) -> torch.Tensor:
 def _composed_gradients(
     call: Any, logits: torch.Tensor, results: Sequence[torch.Tensor], *grads: MaybeTensor
 ) -> dict[str, torch.Tensor]:
-    """Returns the gradients by name, from those of the losses and of lse."""
+    """Returns the gradients of the linear layer's arguments by name; ``grads`` are those of the
+    losses and of lse."""
     arguments = (logits, call.target, *results, *grads)
     dz = ops.cross_entropy_backward(*arguments, *_settings(call))
     return {
@@ -215,7 +216,7 @@ def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _selected(call: Any, of: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Returns the gradients that the mask selects; the others are empty."""
+    """Returns the gradients that output_mask selects, and tensors of shape [0] for the others."""
     empty = call.input.new_empty(0)
     return tuple(
         of[name] if wanted and getattr(call, name) is not None else empty
@@ -293,6 +294,7 @@ def _setup_losses(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor
 def _losses_formula(
     ctx: Any, grad_losses: MaybeTensor, grad_lse: MaybeTensor, *_: None
 ) -> tuple[MaybeTensor, ...]:
+    """Returns the gradients of input, weight and bias that are needed, by the backward op."""
     if grad_losses is None and grad_lse is None:
         return _LOSSES.gradients()
     input, linear_weight, target, linear_bias, *results = ctx.saved_tensors

@@ -49,12 +49,13 @@ class Signature:
 
     def needs_gradient(self, ctx: Any, name: str) -> bool:
         """Whether a formula must return the gradient of the argument. The first entry of
-        needs_input_grad is no tensor's (register_autograd)."""
+        ``ctx.needs_input_grad`` is skipped, as :func:`register_autograd` says."""
         needs: bool = ctx.needs_input_grad[1 + self.tensors.index(name)]
         return needs
 
     def gradients(self, **of: MaybeTensor) -> tuple[MaybeTensor, ...]:
-        """Returns a gradient or None for each tensor, in order."""
+        """Returns ``of``, gradients by name, in the order of the op's tensors; None for those that
+        are missing."""
         return tuple(map(of.get, self.tensors))
 
 
@@ -228,7 +229,8 @@ class Operand(NamedTuple):
 
 
 def summed_to(like: Operand, scores_grad: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient of a broadcast operand. torch.sum accumulates it in float32 or wider."""
+    """Returns the gradient of an operand like ``like``: that of the scores, summed in float32 or
+    wider over the dimensions to which the operand was broadcast."""
     missing = scores_grad.dim() - len(like.shape)
     shape = [1] * missing + list(like.shape)
     dims = [d for d, size in enumerate(shape) if size == 1 and scores_grad.shape[d] != 1]
@@ -269,7 +271,8 @@ class Visibility(NamedTuple):
         input_dtype: torch.dtype,
         *dropout: Any,
     ) -> torch.Tensor:
-        """Calls the backward op; ``dropout`` is p and seed, or nothing."""
+        """Returns ``scale`` times the gradient of the scores, by the backward op; ``dropout`` is p
+        and seed, or nothing."""
         op = "masked_softmax_dropout_backward" if dropout else "masked_softmax_backward"
         hidden = self.mask, scale, self.causal
         result: torch.Tensor = gradient(
@@ -319,7 +322,8 @@ class SoftCap(NamedTuple):
 
 
 def save_forward(ctx: Any, call: Any, *tensors: torch.Tensor) -> None:
-    """Saves what the gradients of a forward op need: ``tensors``, and the input of a soft cap."""
+    """Saves what the gradients of a forward op need: its settings, what hides columns, ``tensors``,
+    and with a soft cap the input."""
     ctx.input_dtype, ctx.scale, ctx.softcap = call.input.dtype, call.scale, call.softcap
     added = {"mask": None if _is_bool(call.mask) else call.mask, "bias": call.bias}
     ctx.operands = {name: Operand.of(t) for name, t in added.items() if t is not None}
@@ -372,6 +376,7 @@ def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -
 def _dropout_formula(
     ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor
 ) -> tuple[Any, ...]:
+    """Returns the gradients of input, mask and bias, each the sum of those by the two results."""
     visibility, cap, (probabilities, seed) = saved_forward(ctx)
 
     # The probabilities, the op's second result, get a gradient in a second derivative, because the

@@ -1,7 +1,7 @@
 """masked_softmax for sinks that have a gradient: fake kernels, derivative formulas and vmap rules.
 
 Formulas, as in masked_softmax.py: the sink is one more score of a row, and t its probability, so
-that t = 1 - sum(y). For a gradient g of the output, with g' = m g, its gradient is
+that t = 1 - sum(y). For a gradient g of the output, with g' = m g, the sink's gradient is
 ds = -t sum(g' y), summed over the dimensions that were broadcast. The forward kernel computes t,
 because 1 - sum(y) would have no correct digits where t is small.
 """
@@ -81,6 +81,8 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) 
 def _forward_formula(
     ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor, _: None
 ) -> tuple[Any, ...]:
+    """Returns the gradients of input, mask, bias and sinks. With dropout, the probabilities before
+    it are a second differentiable result, ``y``; without, ``y`` is the output."""
     visibility, cap, (y, sink_probabilities, *seed) = saved_forward(ctx)
     no_dropout = (0.0, None)
     grads = (
@@ -93,6 +95,7 @@ def _forward_formula(
     to_sinks: list[torch.Tensor] = []
 
     def run(scale: float) -> torch.Tensor:
+        """Returns ``scale`` times the gradient of the scores, and fills ``to_sinks``."""
         interval = (ctx.input_dtype, *visibility.interval())
         hidden = (visibility.mask, scale, visibility.causal)
         op = "masked_softmax_sinks_backward"
@@ -119,6 +122,7 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...])
 
 
 def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the gradients of grad_output and probabilities, from the cotangents of dx and ds."""
     scaled, dropped, y, m, (sink_probabilities,) = saved_backward(ctx, to_input)
     by_dropped, by_y = second_derivative(scaled, dropped, y, -1)
     # The saved t is a constant for autograd. Adding rest - rest.detach(), which is 0, gives it the

@@ -3,8 +3,9 @@ a residual: derivative formulas, autocast and vmap rules. Their fake kernels are
 
 Formulas: let n = (x - mean) rstd, w be the weight plus its offset, g = dy w, and P the symmetric
 projection P v = rstd (v - mean(v) - n along_n(v)) of the kind, with means over the normalised
-dimensions. Then dx = P g, dweight = sum(dy n) and dbias = sum(dy), summed over the rows. Where x =
-dropout(input) + residual, d residual = P g + d sum, and d input = dropout(d residual).
+dimensions. Then dx = P g, dweight = sum(dy n) and dbias = sum(dy), summed over the rows. Where the
+op normalises x = dropout(input) + residual, and returns x as its result ``sum``, d residual = P g +
+d sum, and d input = dropout(d residual).
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def _needed(grads: Sequence[torch.Tensor], needed: Sequence[bool]) -> Grads:
 
 
 def _register_formula(op: NormOp) -> None:
+    """Registers the derivative of ``op``, a forward op without a residual."""
     (parameters, settings), backward_op = _parameters_and_settings(op), f"{op.name}_backward"
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -83,6 +85,7 @@ def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Ten
 
 
 def _register_formula_of_sum(op: NormOp) -> None:
+    """Registers the derivative of ``op``, a forward op with a residual, which returns x too."""
     (parameters, settings), backward_op = _parameters_and_settings(op), f"{op.name}_backward"
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -174,8 +177,9 @@ def _cotangent_of_total(
     sum: torch.Tensor,
     seed: MaybeTensor,
 ) -> MaybeTensor:
-    """Returns the cotangent of the total P g + d sum. d residual and d input are the total in
-    dtypes of their own, d input times dropout's factors."""
+    """Returns the cotangent of the total P g + d sum, from those of d input and d residual; None if
+    both are None. d residual and d input are the total in dtypes of their own, d input times
+    dropout's factors."""
     if to_input is not None:
         to_input = to_input.to(sum.dtype)
     if to_residual is not None:

@@ -1,7 +1,7 @@
-"""The norms composed of torch's own operators, which forward mode runs (forward_mode.py).
+"""The norms composed of torch's own operators, for forward-mode AD (forward_mode.py).
 
-A backward op takes the statistics as arguments; their tangents come from the composite of the
-forward op.
+A backward op takes the statistics as arguments; these have tangents because the composite of the
+forward op computed them.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def _sum(named: Named) -> torch.Tensor:
 
 
 def _backward(op: NormOp, *args: Any) -> Results:
+    """Returns the gradients that a backward op returns, also those that are not needed."""
     named = op.named(args)
     dim, input = named.get("dim"), named[op.input]
     moved = {name: _with_dim_last(named[name], dim) for name in ("mean", "rstd") if name in named}

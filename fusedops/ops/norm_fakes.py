@@ -34,14 +34,15 @@ def _statistics_shape(input: torch.Tensor, named: Named) -> list[int]:
 
 
 def is_innermost(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether ``dim`` is innermost in the memory of a tensor that is dense but not contiguous."""
+    """Whether a tensor is not contiguous, but would be if ``dim`` were its last dimension."""
     return not tensor.is_contiguous() and tensor.movedim(dim, -1).is_contiguous()
 
 
 def _empty_like(
     input: torch.Tensor, named: Named, dtype: torch.dtype, *others: torch.Tensor
 ) -> torch.Tensor:
-    """Returns an empty tensor, contiguous unless all tensors have ``dim`` innermost."""
+    """Returns an uninitialised tensor of ``input``'s shape. It is contiguous, unless ``dim`` is
+    innermost in the memory of all tensors: then it is in that of the result too."""
     if "dim" not in named or not all(is_innermost(t, named["dim"]) for t in (input, *others)):
         return torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
     moved = input.movedim(named["dim"], -1)
@@ -78,7 +79,7 @@ def _check_rows_are_not_empty(op: NormOp, named: Named) -> None:
 
 
 def fake_forward(op: NormOp, *args: Any, **kwargs: Any) -> Any:
-    """Checks the arguments and returns the op's results, empty."""
+    """Checks the arguments and returns uninitialised tensors like the op's results."""
     named = op.named(args, kwargs)
     input: torch.Tensor = named["input"]
     function = op.function
@@ -135,7 +136,7 @@ def _check_backward(op: NormOp, named: Named) -> None:
 
 
 def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Checks the arguments and returns empty gradients, of shape [0] if not needed."""
+    """Checks the arguments and returns uninitialised gradients, of shape [0] if not needed."""
     named = op.named(args, kwargs)
     input: torch.Tensor = named[op.input]
     mask, function = named["output_mask"], op.function

@@ -2,9 +2,9 @@
 
 Let s be the scale of a row, rstd = 1 / s and n = (x - mean) rstd. Then a norm is n w + b, and the
 gradient of x is rstd (g - mean(g) - n along_n), where g = dy w, and along_n is the derivative of s
-in the direction of g. A kind says whether it has a mean, without which there is no mean(g) either,
-and which scale; fake kernels, derivatives, rules and translations use that. csrc/norm_kinds.def has
-the kinds for C++.
+in the direction of g. A kind says whether the norm subtracts a mean, without which there is no
+mean(g) either, and which scale it divides by; fake kernels, derivatives, rules and translations use
+that. csrc/norm_kinds.def has the kinds for C++.
 """
 
 from __future__ import annotations

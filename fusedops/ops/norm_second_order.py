@@ -124,10 +124,10 @@ def _second_derivative(
     a, b and c are the cotangents of dx, dweight and dbias; g = dy w. The derivative of L
     - for g is P a;
     - for n is h = b dy - rstd (a along_n(g) + g along_n(a)), which P maps to x;
-    - for P's two coefficients, rstd and (of n sum(n v)) rstd factor / N, adds -rstd k n to that
-      for x, because d rstd = -rstd^2 factor n / N. Here k = factor mean(g P' a), and P' is P with
-      along_n(a) / ratio in place of along_n(a), because for std_norm the second coefficient is
-      1 / ((N - 1) std).
+    - for P's two coefficients, rstd, and rstd factor / N before n sum(n v), adds -rstd k n to the
+      derivative for x, because d rstd = -rstd^2 factor n / N. Here k = factor mean(g P' a), and P'
+      is P with along_n(a) / ratio in place of along_n(a), because for std_norm the second
+      coefficient is 1 / ((N - 1) std).
     """
     n, rstd, dims, _, factor, ratio = project
     a, b, c = cotangents

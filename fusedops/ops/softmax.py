@@ -31,6 +31,8 @@ def _check_backward(op: str, grad_output: torch.Tensor, output: torch.Tensor, di
 
 
 def _register_fakes(op: str) -> None:
+    """Registers the fake kernels of ``op``, of the form with ``out`` and of the backward op."""
+
     def forward(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         result = checks.result_dtype(op, input, dtype)
         checks.check_dim(op, input, dim)
@@ -76,6 +78,8 @@ def _register_in_place(op: str) -> None:
 
 
 def _register_forward_formula(op: str) -> None:
+    """Registers the derivative of ``op``, which its backward op computes from the output."""
+
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         input, ctx.dim, _ = inputs
         ctx.input_dtype = input.dtype

@@ -1,4 +1,4 @@
-"""The softmaxes composed of torch's own operators, which forward mode runs (forward_mode.py)."""
+"""The softmaxes composed of torch's own operators, for forward-mode AD (forward_mode.py)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _probabilities(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the softmax of each row, and the probability of its sink."""
+    """Returns the softmax of each row, and the probability of its sink, 0 if it has none."""
     scores, hidden_rows = masked_scores(call)
     sinks = scores.new_full((), -torch.inf) if call.sinks is None else call.sinks
     sinks = sinks.to(scores.dtype).unsqueeze(-1).expand(*scores.shape[:-1], 1)

@@ -75,7 +75,7 @@ def _setup_stats(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> 
 def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple[Any, ...]:
     input, max = ctx.saved_tensors
     if not torch.is_grad_enabled():
-        # This takes one pass instead of two, but its derivative would divide by grad_sum.
+        # This takes one pass instead of two. Its derivative would divide by grad_sum, perhaps by 0.
         reciprocal = grad_sum.reciprocal()
         return (ops.softmax_apply.default(input, max, reciprocal, ctx.dim, input.dtype),)
     ones = torch.ones_like(max)

@@ -40,6 +40,7 @@ def _stacked(shape: Sequence[int], stack_dim: int, count: int) -> list[int]:
 
 
 def _check_alike(op: str, name: str, tensors: Tensors) -> None:
+    """Checks that a list is not empty, and that its tensors have one dtype, shape and device."""
     checks.check(len(tensors) > 0, f"{op}: {name} is empty, wanted at least one tensor")
     first = tensors[0]
     for index, tensor in enumerate(tensors):
@@ -165,6 +166,8 @@ def _fake_layer_norm_backward(
 
 
 def _register_softmax_formula(op: str, backward_op: str) -> None:
+    """Registers the derivative of ``op``, a stack of softmaxes: one call of ``backward_op``."""
+
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         tensors, dim, stack_dim = inputs
         rank = tensors[0].dim()
@@ -205,6 +208,7 @@ def _saved_lists(ctx: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
 
 
 def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) -> tuple[Any, ...]:
+    """Returns the gradients of all inputs, weights and biases; None for lists that need none."""
     if grad_output is None:
         count: int = sum(ctx.counts)
         return (None,) * count
@@ -258,6 +262,7 @@ def _setup_layer_norm_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[
 
 
 def _layer_norm_backward_formula(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
+    """Returns the second derivatives: gradients of grad_output, inputs and weights."""
     inputs, weights, _, (grad_output, mean, rstd) = _saved_lists(ctx)
     of_slots = [
         c.unbind() if c is not None and is_needed else [None] * len(inputs)
@@ -291,6 +296,7 @@ def _all_in_front(info: Any, in_dims: Sequence[Any], tensors: Tensors) -> list[t
 
 
 def _register_softmax_vmap(op: str) -> None:
+    """Registers a rule that makes one call for the batch, to which each slice adds rows."""
     overload = getattr(ops, op).default
 
     def rule(

@@ -76,8 +76,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def common_device(branches: list[Branch]) -> torch.device:
-    """Returns the device of all branches. CPU tensors do not count in a branch that has others
-    too."""
+    """Returns the device of the arguments of all branches, by default the CPU, and raises if they
+    differ. CPU tensors do not count in a branch that has tensors on another device too."""
     first: tuple[int, torch.device] | None = None
     for index, branch in enumerate(branches):
         devices = {tensor.device for tensor in tensors_in(branch.arguments)}
@@ -105,7 +105,8 @@ def call(index: int, branch: Branch) -> torch.Tensor:
 
 
 def raise_first(errors: dict[int, BaseException], branches: list[Branch]) -> None:
-    """Raises the error of the first failed branch, or an interrupt if there was one."""
+    """Raises the error of the first failed branch, or an interrupt if there was one, with the other
+    errors as notes, and clears ``errors``. Does nothing if there are no errors."""
     if not errors:
         return
     order = sorted(errors, key=lambda index: (isinstance(errors[index], Exception), index))

@@ -35,8 +35,8 @@ def checked_dim(results: list[torch.Tensor], dim: int) -> int:
 
 
 class Slots:
-    """Collects the results of all branches in one stack. It is allocated when the first result
-    arrives; :meth:`put` copies each result into its slot.
+    """Collects the results of all branches in one stack. The stack is allocated when the first
+    result arrives; :meth:`put` copies each result into its slot.
 
     allocating: makes the context in which the stack is allocated.
     """
@@ -56,8 +56,9 @@ class Slots:
         self._complete = True
 
     def put(self, index: int, result: torch.Tensor) -> None:
-        """Copies a result into its slot. The first result determines the stack; one that does not
-        fit it is kept for torch.stack, and one that requires grad is kept for autograd."""
+        """Copies a result into its slot. The first result determines the stack's shape, dtype,
+        device and strides. A result that does not fit them is kept for torch.stack, and one that
+        requires grad is kept for autograd."""
         bound = result.dim() + 1
         fits = _is_plain(result) and -bound <= self._dim < bound
         if fits and result.numel() and not result.untyped_storage().nbytes():

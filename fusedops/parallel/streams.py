@@ -45,7 +45,7 @@ class CudaStreams:
 
 _idle_streams = threading.local()
 
-#: torch.cuda.Stream takes streams from a pool of 32 per device, round-robin.
+#: torch.cuda.Stream takes streams from a pool of 32 per device, round-robin: more would repeat.
 _MOST_STREAMS = 32
 
 
@@ -86,6 +86,8 @@ def _launch(
     current: torch.cuda.Stream,
     streams: CudaStreams,
 ) -> None:
+    """Runs a branch on the stream ``side``, puts its result into its slot, and tells the allocator
+    which streams use its tensors."""
     for tensor in tensors_in(branch.arguments):
         streams.record_use(tensor, side)
     with streams.using(side):

@@ -39,8 +39,8 @@ def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
 def _try_submit(work: Callable[..., None], *arguments: Any) -> bool:
     """Submits ``work`` to the pool; returns whether the pool accepted it.
 
-    It refuses work when Python is about to exit or the system has no more threads. The calling
-    thread then runs all branches itself.
+    The pool refuses work when Python is about to exit or the system has no more threads. The
+    threads that already work then run all branches.
     """
     try:
         _pool().submit(work, *arguments)

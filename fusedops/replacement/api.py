@@ -26,12 +26,12 @@ _COUNTERPARTS: dict[type[nn.Module], type[nn.Module]] = {
 def replace_modules(model: nn.Module) -> Replacements:
     """Makes the softmax and norm modules of a model those of :mod:`fusedops.nn`, in place.
 
-    These are ``torch.nn.Softmax``, ``LogSoftmax``, ``LayerNorm`` and ``RMSNorm``, and the classes
-    for RMSNorm of Hugging Face's transformers and others that compute it as torch, Llama, T5 or
-    Gemma do, which their source shows. The module objects stay and change their class: parameters,
+    These are ``torch.nn.Softmax``, ``LogSoftmax``, ``LayerNorm`` and ``RMSNorm``, and the RMSNorm
+    classes of Hugging Face's transformers and others, if their source shows that they compute it as
+    torch, Llama, T5 or Gemma do. The module objects stay and change their class: parameters,
     buffers, hooks, the training flag and all references to a module stay as they are, and so do the
-    keys of state dicts and the parameters of optimizers. Call it before the model is compiled, or
-    wrapped by ``fully_shard``.
+    keys of state dicts and the parameters of optimizers. Call this function before the model is
+    compiled, or wrapped by ``fully_shard``.
 
     Args:
         model: the model; it may be one of these modules itself.
@@ -133,7 +133,8 @@ def _replace(module: nn.Module, target: type[nn.Module]) -> Change:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Returns the attributes that our RMSNorm has and a module that it replaces may lack."""
+    """Returns the attributes that our RMSNorm has and a module that it replaces may lack, with
+    their values; {} for a module that is no RMSNorm."""
     if isinstance(module, nn.RMSNorm):
         return {"variant": "torch"}
     norm = known_norm(module)

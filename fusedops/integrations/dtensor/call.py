@@ -69,6 +69,7 @@ class Call:
         return self.named[name]
 
     def __contains__(self, name: str) -> bool:
+        """Whether the call has the argument, with a value other than None."""
         return self.named.get(name) is not None
 
     @property

@@ -33,8 +33,8 @@ def cross_entropy(
 ) -> DTensor:
     r"""Cross entropy of logits and class indices: :math:`\log \sum_j e^{x_j} - x_t` of each row.
 
-    It is ``fusedops.cross_entropy`` with the classes in the last dimension, and for a ``target``
-    that may be a plain tensor.
+    It does what ``fusedops.cross_entropy`` does, with the classes in the last dimension. Unlike
+    that, it also takes a plain tensor as ``target``.
 
     Args:
         input: logits, ``[..., classes]``; float32, bfloat16, float16 or float64. Rows and classes
@@ -144,8 +144,8 @@ def _index(part: Partition, local: dict[str, Any]) -> torch.Tensor:
 
 
 def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
-    """Returns the gradient of this rank's logits. The op gets the classes, and ignore_index with
-    them, counted from this rank's first class."""
+    """Returns the gradient of this rank's logits, by the op. It gets the classes, and with them
+    ignore_index, counted from this rank's first class."""
     if local["input"].shape[-1] == 0:
         empty: torch.Tensor = local["input"].clone()
         return empty

@@ -145,6 +145,7 @@ class _SplitNorm:
 
 
 def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    """Computes this rank's part of the results of a forward op, where rows are divided."""
     norm, input = _SplitNorm.of(call, part, local), local["input"]
     if "residual" in local:
         input = input + local["residual"]
@@ -168,6 +169,7 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 
 
 def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    """Computes this rank's part of the gradients, where rows are divided."""
     norm = _SplitNorm.of(call, part, local)
     input = local["sum"] if "sum" in local else local["input"]
     rstd, dy = local["rstd"], wide(local["grad_output"])
@@ -202,7 +204,7 @@ def _needed(local: dict[str, Any]) -> list[bool]:
 
 
 def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) -> torch.dtype:
-    """Returns the dtype of the term, parameter or input whose gradient is the result ``name``."""
+    """Returns the dtype of the gradient ``name``: that of the input, residual, weight or bias."""
     what = name.removeprefix("grad_")
     parameter = local.get(what) if what in _OF_COLUMNS else None
     like = input if parameter is None else parameter

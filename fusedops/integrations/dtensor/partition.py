@@ -25,7 +25,7 @@ Dims = tuple[int | None, ...]
 
 
 class Result(NamedTuple):
-    """Holds a result's dimensions, and whether it is a sum over those that it lacks."""
+    """Holds the dimensions of a result, and whether it is a sum over the others of the space."""
 
     dims: Dims
     summed: bool = False

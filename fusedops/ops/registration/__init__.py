@@ -1,1 +1,1 @@
-"""Registers the families of ops: libraries, autograd, batching, autocast and modes."""
+"""Loads the libraries, and registers their ops for autograd, vmap, autocast and forward mode."""

@@ -3,7 +3,8 @@
 Under CUDA autocast a softmax without ``dtype`` computes and returns float32; here the conversion
 is part of the kernel. Norms convert their arguments to float32, except for an input that is added
 to a residual: the converted residual already makes their sum float32. CPU autocast changes neither
-softmaxes nor norms. What a linear layer computes has autocast's dtype on both devices.
+softmaxes nor norms. linear_cross_entropy, which has a linear layer, computes in autocast's dtype on
+both devices.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A formula is registered in two places. ``torch.ops.fusedops.<op>`` has it at the dispatcher's
 autograd key, which compilers, modes, tensor subclasses and ``torch.func`` use at each of their
 levels. An eager call on plain tensors that autograd records goes through :func:`eager_op` instead:
-one ``torch.autograd.Function`` around the op's no-autograd variant, without the dispatcher's detour
-through Python.
+one ``torch.autograd.Function`` around ``_<op>``, the op's no-autograd variant, without the
+dispatcher's detour through Python.
 
 ``torch.library.register_autograd`` is not used because it does not support the transforms of
 ``torch.func``, and because it skips the formula where no input requires grad, which would lose a
@@ -66,7 +66,7 @@ def _apply_of(op: str, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _below_autograd(overload: Any, keys: Any) -> Callable[..., Any]:
-    """Returns the op's kernel, below the autograd key."""
+    """Returns a function that calls the op's next kernel below the autograd key."""
 
     def run(*args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -183,8 +183,8 @@ def eager_op(op: str, plain: str | None = None, returned: int | None = None) -> 
     """Returns the cheapest form of ``fusedops::op``, a function of all its arguments, by position.
 
     plain: the op for calls that autograd does not record, without the results that only a
-        derivative needs; by default the no-autograd variant. The returned function takes its
-        arguments, of which ``op`` may lack one.
+        derivative needs; by default the no-autograd variant. The returned function takes the
+        arguments of this op; ``op`` may lack one of them.
     returned: how many of the op's results a call returns, as in call.first. The others must not be
         differentiable, or second derivatives would lack their gradients.
     """

@@ -71,7 +71,7 @@ def _set_up_op_call() -> ModuleType | None:
         return None
     tensor: Any = torch.empty(0, device="cpu")
     tensor_of(handle_of(tensor))
-    takes_handle = tensor._use_count() == 1  # False in torch 2.13: the caller deletes it
+    takes_handle = tensor._use_count() == 1  # False in torch 2.13: the caller deletes the handle
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     conversions = (handle_of, tensor_of, takes_handle)
     queries = (_WATCHERS, vars(forward_ad), _is_any_autocast_enabled, is_gradtrackingtensor)

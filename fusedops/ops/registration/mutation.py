@@ -1,5 +1,5 @@
 """Registers with autograd the ops that write into an argument, as torch does for its own in-place
-ops. Calls are refused before any memory is written."""
+ops. A call that is refused has not written any memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def register_mutation(op: str, written: int, functional: str | None = None) -> N
     A call that autograd would have to record is refused; every other call increments the tensor's
     version, so that a backward pass that has saved the old values raises. In forward mode, and
     where torch.func records the call, the result of ``functional``, an op of the same arguments, is
-    copied into the argument, with its derivative; without one the call is refused.
+    copied into the argument, with its derivative; without ``functional`` the call is refused.
     """
     overload = getattr(torch.ops.fusedops, op).default
     resolve = _resolving_lazy_arguments(overload, written)

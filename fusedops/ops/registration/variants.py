@@ -27,7 +27,7 @@ def register_fake(op: str, fake: Callable[..., Any]) -> None:
 
 
 def check_and_make_fakes(op: str, args: Sequence[Any]) -> Any:
-    """Checks the arguments and returns the op's results, empty."""
+    """Checks the arguments and returns uninitialised tensors like the op's results."""
     return _fakes[op](*args)
 
 

@@ -32,7 +32,7 @@ def written(op: str, name: str, tensor: torch.Tensor, batch_dim: int | None) -> 
 
 def aligned(tensor: torch.Tensor | None, batch_dim: int | None, rank: int) -> torch.Tensor | None:
     """Reshapes a tensor whose slices broadcast to ``rank`` dimensions, so that it broadcasts to the
-    batch."""
+    batch. Returns None, or a tensor without a batch dimension, as it is."""
     if tensor is None or batch_dim is None:
         return tensor
     front = tensor.movedim(batch_dim, 0)
