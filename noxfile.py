@@ -1,8 +1,8 @@
-"""`nox`: the tests beside other torches and Pythons, and as on CPUs with fewer instructions.
+"""`nox`: the tests with other versions of torch and Python, and as on CPUs with fewer instructions.
 
-``nox -s matrix -- WHEEL`` takes the wheel of ``make wheel``, and Pythons on PATH, which pyenv puts
-there with PYENV_VERSION=3.11.7:3.13.0. What follows ``nox -s instructions --`` are options of
-pytest. ``nox --list`` names the sessions, each of which can be run alone.
+``nox -s matrix -- WHEEL`` tests the wheel that ``make wheel`` built, with Pythons on PATH, which
+pyenv puts there with PYENV_VERSION=3.11.7:3.13.0. What follows ``nox -s instructions --`` are
+options of pytest. ``nox --list`` names the sessions, each of which can be run alone.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ WHEEL_TESTS = (
     "tests/transforms/test_nested.py",
     "tests/transforms/test_tracing.py",
 )
-#: What they import, and setuptools, which torch.compile needs from Python 3.12 on.
+#: The packages that WHEEL_TESTS import, and setuptools, which torch.compile needs from Python 3.12.
 PACKAGES = ("numpy", "pytest", "expecttest", "hypothesis", "setuptools")
 
 
 @nox.session(python=["3.11", "3.13"])
 @nox.parametrize("torch", ["2.10.0", "2.13.0", "2.15.0"])
 def matrix(session: nox.Session, torch: str) -> None:
-    """One wheel beside the oldest, this and the newest torch, without its sources."""
+    """Tests one wheel, outside of the checkout, with the oldest, pinned and newest torch."""
     if len(session.posargs) != 1 or not Path(session.posargs[0]).is_file():
         session.error(f"got {session.posargs}, wanted the wheel of `make wheel` after --")
     wheel, folder = Path(session.posargs[0]).resolve(), Path(session.create_tmp()).resolve()
-    # Python would import the sources in the wheel's place, and Inductor another torch's code.
+    # Otherwise Python might import the sources in place of the wheel, and Inductor might run code
+    # that it compiled for another torch.
     variables = {"PYTHONPATH": None, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
     try:
         session.install(f"torch=={torch}", *PACKAGES)
@@ -56,10 +57,10 @@ def matrix(session: nox.Session, torch: str) -> None:
         shutil.rmtree(session.virtualenv.location)  # a torch with CUDA takes 7 GB
 
 
-#: From fewer instructions to more.
+#: The kernels' instruction sets (FUSEDOPS_CPU_ISA); each includes those before it.
 ISAS = ("default", "avx2", "avx512")
-#: What eager may use. oneDNN's AVX512_CORE is without the instructions for bfloat16 and for tiles
-#: that newer CPUs have.
+#: The variables that limit eager PyTorch to an instruction set. oneDNN's AVX512_CORE excludes the
+#: instructions for bfloat16 and for tiles, which newer CPUs have.
 EAGER = {
     isa: {"ATEN_CPU_CAPABILITY": isa, "ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": mkl}
     for isa, onednn, mkl in (
@@ -118,7 +119,7 @@ RESULT_TESTS = (
     ],
 )
 def instructions(session: nox.Session, kernels: str, eager: str) -> None:
-    """Operators and rewritten graphs, with lower instructions of the kernels and of eager."""
+    """Tests operators and rewritten graphs with limited instructions of kernels and of eager."""
     question = "from fusedops.ops.registration import libraries; print(libraries.cpu_isa())"
     best = session.run(sys.executable, "-c", question, silent=True, log=False).strip()
     needed = {kernels, EAGER[eager]["ATEN_CPU_CAPABILITY"]}

@@ -108,6 +108,7 @@ def _body_lines(node: Function | ast.ClassDef) -> int:
 
 
 def _incomplete(node: Function | ast.ClassDef) -> Iterator[str]:
+    """Yields what the docstring of a function or class of the API lacks."""
     docstring = ast.get_docstring(node)
     if not docstring:
         yield "has no docstring"
@@ -128,7 +129,8 @@ def _incomplete(node: Function | ast.ClassDef) -> Iterator[str]:
 
 
 def sections_of(docstring: str) -> dict[str, str]:
-    """Returns the text of each section, from its heading to the next line that is not indented."""
+    """Returns the text of each section, from its heading to the next line that is not indented.
+    That of Source goes on to the next heading, or to the end."""
     sections: dict[str, str] = {}
     name = None
     for line in inspect.cleandoc(docstring).splitlines():
@@ -158,6 +160,7 @@ def _entries(section: str) -> dict[str, str]:
 
 
 def _missing_arguments(parameters: list[ast.arg], section: str) -> Iterator[str]:
+    """Yields what the section Args lacks, and its entries for names that are no parameters."""
     entries = _entries(section)
     known = {parameter.arg for parameter in parameters}
     for parameter in parameters:

@@ -31,6 +31,7 @@ def macros(path: Path, *names: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def plans() -> Iterator[Plan]:
+    """Yields the lines of plans.def. A number that a line does not have is 0."""
     names = ("REGISTERS", "CLUSTER", "SEGMENTS", "LOOPED", "SPATIAL")
     for name, words in macros(CUDA / "launch/plans.def", *names):
         scope = f"k{name.capitalize()}"

@@ -14,8 +14,8 @@
 # failures.txt as they happen. After each stage summary.md, summary.json and ARCHIVE hold all that
 # was reached, so that an interrupted run is kept. A folder that exists is never written to: the
 # next free name is taken. The exit code is 1 if a correctness stage did not pass. --dry-run prints
-# the stages and needs no GPU. The limits of all stages before the benches fit into BUDGET together,
-# if nothing has to be built.
+# the stages and needs no GPU. The limits of all stages before bench-models fit into BUDGET
+# together, if nothing has to be built.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -56,7 +56,7 @@ fi
 
 # --- results ------------------------------------------------------------------------------------
 
-# Prints the first of FOLDER, FOLDER-2, FOLDER-3, ... that does not exist.
+# Prints the first of FOLDER, FOLDER-2, ... of which neither the folder nor a .tar.gz exists.
 free_folder() {
   local folder=$1 i=2
   while [[ -e $folder || -e $folder.tar.gz ]]; do
@@ -92,6 +92,7 @@ correct=yes
 running=
 planned=0 builds=0 # seconds; only a dry run adds them up
 
+# Runs a command for up to SECONDS, or for what is left of BUDGET, and records how it ended:
 # stage NAME correctness|speed SECONDS COMMAND...
 stage() {
   local name=$1 kind=$2 limit=$3 start=$SECONDS left=$((BUDGET - SECONDS)) status="not reached"
@@ -122,7 +123,7 @@ stage() {
   keep
 }
 
-# skipped NAME KIND WHY
+# Records a stage that is left out: skipped NAME KIND WHY
 skipped() {
   if [[ $DRY == yes ]]; then
     printf '%-36s %-12s         left out: %s\n' "$1" "$2" "$3"
@@ -134,6 +135,7 @@ skipped() {
 
 current=()
 build=
+# Ends what is running, keeps the results, and exits.
 interrupted() {
   trap '' INT TERM
   [[ -n $running ]] && kill -TERM "$running" 2>/dev/null
@@ -221,7 +223,7 @@ stage cuda-decisive correctness 60 "${PARALLEL[@]}" "${DECISIVE[@]}"
 stage tune speed 110 "$TUNE" --seconds 100 --csv "$OUT/tune.csv"
 stage policy speed 10 bash -c "'$PYTHON' tools/pick_policy.py '$OUT/tune.csv' >'$OUT/policy.diff'"
 
-# bench NAME SECONDS ARGUMENTS...
+# Runs `python -m fusedops bench` as a stage: bench NAME SECONDS ARGUMENTS...
 bench() {
   local name=$1 limit=$2
   shift 2

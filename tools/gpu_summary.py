@@ -22,8 +22,9 @@ def read_table(path: Path) -> list[list[str]]:
 
 
 def read_shares(path: Path) -> Shares:
-    """Returns for each operator with its direction, and dtype, the share of a copy at each length.
-    A last line that tune had not finished is left out."""
+    """Returns the incumbents' shares of a copy's speed, for the most rows of each length, by
+    operator with direction and dtype. Without a file it is empty. Lines with an error are left
+    out, and a last line that tune had not finished."""
     found: dict[tuple[str, str], dict[int, tuple[int, float]]] = {}
     if not path.exists():
         return {}
@@ -82,6 +83,7 @@ def draw_shares(shares: Shares, path: Path) -> bool:
 def markdown(
     versions: dict[str, str], stages: list[dict[str, str | int]], shares: Shares, picture: str
 ) -> str:
+    """Returns the text of summary.md; `picture` is the name of a file, or empty."""
     lines = [f"# {versions['device']}, {versions['date'][:10]}", ""]
     lines += [f"- {name}: {value}" for name, value in versions.items()]
     lines += ["", f"| {' | '.join(STAGE)} |", "| --- | --- | --- | ---: |"]
@@ -93,6 +95,7 @@ def markdown(
 
 
 def write_summary(folder: Path) -> None:
+    """Writes the summaries and the picture into the folder of a run, from its tables."""
     versions = dict(read_table(folder / "versions.tsv"))
     rows = read_table(folder / "stages.tsv")
     stages = [dict(zip(STAGE, (*row, int(seconds)), strict=True)) for *row, seconds in rows]

@@ -128,6 +128,7 @@ def read_cases(path: Path) -> list[Case]:
 
 
 def case_of(row: dict[str, str], place: str) -> Case:
+    """Returns the case of a row. Raises BadTable, with its place, if tune did not write it."""
     if None in row or None in row.values():
         raise BadTable(f"{place}: the line has too few or too many fields; was tune interrupted?")
     if row["op"] not in KNOWN:
@@ -289,7 +290,7 @@ def updated_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
         if before and before.macro != line.macro and cols // 2 not in points:
             # Rows of up to half the length keep their plan.
             points[cols // 2] = replace(before, cols=cols // 2, remark="")
-        # A measured odd length decides for all up to the next power of two.
+        # A length that is no power of two decides for all up to the next, if that is not measured.
         rounded = 1 << (cols - 1).bit_length()
         if rounded not in by_cols:
             points.pop(rounded, None)

@@ -8,8 +8,8 @@
 //
 // Buffers are rotated over three times the L2, so that no run finds its input in it. Every launch
 // comes between two copies, and launches and copies have events of their own; times are medians.
-// The result of every candidate is compared with the incumbent's once. A candidate that differs has
-// an error instead of a time, and so has a launch that fails.
+// The result of every candidate is compared once with that of the incumbent, the plan in the
+// package. A candidate that differs has an error instead of a time, and so has a launch that fails.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -78,8 +78,8 @@ struct Outcome {
   std::string error;
 };
 
-// Holds memory of the GPU. reserve() allocates anew only if it is too small, and so keeps that of
-// the largest question; allocate() always takes new memory, of exactly `bytes`.
+// Holds memory of the GPU. reserve() keeps it if it is large enough; otherwise, like allocate()
+// always, it frees the memory and allocates exactly `bytes`.
 class Arena {
  public:
   cudaError_t reserve(int64_t bytes) { return bytes <= bytes_ ? cudaSuccess : allocate(bytes); }
@@ -183,6 +183,7 @@ class Bench {
 
   static int64_t words_of(const Array& array) { return (array.bytes + 3) / 4; }
 
+  // Returns the addresses of the arrays of a set; in a smoke run, of the arrays' own allocations.
   Memory memory_of(int64_t set) const {
     Memory memory;
     if (is_smoke_) {
@@ -205,6 +206,7 @@ class Bench {
   }
   char* reference() const { return copy_of(sets_); }
 
+  // Fills the inputs with pseudo-random numbers, and zeros what causality hides in kCausal arrays.
   Status fill_inputs(const Memory& memory) const {
     for (size_t i = 0; i < arrays_.size(); ++i) {
       const Role role = arrays_[i].role;
@@ -265,6 +267,7 @@ class Bench {
     return status;
   }
 
+  // Runs the plan, and compares its outputs with the incumbent's: see compare_array().
   Status compare_with_reference(const Plan& plan, Outcome& outcome) {
     const Memory memory = memory_of(0);
     Status status = run_once(&plan, memory);
@@ -277,9 +280,9 @@ class Bench {
     return status;
   }
 
-  // Updates outcome.difference, and sets outcome.error if results differ by more than a few
-  // roundings of the largest value, one of them to the result's dtype: other partitions add up rows
-  // in another order.
+  // Raises outcome.difference to the largest difference in this array, and sets outcome.error if
+  // that is above 2^-6 (16-bit results) or 2^-12 (floats) of the largest value. Smaller ones are
+  // rounding errors: with other partitions rows are added up in another order.
   Status compare_array(
       const Array& array, const void* actual, const void* expected, Outcome& outcome) {
     using fusedops::BFloat16;
@@ -322,8 +325,8 @@ class Bench {
     return *std::max_element(values.begin(), values.end());
   }
 
-  // Measures the plan, or the incumbent if `plan` is null. The bytes of a run and kBytesOfRuns
-  // decide how many runs the medians are of.
+  // Sets `times` to medians for the plan, or for the incumbent if `plan` is null. There are as many
+  // runs as move kBytesOfRuns, but at least kFewestRuns, and never more than most_runs_.
   Status time(const Plan* plan, Times& times) {
     const int64_t wanted = kBytesOfRuns / std::max<int64_t>(1, 2 * family_->bytes(question_));
     const auto runs =
@@ -391,6 +394,7 @@ std::string described(const Question& q, const Plan& plan, bool is_incumbent) {
   return text;
 }
 
+// Returns the columns from median_us on. After an error those of times are empty.
 std::string measured(const Outcome& outcome, int64_t bytes) {
   char text[256];
   const Times& times = outcome.times;
@@ -501,6 +505,7 @@ class Session {
     std::fflush(stdout);
   }
 
+  // Writes the row of a case and counts it. After an error it checks whether the device is lost.
   void record(
       const Question& question, const Plan& plan, bool is_incumbent, const Outcome& outcome) {
     const int64_t bytes = family_of(question.op).bytes(question);

@@ -2,7 +2,7 @@
 
 A command is a module of this package with `add_arguments(parser)` and `run(args) -> exit code`.
 Only the chosen one is imported, so that `env` needs only torch and works even if the rest does not.
-A command imports the packages of its extra when it runs, so that `--help` does without them.
+A command imports its optional packages when it runs, so that `--help` does without them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _import_command(name: str) -> ModuleType:
 
 @contextmanager
 def missing_packages_named(command: str) -> Iterator[None]:
-    """Turns the failed import of another package into a UserError with the fix."""
+    """Turns a failed import of a package other than fusedops into a UserError with the fix."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -307,7 +307,7 @@ def has_code(capability: tuple[int, int], architectures: list[str]) -> bool:
 
     "90-real" is machine code, which runs on the same major version with the same or a higher minor
     version. "90-virtual" is PTX, which the driver compiles for any newer GPU. "90" is both. "90a"
-    runs only on 9.0, and "100f" on the same major version as machine code does.
+    runs only on 9.0, and "100f" only where the machine code "100-real" runs.
     """
     return any(_runs_on(capability, architecture) for architecture in architectures)
 
@@ -362,7 +362,7 @@ def _lines(facts: Report) -> str:
 
 
 def _flatten(facts: Report, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields a label and a text for each fact. A nested fact's label begins with its section's."""
+    """Yields a label and a text for each fact. Facts in an inner dict begin with its name."""
     for name, value in facts.items():
         label = f"{prefix}{name}".replace("_", " ") if prefix else name
         if isinstance(value, dict):

@@ -40,7 +40,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def end_in_one_line(program: str, run: Callable[[], int]) -> int:
-    """Returns the exit code of `run`. An error is printed as one line.
+    """Returns the exit code of `run` or, if it raises, that of the error, which is printed as one
+    line.
 
     `python -X dev` shows the traceback of unexpected errors.
     """
@@ -65,7 +66,8 @@ def end_in_one_line(program: str, run: Callable[[], int]) -> int:
 
 
 def location_of(error: BaseException, file: str | None = None) -> str:
-    """Returns the innermost line of the traceback, or of its frames in `file`: "model.py:12"."""
+    """Returns the innermost line of the traceback, or of its frames in `file`, as in "model.py:12".
+    It is empty if no frame is in `file`."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if file in (None, frame.filename)]
     return f"{os.path.basename(inside[-1].filename)}:{inside[-1].lineno}" if inside else ""

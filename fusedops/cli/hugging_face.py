@@ -60,7 +60,7 @@ def example(args: argparse.Namespace) -> Iterator[tuple[nn.Module, dict[str, tor
 
 
 def _model(target: str, attention: str | None) -> nn.Module:
-    """Returns the model on the meta device."""
+    """Returns the model that `target` names, on the meta device, or raises UserError."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -79,7 +79,8 @@ def _model(target: str, attention: str | None) -> nn.Module:
 
 
 def _inputs(model: Any, batch: int, length: int | None) -> dict[str, torch.Tensor]:
-    """Returns `length` token ids for each sequence, or images of the size that the config names."""
+    """Returns `batch` sequences of `length` token ids, by default at most _LENGTH, or images of the
+    size that the config names. Raises UserError if the model takes neither."""
     config, name = model.config, model.main_input_name
     if name == "pixel_values":
         size = config.image_size

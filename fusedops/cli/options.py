@@ -25,7 +25,8 @@ MOST_THREADS = THREADS_A_CORE * (os.cpu_count() or 1)
 def checked(
     convert: Callable[[str], Any], accepts: Callable[[Any], bool], wanted: str
 ) -> Callable[[str], Any]:
-    """Returns a type for argparse whose errors name the values that are accepted."""
+    """Returns a type for argparse: it converts the text of an option, and raises an error that
+    says what is `wanted` unless `accepts` returns True for the value."""
 
     def parse(text: str) -> Any:
         try:

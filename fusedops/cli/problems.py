@@ -52,7 +52,7 @@ def source_that_hides_the_package(report: Report) -> Iterator[Problem]:
 
 def what_does_not_load(report: Report) -> Iterator[Problem]:
     """The shared library is missing or does not fit this torch, or a Python file is broken. A
-    hidden package or a refused setting has the same effect, but a problem of its own."""
+    hidden package or a refused setting has the same effect, but another check reports it."""
     if report["package"].get("hides"):
         return
     if error := report["operators"].get("error"):

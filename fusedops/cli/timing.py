@@ -94,7 +94,8 @@ def clock_for(device: str) -> Clock:
 def interleave(
     calls: Mapping[str, Call], clock: Clock, rounds: int, slot_ms: float
 ) -> dict[str, list[float]]:
-    """Returns milliseconds per call for each round. A slot has as many calls as fill `slot_ms`."""
+    """Times the calls in turns. Returns for each call the milliseconds that it took in each round:
+    the mean over a slot, in which the call is repeated for about `slot_ms`."""
     repeats = {
         name: math.ceil(slot_ms / (clock(call, 1) + clock.overhead_ms))
         for name, call in calls.items()
@@ -127,5 +128,5 @@ def relative_spread(times: Sequence[float]) -> float:
 
 
 def median_ratio(times: Sequence[float], other: Sequence[float]) -> float:
-    """Returns how many times faster `other` is: the median over the rounds of a round's ratio."""
+    """Returns how many times as fast `other` is: the median over the rounds of times / other."""
     return statistics.median(mine / its for mine, its in zip(times, other, strict=True))

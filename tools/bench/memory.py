@@ -91,7 +91,8 @@ def _filled_decomposed(x: Tensor, hidden: Tensor) -> Tensor:
 
 
 def _into_buffer_or_input(into: Callable[..., Tensor]) -> dict[str, Way]:
-    """Returns a softmax into a buffer, which `into` takes as last argument, and into its input."""
+    """Returns the ways to write a softmax into a buffer and over its input. `into` computes it, and
+    takes the tensor to write to as its last argument."""
     return {
         OURS_OUT: Way(into, into_buffer=True),
         OURS_IN_PLACE: Way(lambda x, *operands: into(x, *operands, x)),

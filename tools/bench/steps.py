@@ -98,7 +98,7 @@ class Step:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Describes all providers on one step by the columns of the CSV, in their order.
+    """The times of all providers on one step: a row of the CSV, with its columns in their order.
 
     The time of a peer is NaN if it is not installed or does not run the step. `speedup` is that of
     fusedops over Inductor, the median of the rounds; `spread` is their interquartile range, as a
@@ -173,8 +173,8 @@ def prepare_step(step: Step) -> dict[str, Call]:
 
 
 def prepare_peers(step: Step, expected: Sequence[Tensor]) -> tuple[dict[str, Call], list[str]]:
-    """Returns a call for each installed peer that supports the step, and errors of the others. No
-    peer runs on a GPU."""
+    """Returns a call for each installed peer that supports the step, and messages about those that
+    failed or whose results differ from `expected`. No peer runs on a GPU."""
     calls: dict[str, Call] = {}
     problems: list[str] = []
     if step.device != "cpu":
@@ -195,7 +195,7 @@ def prepare_peers(step: Step, expected: Sequence[Tensor]) -> tuple[dict[str, Cal
 
 
 def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
-    """Times the prepared calls, which take turns, then profiles them."""
+    """Times the prepared calls, which take turns. On a CPU it then profiles Inductor's and ours."""
     times = _interleave(calls, turns, clock_for(step.device))
     medians = {name: statistics.median(times[name]) for name in calls}
     before, after = math.nan, math.nan
@@ -217,7 +217,8 @@ def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
 
 
 def _interleave(calls: dict[str, Call], turns: int, clock: Clock) -> dict[str, list[float]]:
-    """Times the calls, in every order in each turn, until the ratio is precise enough."""
+    """Times the calls, in all of balanced_orders() in each turn, until the ratio of Inductor's time
+    to ours is precise enough (PRECISION), but for at most `turns` turns."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     rounds = len(balanced_orders(list(calls)))
     for turn in range(1, turns + 1):

@@ -48,7 +48,7 @@ WITHOUT_OUTPUT = {*_STORES, "BRA", "EXIT", "BAR", "CALL", "RET", "BRX", "BREAK"}
 
 LOADS = {"LDG", "LD", "LDS", "LDL"}
 PAIR_PARTS = {"64", "WIDE", "U64"}
-ONE_WORD = {"SHF", "USHF", "I2F", "MUFU"}  # although a part of the opcode speaks of 64 bits
+ONE_WORD = {"SHF", "USHF", "I2F", "MUFU"}  # written, although the opcode names 64 bits
 
 
 def written(name: str, parts: Sequence[str], output: str) -> tuple[str, ...]:

@@ -132,8 +132,8 @@ def demands_of(case: Case, codes: dict[str, Code], plans: Plans) -> list[tuple[D
     few, more = (factor * filling for factor in FILLED)
     if case.rows <= more:
         return followed(plan)
-    # Rows do not divide evenly among blocks, and some walk over one more: two sampled blocks would
-    # have the mean of all only by chance.
+    # Where rows do not divide evenly among blocks, some walk over one row more than others. Many
+    # blocks are followed, because two would have the mean of all only by chance.
     at_few, at_more = (
         followed(of_rows, MANY_BLOCKS)
         for of_rows in plans([case.with_rows(few), case.with_rows(more)])
@@ -173,7 +173,8 @@ def alike(a: Plan, b: Plan) -> bool:
 
 
 def filling_rows(case: Case, plan: Plan, plans: Plans) -> int:
-    """Returns the fewest rows, a power of two, with which every full grid of `plan` is full."""
+    """Returns the fewest rows, a power of two, with which every full grid of `plan` is full, or the
+    rows of the case if it has no full grid."""
     sizes = [1 << i for i in range(case.rows.bit_length())]
     full = full_grids(case, plan, plans)
     if not any(full):

@@ -53,7 +53,7 @@ def local_memory_failures(kernels: Iterable[Kernel]) -> Iterator[str]:
 def budget_failures(
     kernels: Iterable[Kernel], budget: dict[tuple[str, str], Budget]
 ) -> Iterator[str]:
-    """Yields messages about hot kernels that are not in the budget, or exceed it."""
+    """Yields messages about hot kernels that are not in the budget, or break it."""
     for kernel in kernels:
         if not kernel.is_hot:
             continue

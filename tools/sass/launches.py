@@ -77,7 +77,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """The launches that the package makes for a case, in order, and the arrays by region."""
+    """The launches that the package makes for a case, in order, and its arrays by number."""
 
     launches: tuple[Launch, ...]
     regions: dict[int, Region]

@@ -138,7 +138,8 @@ class Walk:
             self.load(step, at, where)
 
     def load(self, step: Step, at: Value, where: Mask | None) -> None:
-        """Loads zeros, or true from masks: every column is visible."""
+        """Writes zeros to the outputs of a load, or true if it reads a bool mask, so that every
+        column is visible. They become unknown if the address is."""
         first = at if isinstance(at, int) or at is None else int(at.min())
         held = None if first is None else 0
         if first is not None and first >> REGION_SHIFT in self.warp.context.masks:

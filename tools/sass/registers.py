@@ -49,7 +49,8 @@ class WarpContext:
         return known.get(name)
 
     def constant(self, bank: int, offset: Value, size: int) -> Value:
-        """Returns a number of `size` bytes from bank 0. Other banks are unknown."""
+        """Returns a number of `size` bytes from bank 0. Returns None for other banks, and if the
+        offset is unknown or an array."""
         if bank != 0 or not isinstance(offset, int):
             return None
         return int.from_bytes(self.constants[offset : offset + size], "little")

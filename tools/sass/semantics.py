@@ -74,6 +74,7 @@ def add(warp: Warp, step: Step) -> Sequence[Value]:
 
 @handles("IMAD")
 def multiply_add(warp: Warp, step: Step) -> Sequence[Value]:
+    """Computes a * b + c in words, or with .WIDE or .HI in 64 bits. A move has a factor of zero."""
     if "WIDE" in step.parts or "HI" in step.parts:
         return multiply_wide(warp, step)
     a, b, c = (warp.read(operand) for operand in step.values[:3])
@@ -89,6 +90,8 @@ def multiply_add(warp: Warp, step: Step) -> Sequence[Value]:
 
 
 def multiply_wide(warp: Warp, step: Step) -> Sequence[Value | Mask]:
+    """Returns the product of two words plus 64 bits, or with .HI the upper word of that. The carry
+    of the sum goes to a predicate among the outputs."""
     a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
     c = warp.read_pair(step.values[2])
     if not all_known(a, b, c):
@@ -132,7 +135,7 @@ def logic(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 
 
 def truth_table(table: int, a: Value, b: Value, c: Value, ones: int) -> Value:
-    """Computes LOP3's function, bit by bit. Inputs that do not matter may be unknown."""
+    """Computes LOP3's function, bit by bit. Returns None if an input that matters is unknown."""
     inputs = []
     for value, bit in ((a, 4), (b, 2), (c, 1)):
         depends = any((table >> i & 1) != (table >> (i ^ bit) & 1) for i in range(8))
@@ -239,6 +242,7 @@ def select(warp: Warp, step: Step) -> Sequence[Value]:
 
 @handles("VIMNMX", "IMNMX", "VIADDMNMX")
 def extreme(warp: Warp, step: Step) -> Sequence[Value]:
+    """Returns the minimum or maximum of two words. In VIADDMNMX the first is a sum of two."""
     values = [as_word(warp.read(operand)) for operand in step.values]
     is_min = warp.predicate(step.predicate_inputs[0])
     if not all_known(*values, is_min):
@@ -352,6 +356,7 @@ def bits_of(number: np.ndarray) -> int | np.ndarray:
 
 @handles("R2P")
 def to_predicates(warp: Warp, step: Step) -> Sequence[Value]:
+    """Writes the bits of a byte that the mask selects to P0 to P6; the output PR stands for all."""
     register, _, byte = step.values[0].partition(".B")
     value, mask = warp.read(register), int(step.values[1], 16)
     for number in range(7):

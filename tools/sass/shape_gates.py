@@ -10,12 +10,12 @@ from .shapes import Shape
 from .tables import read_csv
 
 SHAPES = Path(__file__).parents[1] / "sass_shapes.csv"
-TOLERANCE = 1.03  # times the number in the file is the limit
+TOLERANCE = 1.03  # the limit is the number in the file, times this
 
 
 @dataclass(frozen=True)
 class ShapeBudget:
-    """The limits of a shape, by the names that Shape has."""
+    """The limits of a shape; its fields have the names that they have in Shape."""
 
     op: str
     dtype: str

@@ -112,7 +112,8 @@ def attributes(dump: str, name: str, value: str) -> dict[str, int]:
 
 
 def parse_usage(dump: str) -> dict[str, Usage]:
-    """Returns the resources and launch bounds from `cuobjdump -res-usage -elf`."""
+    """Returns the resources and launch bounds in the output of `cuobjdump -res-usage -elf`, without
+    kernels that have no launch bounds."""
     threads = attributes(dump, "MAX_THREADS", r"0x([0-9a-f]+)")
     usages = {}
     for key, line in re.findall(r"Function (\S+):\s+(REG:.*)", dump):
@@ -199,7 +200,7 @@ def kernels_in(codes: dict[str, dict[str, Code]]) -> list[Kernel]:
 
 
 def extract_cubins(library: Path, arch: str, folder: Path) -> list[Path]:
-    """Returns the cubins in a library that are for an architecture."""
+    """Writes the cubins of a library for an architecture to `folder`, and returns their paths."""
     cuobjdump, environment = find_disassembler()
     wanted = f".sm_{arch}."
     run(cuobjdump, "-xelf", wanted, library.resolve(), env=environment, cwd=folder)

@@ -120,8 +120,8 @@ inline void append(std::vector<Plan>& plans, const std::vector<Plan>& more) {
   plans.insert(plans.end(), more.begin(), more.end());
 }
 
-// Returns the plans that hold a row in one block's registers. A kernel that is compiled for the
-// number of threads is a candidate if the row has more than half of the elements that it holds.
+// Returns the plans that hold a row in one block's registers. A kernel that is compiled for a fixed
+// number of threads is left out unless the row is longer than half of the longest that it holds.
 inline std::vector<Plan> register_plans(
     const Question& q, fusedops::cuda::Pass pass, int32_t width) {
   using namespace fusedops::cuda;
@@ -160,7 +160,7 @@ inline std::vector<Plan> cluster_plans(
   if (!is_wide(width, q.dtype)) width = 1;
   const int32_t elements = cluster_elements(pass, width, bytes);
   if (!fusedops::device::has_clusters() || elements == 0) return plans;
-  // The kernels have the launch bound kClusterThreads.
+  // With more elements a thread, kClusterThreads, the launch bound of the kernels, is 512.
   if (elements > (width > 1 ? 32 : 16)) most_threads = std::min(most_threads, 512);
   for (const int32_t blocks : kClusterSizes) {
     const int32_t cols = round_up(ceil_div(q.cols, blocks), width);
@@ -195,7 +195,7 @@ inline int64_t segments_workspace(const Question& q) {
 }
 
 // Launches a plan that holds rows in the registers of a block or a cluster, or cuts them into
-// segments. Its kernel for registers may be one of those beside the package's.
+// segments. The kernel of a single block is one of kCandidates, the others are the package's.
 template <class Registers, class Partials, class Apply, class Args, class... More>
 Status launch_candidate(
     const Args& args, DType dtype, int64_t row_bytes, const Plan& plan, More... more) {

@@ -85,8 +85,8 @@ class MaskedSoftmax final : public Family {
     return as_plan(plan_rows(pass, q.cols, width, size_of(q.dtype), cluster_limit()), q);
   }
 
-  // Scores with a soft cap have the plans of scores with any terms. Their times alone cannot decide
-  // these plans, so they have no candidates.
+  // Scores with a soft cap share the plans of Pass::kAnyMasked with scores of many other forms.
+  // Their times alone cannot decide these plans, so they have no candidates.
   std::vector<Plan> candidates(const Question& q) const override {
     if (is_capped(q)) return {};
     const int32_t width = width_of(q);

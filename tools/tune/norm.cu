@@ -87,8 +87,8 @@ Status launch_forward(const NormForward& args, const Plan& plan) {
 
 // --- the plans of the backward pass -------------------------------------------------------------
 
-// One to four waves of partitions are measured, and half of the incumbent's number: for few rows,
-// fewer partials may be faster.
+// One to four partitions for each multiprocessor are measured, and half of the incumbent's number:
+// for few rows, fewer partials may be faster.
 constexpr int64_t kMostWaves = 4;
 
 // Returns the incumbent, the plan that the package has for the backward pass.
@@ -101,7 +101,8 @@ Plan backward_plan(const Question& q) {
   return result;
 }
 
-// Returns a plan for each size of clusters, with as many partitions as one wave has clusters.
+// Returns a plan for each size of clusters. The number of partitions is a multiple of the clusters
+// that run at once, unless there are too few rows for that.
 std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
   const Pass pass = has_residual(q) ? Pass::kAddNormBackward : Pass::kNormBackward;
   std::vector<Plan> plans = cluster_plans(q, pass, width, kNormBackwardThreads);
@@ -112,10 +113,10 @@ std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
   return plans;
 }
 
-// Returns plans of blocks with fewer threads, and of more blocks a multiprocessor: a wave has as
-// many threads as before, and a partition for each of its blocks. They launch the incumbent's
-// kernel, which is bound to 128 registers a thread and has shared memory for kNormBackwardThreads
-// of 16 elements: four blocks of 32 KB take 128 KB of a Hopper's 228.
+// Returns plans of smaller blocks, of which a multiprocessor runs several at once: together they
+// have kNormBackwardThreads threads, and each has a partition. They launch the incumbent's kernel,
+// which is bound to 128 registers a thread and has shared memory for kNormBackwardThreads of 16
+// elements: four blocks of 32 KB take 128 KB of a Hopper's 228.
 std::vector<Plan> smaller_backward_blocks(const Question& q, const Plan& incumbent) {
   std::vector<Plan> plans;
   for (const int32_t threads : kBlockThreads) {

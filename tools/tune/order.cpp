@@ -13,7 +13,7 @@ struct Pass {
   bool backward;
 };
 
-// The operators of models, and those that share plans with one of them.
+// The main operators of models, by direction.
 constexpr Pass kMain[] = {
     {Op::kLayerNorm, false}, {Op::kSoftmax, false},      {Op::kRmsNorm, false},
     {Op::kLayerNorm, true},  {Op::kRmsNorm, true},       {Op::kCausalSoftmax, false},
@@ -131,9 +131,9 @@ std::vector<Ask> questions(int64_t largest) {
 }
 
 std::vector<Ask> smoke_questions(int64_t largest) {
-  // The lengths are for part of a warp, some warps, odd rows, many warps, clusters, odd segments
-  // and segments. The plans of the package come before all others, so that a run that ends early
-  // has them.
+  // In this order the lengths are for part of a warp, some warps, unaligned rows in some warps,
+  // many warps, clusters, unaligned rows in clusters or segments, and the longest clusters or
+  // segments. The plans of the package come first, so that a run that ends early has them.
   const Lengths lengths = {64, 1000, 1023, 4096, 40960, 50257, 300000};
   Order order(largest);
   for (const bool with_candidates : {false, true})

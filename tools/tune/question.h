@@ -62,7 +62,7 @@ struct Plan {
   int32_t rows = 1;         // of a block
   int32_t blocks = 1;       // of a cluster
   int64_t partitions = 0;   // of the rows, for sums of columns
-  int32_t segment = 0;      // columns
+  int32_t segment = 0;      // columns of a segment
   int32_t fixed = 0;        // row_threads, where the kernel is compiled for that number
 
   int32_t threads() const { return row_threads * rows; }

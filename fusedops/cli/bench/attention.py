@@ -32,7 +32,8 @@ HALF_READ = {FORWARD: 1 / 2 + 1, BACKWARD: 1 / 2 + 1 / 2 + 1}
 
 
 def _visible_keys(case: Case) -> Tensor:
-    """Returns a mask [batch, 1, 1, keys] for sentences that have from all to half of the keys."""
+    """Returns a mask [batch, 1, 1, keys], True at the keys of a sentence: from all of them in the
+    first sentence of the batch to half of them in the last."""
     batch, _, _, keys = case.shape
     lengths = torch.linspace(keys, max(1, keys // 2), batch, device=case.device).long()
     return (torch.arange(keys, device=case.device) < lengths[:, None])[:, None, None, :]
@@ -65,7 +66,7 @@ def _future(case: Case) -> Tensor:
 
 
 def _alibi(case: Case) -> Tensor:
-    """Returns slope * (key - query): Press et al., "Train Short, Test Long"."""
+    """Returns ALiBi, a bias of slope * (key - query): Press et al., "Train Short, Test Long"."""
     _, heads, queries, keys = case.shape
     slopes = torch.exp2(-8 * torch.arange(1, heads + 1, device=case.device) / heads)
     key = torch.arange(keys, device=case.device)

@@ -54,7 +54,7 @@ def as_they_are(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Provider:
-    """Times `function` on the result of `prepare(*inputs)`.
+    """A way to compute a case: a call of `function` with the results of `prepare(*inputs)`.
 
     For a backward pass `prepare` adds the tensors that the provider's own forward saves.
     """
@@ -77,17 +77,17 @@ def gradients(
     grad: Tensor,
     retain_graph: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Returns the gradients of one or several outputs, each with the incoming gradient `grad`."""
+    """Returns the gradients of `leaves`, where each output has the incoming gradient `grad`."""
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return torch.autograd.grad(outputs, leaves, [grad] * len(outputs), retain_graph=retain_graph)
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """Times autograd's backward pass of `forward`, from the tensors that the forward pass saved.
+    """A way to compute a case: autograd's backward pass of `forward`, without the forward pass.
 
-    The inputs are the incoming gradient, which each result of `forward` gets, and the arguments,
-    which `prepare` converts. The first `differentiated` of them get a gradient; None means all.
+    The inputs are the incoming gradient, which each result of `forward` gets, then what `prepare`
+    converts to the arguments. The first `differentiated` arguments get a gradient; None means all.
     """
 
     forward: Function
@@ -109,7 +109,8 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Dropout:
-    """The dropout of an operator: elements of `survivors(...)` become zero with probability `p`."""
+    """The dropout of an operator: each element of `survivors(x, *operands)`, its result without
+    dropout, becomes zero with probability `p`, and is divided by 1 - p otherwise."""
 
     p: float
     survivors: Callable[..., Tensor]
@@ -196,7 +197,7 @@ class Case:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Returns what describes the case in a CSV, by columns."""
+        """Returns the columns of a CSV that describe the case."""
         return {
             "op": self.op,
             "direction": self.direction,

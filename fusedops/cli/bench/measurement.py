@@ -27,8 +27,8 @@ MAX_DISAGREEMENT = {
 
 
 def prepare(case: Case) -> dict[str, Call]:
-    """Returns a call for each provider, checked, and one for the copy. Inductor's code and ours are
-    called in the same way, in a compiled graph: Dynamo's guards take longer than a small kernel."""
+    """Returns a call for each provider, checked, and one for the copy. fusedops runs in a compiled
+    graph, as Inductor's code does, because Dynamo's guards take longer than a small kernel."""
     eager, *others = case.operator.providers(case.direction).items()
     inputs = case.inputs()
     # Every shape is compiled separately, without reaching Dynamo's limit of recompilations.
@@ -73,7 +73,7 @@ def _copy_of_same_bytes(case: Case) -> Call:
 
 
 def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial[Any]]) -> None:
-    """Raises unless all calls agree with eager."""
+    """Raises unless all calls agree with eager, and drop as many elements as dropout should."""
     eager = _main_output(calls[REFERENCE]())
     for name, call in calls.items():
         result = _main_output(call())

@@ -38,7 +38,8 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
 
 
 def print_tables(frame: pd.DataFrame, console: Console) -> None:
-    """Prints a table with one row for each case, then the geometric means over the shapes."""
+    """Prints a table with one row for each case, then the geometric means of our ratios over the
+    shapes and, for operators with variants, over the variants at each row length."""
     providers = list(frame.provider.unique())
     title = "Milliseconds, and how many times faster than eager; inductor and fusedops in graphs"
     in_ms, ratios = (

@@ -93,8 +93,8 @@ def _exact_norm(norm: Callable[..., Tensor], inputs: Inputs, output: Tensor) -> 
 def _exact_residual_norm(
     norm: Callable[..., Tensor], inputs: Inputs, output: Tensor
 ) -> list[Tensor]:
-    """Returns the norm of the sum, after rounding the sum to the dtype, and the gradients. Both
-    terms have the gradient of the sum."""
+    """Returns the norm of the sum, after rounding the sum to the dtype, and the gradients. The
+    gradients of x and of the residual are both that of the sum."""
     total = (inputs.x.double() + inputs.residual.double()).to(inputs.x.dtype)
     result, gradient, *others = _exact_norm(norm, inputs._replace(x=total), output)
     return [result, gradient, gradient, *others]
@@ -105,7 +105,7 @@ def _masked_softmax(inputs: Inputs) -> Tensor:
 
 
 def _cross_entropy(inputs: Inputs) -> Tensor:
-    """Returns the losses in the dtype of the logits, in which their gradient is drawn."""
+    """Returns the losses in the dtype of the logits, in which draw() returns their gradient."""
     losses = fusedops.cross_entropy(inputs.x, _classes(inputs.x), reduction="none")
     return losses.to(inputs.x.dtype)
 
@@ -223,8 +223,8 @@ def errors_of(operator: Operator, inputs: Inputs) -> list[float]:
 
 
 def _error(actual: Tensor, exact: Tensor) -> float:
-    """Returns the root mean square of the errors. Each is in ulps of the exact value or, where that
-    has cancelled, of the root mean square of its row."""
+    """Returns the root mean square of the errors. Each is in ulps of the exact value or, if that is
+    larger, of the root mean square of the row: sums that cancel have errors of that size."""
     usual = exact.square().mean(-1, keepdim=True).sqrt()
     info = torch.finfo(actual.dtype)
     magnitude = torch.maximum(exact.abs(), usual).clamp(min=info.smallest_normal)
@@ -237,8 +237,9 @@ def _limit(dtype: torch.dtype, ulps: float) -> float:
 
 
 def has_same_bits(operator: Operator, inputs: Inputs, threads: int | None) -> bool:
-    """Returns whether the results have the same bits in two runs and on one thread, and the first
-    row also as the only one."""
+    """Returns whether the results have the same bits in two runs on `threads` threads and in one
+    on a single thread, and the first row also if it is the only row. None leaves the number of
+    threads as it is."""
     with _threads(threads):
         results = [results_of(operator, inputs) for _ in range(2)]
     with _threads(1 if threads else None):

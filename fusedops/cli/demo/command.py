@@ -37,7 +37,7 @@ from fusedops.cli.timing import Call, WallClock, balanced_orders, interleave, me
 EXPECTED_SITES = {"softmax": 6, "layer_norm": 13}
 MAX_DIFFERENCE = 1e-5
 PAIRS_SHOWN = 6
-# Balanced orders of the four variants are repeated for SECONDS.
+# The four variants are timed in turns for SECONDS. At its turn a variant runs for SLOT_MS.
 SECONDS, SLOT_MS = 15, 100
 ALWAYS = 'fuse="always"'
 
@@ -114,9 +114,10 @@ def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[s
 
 
 def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
-    """Returns milliseconds of each call, one number a round."""
+    """Times the calls in turns for SECONDS, or for one turn if that takes longer. Returns the
+    milliseconds of each call, one number for each round."""
     times: dict[str, list[float]] = {name: [] for name in embeds}
-    # The number of calls is even, so that the first half of the orders is balanced by itself.
+    # There are four calls. With an even number, the first half of the orders is already balanced.
     orders = len(balanced_orders(list(embeds))) // 2
     start = time.perf_counter()
     while not times["eager"] or time.perf_counter() - start < SECONDS:

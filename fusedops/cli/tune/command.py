@@ -28,8 +28,8 @@ from fusedops.graph.policy.machine import Machine, count_of, here
 
 #: The share of the budget for compiling ahead.
 COMPILING = 0.65
-#: The start of several threads may lengthen a call by so many milliseconds. A longer call has
-#: waited for a core.
+#: The milliseconds that waking several threads may add to a call. _plausible() allows for them
+#: when it decides whether a call has waited for a core.
 WAKING_MS = 0.1
 
 
@@ -98,8 +98,8 @@ def _machines(args: argparse.Namespace) -> list[Machine]:
 
 
 def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[Machine]]:
-    """Returns the files to write, each with the machines of its tables. Raises UserError if the
-    user's cache cannot be written."""
+    """Returns the files to write, each with the machines whose times it gets. Raises UserError if
+    the user's cache cannot be written."""
     if output:
         return {output: [*machines]}
     folder = costs.user_folder()
@@ -146,7 +146,7 @@ def _shown(progress: Progress, what: str, graphs: Iterator[Graph], total: int) -
 
 def _timed(progress: Progress, graphs: Sequence[Graph], deadline: float) -> Measured:
     """Times the graphs until the deadline, but at least one. A graph that fails is reported, and
-    the others are still timed."""
+    the others are still timed. Raises UserError if nothing was measured."""
     measured = Measured()
     for graph in _shown(progress, "timing", iter(graphs), len(graphs)):
         if measured.interrupted or (measured.costs and time.monotonic() > deadline):
@@ -169,8 +169,8 @@ def _timed(progress: Progress, graphs: Sequence[Graph], deadline: float) -> Meas
 
 
 def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) -> list[costs.Cost]:
-    """Drops measurements in which several threads take far longer than one: they have waited for a
-    core that another program used."""
+    """Returns the costs `found`, without those for which several threads took far longer than one
+    thread did in `measured`: they have waited for a core that another program used."""
     single = replace(graph, threads=1, rows=())
     alone = {
         (cost.rows, cost.cols): cost

@@ -1,9 +1,9 @@
 """The losses that `tune` measures, in graphs that compute their logits.
 
-In a model the logits come from a product, and belong to the graph: the backward pass writes their
-gradient over them, unless the model returns them, and neither Inductor's code nor ours allocates
-memory for it. In a graph whose inputs are logits, page faults of that memory would be timed. Few
-features make the product cheap beside the loss.
+In a model the graph computes the logits by a matrix product. Unless the model returns them, the
+backward pass overwrites them with their gradient, for which neither Inductor's code nor ours
+allocates memory. If the logits were inputs of the graph, their gradient would need memory of its
+own, and its page faults would be timed. With only FEATURES features the product takes little time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def _few_features(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 
 
 def _cross_entropy(keeps_logits: bool) -> Operator:
-    """Returns the operator of a product's mean loss, and of the logits too if ``keeps_logits``."""
+    """Returns the operator that computes logits by a product, and their mean loss. It returns the
+    logits too if ``keeps_logits``."""
 
     def of_logits(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
         def of_product(x: Tensor, weight: Tensor, target: Tensor) -> Any:

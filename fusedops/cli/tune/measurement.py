@@ -23,7 +23,8 @@ from fusedops.cli.tune.graphs import Graph
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost
 
 INDUCTOR = "inductor"
-#: The length of a slot, the time for all rounds of an attempt, and the bounds of their number.
+#: An attempt has as many rounds as take LONGEST_MS, from LEAST_ROUNDS to MOST_ROUNDS. In each round
+#: a call is repeated for SLOT_MS.
 SLOT_MS, LONGEST_MS = 1.5, 80
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 #: A minimum is accepted if it is at most the share STEADY below the next larger time; otherwise the
@@ -93,7 +94,8 @@ def _settings() -> Iterator[None]:
 
 
 def _inputs(graph: Graph, rows: int) -> tuple[Tensor, ...]:
-    """Returns the inputs. Their number of rows is a symbol if the graph has several numbers."""
+    """Returns the inputs, which require gradients in training. If the graph has several numbers of
+    rows, they are marked so that Dynamo makes the number a symbol."""
     case = graph.case(rows)
     inputs = graph.operator.split(*case.inputs())
     for tensor in inputs[: graph.differentiated]:

@@ -70,8 +70,8 @@ def _model(
 
 
 class _Loss(nn.Module):
-    """A language model that returns its loss alone. Returned logits would keep their memory until
-    the caller drops them, so that their gradient could not take it."""
+    """A language model that returns its loss alone. If it returned the logits too, the backward
+    pass could not overwrite them with their gradient, because the caller might read them."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

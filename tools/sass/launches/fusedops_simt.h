@@ -16,7 +16,7 @@ void record_launch(
     const void* kernel, int64_t blocks, uint32_t cluster, dim3 threads,
     const std::vector<unsigned char>& parameters);
 
-// Places a parameter as CUDA does, at a multiple of its alignment.
+// Appends a parameter where CUDA places it, at a multiple of its alignment.
 template <class Param>
 void append_parameter(std::vector<unsigned char>& parameters, const Param& param) {
   const size_t start = (parameters.size() + alignof(Param) - 1) / alignof(Param) * alignof(Param);
