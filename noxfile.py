@@ -72,7 +72,7 @@ EAGER = {
 #: The one code path of MKL that is the same on every CPU, AMD's among them.
 EAGER["compatible"] = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE"}
 
-#: Tests of results that code paths may change.
+#: Tests of results that another instruction set might change.
 RESULT_TESTS = (
     "tests/tools/test_bounds.py",
     "tests/ops/test_op_bits.py",

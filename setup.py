@@ -91,9 +91,9 @@ class StableWheel(bdist_wheel):
 
 
 class EditableByPath(editable_wheel):
-    """Makes an editable install a path in a .pth file, as with a src folder. Python would ask the
-    finder that setuptools installs otherwise last: in the folder that holds a clone, it would find
-    the clone first, as a namespace package."""
+    """Makes an editable install a path in a .pth file, as with a src folder. By default setuptools
+    installs a finder, which Python asks last: started in the folder that holds a clone, Python
+    would import the clone itself, as a namespace package."""
 
     def finalize_options(self) -> None:
         super().finalize_options()

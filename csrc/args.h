@@ -164,8 +164,8 @@ struct CrossEntropyForward {
 // difference p - 1 in column t is computed as expm1(-loss): a subtraction loses digits near p = 1.
 //
 // grad_losses and grad_lse are arrays with one value per row, as `losses` is; one of them may be
-// null, which stands for zeros. grad_input has the dtype of the input, and may be its memory. A row
-// whose grad_loss and grad_lse are 0 becomes zeros and is not read.
+// null, which stands for zeros. grad_input has the dtype of the input, and may be its memory. Where
+// a row's grad_loss and grad_lse are 0, its gradient is 0, and its input is not read.
 struct CrossEntropyBackward {
   Logits logits;
   Targets targets;
@@ -484,8 +484,9 @@ struct NormStack {
   }
 };
 
-// The statistics, grad_input, grad_weight, grad_bias and workspace of tensor i follow those of
-// tensor i - 1; its slot of grad_output begins `slot` elements after that of tensor i - 1.
+// Describes the gradients of a NormStack. The statistics, grad_input, grad_weight, grad_bias and
+// workspace of tensor i follow those of tensor i - 1. Its part of grad_output begins `slot`
+// elements after that of tensor i - 1.
 struct NormStackBackward {
   NormBackward each;
   ConstRows inputs[kMaxStack];

@@ -16,8 +16,8 @@ from fusedops.ops import checks
 
 
 def wrong(function: str, name: str, value: Any, wanted: str) -> TypeError:
-    """Returns the error for an argument of the wrong type. It shows the value, or of a tensor the
-    type, because its elements may be many."""
+    """Returns the error for an argument of the wrong type. It shows the value of the argument, but
+    only the type of a tensor, which may have many elements."""
     got = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else reprlib.repr(value)
     return TypeError(f"{function}: {name} is {got}, wanted {wanted}")
 
@@ -106,7 +106,8 @@ def one_of(name: str, value: Any, words: Sequence[Any]) -> None:
 
 def window(value: Any, causal: Any) -> tuple[int, int]:
     """Returns how many keys a query sees to the left and right of its own. An int is refused unless
-    ``causal`` is set, a pair is not. With ``causal`` the caller ignores the number to the right."""
+    ``causal`` is set; a pair never is. With ``causal`` the caller ignores the number to the
+    right."""
     if type(value) is int and value > 0:
         if causal:
             return value - 1, 0

@@ -23,8 +23,8 @@ After the first mode of `fuse`, rules can have modes of their own:
 applies only where `fuse` contains `linear_cross_entropy=always`. A setting takes effect when a
 graph is compiled, not when the compiled code runs. Like `torch.no_grad`, a patch applies to the
 thread that entered it; an assignment applies to all threads, or, inside of a patch, to the rest of
-its block, and `del` undoes it. An unknown name raises AttributeError, a wrong value ValueError, and
-one that is no string TypeError.
+its block, and `del` restores the initial value. An unknown name raises AttributeError, a wrong
+value ValueError, and one that is no string TypeError.
 """
 
 from __future__ import annotations

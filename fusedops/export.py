@@ -133,8 +133,8 @@ def _copy(graph_module: GraphModule) -> GraphModule:
 @contextmanager
 def _kept(graph_module: GraphModule, calls: Sequence[ModuleCallEntry]) -> Iterator[None]:
     """Keeps the values that `calls` name, the inputs and outputs of the modules whose signatures
-    are preserved, and updates their names where a value gets a new node. In the block they are
-    results of the graph."""
+    are preserved, and updates their names where a value gets a new node. Inside of the `with` block
+    these values are results of the graph."""
     signatures = [call.signature for call in calls if call.signature]
     specs: list[Any] = [spec for call in signatures for spec in (*call.inputs, *call.outputs)]
     nodes = {node.name: node for node in graph_module.graph.nodes}

@@ -3,7 +3,7 @@
 Every function is twice differentiable, in reverse and forward mode and under the transforms of
 ``torch.func`` (``grad``, ``jvp``, ``hessian``, and ``vmap`` of them for per-sample gradients). It
 runs under ``torch.compile`` and ``torch.export`` and is deterministic: a row's result has the same
-bits whatever the other rows contain.
+bits whatever the other rows contain (see :func:`linear_cross_entropy` for its exception).
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def merge_softmax_stats(
     stats: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Combines partial statistics into those of the whole rows: :math:`m = \max_k m_k` and
-    :math:`s = \sum_k s_k e^{m_k - m}`, always added in the order given.
+    :math:`s = \sum_k s_k e^{m_k - m}`, added by :func:`torch.sum`.
 
     Args:
         stats: one (max, sum) a segment, all of one shape and dtype, from :func:`softmax_stats` or
@@ -397,7 +397,8 @@ def masked_softmax(
         masked_rows: the result of rows without a visible column: "nan", as in PyTorch, or "zero".
         out: receives the result; may be ``input`` itself; as in :func:`softmax`.
         window: how many keys a query sees. An int needs ``causal`` and counts the query's own key
-            and those before it; a pair (left, right) counts those on either side of its own.
+            and those before it; a pair (left, right) counts those on either side of its own, with
+            ``causal`` only those on the left.
         start, end: int32 or int64, of a shape that broadcasts to ``[..., queries]``: a query sees
             the keys from ``start`` to before ``end``. For keys padded to a length,
             ``end=lengths[:, None, None]``; for sequences packed into one, :func:`segment_bounds`.

@@ -93,7 +93,8 @@ class MaskedSoftmax(_Unscriptable, nn.Module):
         p: the probability of a zero in training.
         masked_rows: the result of rows without a visible column: "nan", as in PyTorch, or "zero".
         window: how many keys a query sees. An int needs ``causal`` and counts the query's own key
-            and those before it; a pair (left, right) counts those on either side of its own.
+            and those before it; a pair (left, right) counts those on either side of its own, with
+            ``causal`` only those on the left.
         sinks: a number that is one more score of each row, left out of the result.
         softcap: bounds the scaled scores to between ``-softcap`` and ``softcap``.
 
@@ -480,7 +481,7 @@ class RMSNorm(_Unscriptable, nn.RMSNorm):
 
 
 class _ChannelNorm(_AffineNorm):
-    """A norm over dimension 1, with one weight and perhaps one bias for each channel."""
+    """A norm over dimension 1, whose weight and bias have a number for each channel."""
 
     def __init__(
         self,

@@ -162,9 +162,9 @@ fi
 
 # --- what is built ------------------------------------------------------------------------------
 
-# Whether fusedops/lib has code for this GPU, by cuobjdump; without it any library is trusted.
 CAPABILITY=$([[ $DRY == yes ]] && echo 9.0 || gpu compute_cap)
 ARCH=${CAPABILITY//./}
+# Whether fusedops/lib has code for this GPU, by cuobjdump; without cuobjdump, whether it is there.
 has_library() {
   [[ -f fusedops/lib/libfusedops_kernels_cuda.so ]] || return 1
   finds cuobjdump || return 0

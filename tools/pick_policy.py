@@ -53,7 +53,7 @@ PASSES = {
 }  # fmt: skip
 #: The constants of plans.def that hold for all lengths, and the columns of the CSV that vary them.
 CONSTANTS = {"kRowBlockThreads": "threads", "kSegmentCols": "segment"}
-#: The passes whose blocks may have fewer threads, with more partitions.
+#: The passes for which threads_text() shows blocks of fewer threads, which have more partitions.
 THREADS_SHOWN = ("kNormBackward", "kAddNormBackward")
 
 #: Operator, direction, bytes of an element, rows.
@@ -206,7 +206,7 @@ class Choice:
 
 
 def choose(cases: Sequence[Case]) -> Choice | None:
-    """Returns the best plan of cases of one length, or None without an incumbent that was measured.
+    """Returns which plan the cases of one length choose, or None if no incumbent was measured.
 
     Plans are compared on the questions that have candidates. A plan is left out unless it was
     measured on all of these.
@@ -243,8 +243,9 @@ def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def is_of_another_pass(cases: Iterable[Case], lines: Sequence[Line]) -> bool:
-    """Returns whether rows of the cases have a kernel that is not in these lines: plain masked
-    softmaxes of short unaligned rows have kernels of their own, beside those for any scores."""
+    """Returns whether an incumbent ran a kernel of another pass than these lines: one compiled for
+    a fixed number of threads that no REGISTERS line has. Plain masked softmaxes of short unaligned
+    rows have such a pass of their own, beside that for any scores."""
     fixed = {line.last for line in lines if line.macro == "REGISTERS"}
     return any(case.is_incumbent and case.plan.fixed not in {0, *fixed} for case in cases)
 
@@ -254,8 +255,9 @@ def line_for(lines: Iterable[Line], cols: int) -> Line | None:
 
 
 def chosen_line(choice: Choice, cols: int, lines: Sequence[Line]) -> Line | None:
-    """Returns the line for a measured length: that of the chosen plan if the plan is new and stays
-    in registers, else the line as before."""
+    """Returns the line of plans.def for a measured length. It describes the chosen plan if that
+    differs from the incumbent and is listed (`is_listed`). Otherwise it is the line that covers the
+    length now, cut to this length and with a new remark, or None if there is none."""
     plan, now = choice.chosen, line_for(lines, cols)
     if choice.chosen == choice.incumbent or not plan.is_listed:
         return now and replace(now, cols=cols, remark=f"  // {cols}: {choice.remark()}")
@@ -290,7 +292,7 @@ def updated_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
         if before and before.macro != line.macro and cols // 2 not in points:
             # Rows of up to half the length keep their plan.
             points[cols // 2] = replace(before, cols=cols // 2, remark="")
-        # A length that is no power of two decides for all up to the next, if that is not measured.
+        # The plan also holds for longer rows, up to the next power of two if that is not measured.
         rounded = 1 << (cols - 1).bit_length()
         if rounded not in by_cols:
             points.pop(rounded, None)

@@ -100,7 +100,7 @@ class Arena {
   int64_t bytes_ = 0;
 };
 
-// Holds the events before and after a launch on the stream.
+// Holds the events before and after a launch or a copy on the stream.
 struct Span {
   cudaEvent_t begin, end;
   Span() {
@@ -151,7 +151,8 @@ class Bench {
     return run_reference();
   }
 
-  // Measures the plan, or the incumbent if `plan` is null.
+  // Measures the plan, after its results have been compared with the incumbent's; or measures the
+  // incumbent if `plan` is null.
   Outcome measure(const Plan* plan) {
     Outcome outcome;
     Status status = plan ? compare_with_reference(*plan, outcome) : device::kSuccess;

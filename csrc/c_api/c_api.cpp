@@ -20,7 +20,8 @@ fusedops_status failed(const char* function, fusedops_status status, const char*
   return status;
 }
 
-// Calls f(), and returns what it throws as a status.
+// Calls f(), and returns FUSEDOPS_SUCCESS or, if f() throws, the status of the error, whose text
+// fusedops_last_error() then returns.
 template <class F>
 fusedops_status guarded(const char* function, F f) {
   try {

@@ -106,8 +106,8 @@ inline void check_classes(const char* op, const LinearHead& head) {
 
 // --- rows and chunks ----------------------------------------------------------------------------
 
-// Selects the rows that are not ignored. Only these are multiplied, because in fine-tuning often
-// most of a batch is ignored.
+// Selects the rows that are not ignored. Logits are computed for these alone, because in
+// fine-tuning often most of a batch is ignored.
 struct CountedRows {
   int64_t count;
   std::optional<Tensor> index;  // nullopt for all rows
@@ -194,7 +194,7 @@ class ChunkedHead {
   const CountedRows& counted() const { return counted_; }
   const Chunks& chunks() const { return chunks_; }
 
-  // Calls body(chunk) for all chunks in order. The buffer then holds the logits of that chunk.
+  // Calls body(chunk) for all chunks in order. While it runs, the buffer has that chunk's logits.
   template <class Body>
   void for_chunks(Body body) const {
     for (int64_t first = 0; first < chunks_.rows; first += chunks_.rows_each) {

@@ -426,7 +426,8 @@ struct NormTraits;
 #include "norm_kinds.def"
 #undef NORM_KIND
 
-// Lists the types of some arguments of a kind: one type, or none if the kind lacks the argument.
+// Pack<Types...> is a list of argument types. PackIf<kHas, Type> is a list of one type, for an
+// argument that only some kinds of norms have, or an empty list if this kind lacks the argument.
 template <class... Types>
 struct Pack {};
 template <bool kHas, class Type>

@@ -78,7 +78,8 @@ void launch_stack(const char* op, const Launcher& launcher, const Tensor& like, 
   launcher.launch(stack);
 }
 
-// Calls launch(begin, count) for the tensors of each launch, at most kMaxStack of them.
+// Divides `count` tensors into launches of at most kMaxStack, and calls launch(first tensor, number
+// of tensors) for each.
 template <class Body>
 void for_launches(size_t count, Body launch) {
   const auto total = static_cast<int64_t>(count);

@@ -74,7 +74,8 @@ inline std::string dtype_name(ScalarType dtype) {
   return "torch." + name;
 }
 
-// Returns Undefined if there is no tensor, and for dtypes newer than the stable ABI of this build.
+// Returns a tensor's dtype, or Undefined if there is no tensor or if the dtype is newer than the
+// stable ABI of this build.
 inline ScalarType dtype_of(const Tensor& tensor) {
   if (!tensor.defined()) return ScalarType::Undefined;
   // The stable ABI asks torch for the code of one dtype after the other, and an op asks for its
@@ -102,7 +103,8 @@ inline std::string device_name(const Tensor& tensor) {
   return "cuda:" + std::to_string(tensor.get_device_index());
 }
 
-// The message is built only if the check fails, because the text of a shape takes a microsecond.
+// Fails with a message if `ok` is false. A macro builds the message only then, which matters
+// because the text of a shape takes a microsecond.
 #define FUSEDOPS_CHECK(ok, ...)   \
   do {                            \
     if (!(ok)) fail(__VA_ARGS__); \
@@ -214,7 +216,8 @@ inline Tensor convert(const char* op, const Tensor& tensor, ScalarType dtype) {
   return copied(op, tensor, dtype, [&] { return torch::stable::to(tensor, dtype); });
 }
 
-// Returns the tensor itself if it is contiguous: a call through the dispatcher costs a microsecond.
+// Returns a contiguous copy, or, if the tensor is contiguous, the tensor itself: without the
+// microsecond that a call through the dispatcher takes.
 inline Tensor as_contiguous(const char* op, const Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
   return copied(op, tensor, dtype_of(tensor), [&] { return torch::stable::contiguous(tensor); });
@@ -225,8 +228,8 @@ inline bool have_same_sizes(const Tensor& a, const Tensor& b) {
   return std::equal(first.begin(), first.end(), second.begin(), second.end());
 }
 
-// Calls an operator of torch that returns one tensor, which is first among the results on the
-// stack.
+// Calls an operator of torch that returns one tensor, and returns this tensor, which the operator
+// puts at the start of the stack.
 template <class... Args>
 Tensor call_aten(const char* name, const char* overload, const Args&... args) {
   StableIValue stack[] = {torch::stable::detail::from(args)...};

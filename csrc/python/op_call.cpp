@@ -40,8 +40,8 @@ struct Release {
 using Owned = std::unique_ptr<PyObject, Release>;
 
 // A function of torch's extension modules. A call through Python takes 20 to 40 ns; a call of the C
-// function itself saves 5 to 10 of them. Functions that take their arguments in neither of the two
-// ways below are called through Python.
+// function itself saves 5 to 10 of them. Only functions that are METH_NOARGS, or METH_FASTCALL with
+// METH_KEYWORDS, are called in this way.
 class Builtin {
  public:
   Builtin() = default;
@@ -80,7 +80,7 @@ struct TorchImports {
   std::array<PyTypeObject*, 2> plain_types;  // torch.Tensor and torch.nn.Parameter
   Builtin handle_of;                         // returns a capsule with a new AtenTensorHandle
   Builtin tensor_of;                         // returns the tensor of a capsule
-  int takes_handle;                          // whether tensor_of then owns the handle
+  int takes_handle;                          // whether tensor_of takes ownership of the handle
   std::vector<Builtin> watchers;             // return whether a mode is active
   PyObject* forward_ad;                      // a dict; _current_level is -1 outside forward mode
   Builtin has_autocast;                      // returns whether autocast is enabled for any device
@@ -97,7 +97,8 @@ PyObject *requires_grad, *is_nested, *is_cuda, *current_level, *capsule;
 // called. kFailed says that an error is set. call.py has the same names for the first three.
 enum State { kPlain, kRecorded, kWatched, kFailed = -1 };
 
-// An op that a call runs by dispatch() or, if arguments do not fit or that fails, by `fallback`.
+// An op that a call runs by dispatch() or, if an argument does not fit or dispatch() fails, by
+// `fallback`.
 struct Op {
   std::string name;
   std::string kinds;             // a letter for each argument, as in fits()
@@ -144,8 +145,9 @@ int is_watched() {
   return level == nullptr ? -1 : PyLong_AsLong(level) >= 0;
 }
 
-// Returns whether a recorded call on this tensor needs the dispatcher, as _needs_dispatcher() in
-// call.py does, or -1 if an error is set.
+// Returns whether a call that autograd records must go to torch.ops because of this tensor: it is
+// nested, autocast may convert it, or an ended transform of torch.func has left it wrapped. Returns
+// -1 if an error is set. call.py has the same function as _needs_dispatcher().
 int needs_dispatcher(PyObject* tensor) {
   if (const int nested = truth_of_attribute(tensor, is_nested)) return nested;
   if (const int wrapper = truth(imports.is_grad_wrapper(tensor))) return wrapper;
@@ -307,6 +309,7 @@ StableIValue converted(char kind, PyObject* object) {
 
 // --- results ------------------------------------------------------------------------------------
 
+// Returns the tensor of a handle that the caller owns and gives away, or null if an error is set.
 PyObject* tensor_of(AtenTensorHandle handle) {
   PyCapsule_SetPointer(capsule, handle);
   Owned tensor = imports.tensor_of(capsule);
@@ -341,8 +344,8 @@ bool all_fit(const Op& op, PyObject* const* args, Py_ssize_t count) {
   return true;
 }
 
-// Calls the op through torch's dispatcher, and returns whether that succeeded. The op's results are
-// then in `stack`; otherwise an error of Python may be set.
+// Calls the op through torch's dispatcher, and returns whether that succeeded. If it did, the op's
+// results are in `stack`; if not, a Python error may be set.
 bool dispatch(const Op& op, PyObject* const* args, StableIValue* stack) {
   try {
     for (size_t i = 0; i < op.kinds.size(); ++i) {
@@ -394,6 +397,7 @@ PyCFunction as_method(FastCall function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
+// Calls `function`: through call() if bind() has made it, which saves a call through Python.
 PyObject* call_plain(PyObject* function, PyObject* const* args, Py_ssize_t count) {
   if (PyCFunction_CheckExact(function) && PyCFunction_GetFunction(function) == as_method(call)) {
     return call(PyCFunction_GetSelf(function), args, count);

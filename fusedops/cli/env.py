@@ -121,7 +121,8 @@ def probe_package() -> Report:
 
 
 def _import_all() -> bool:
-    """Raises if a part of the package does not load; `python -m fusedops` starts even then."""
+    """Returns True, or raises if a part of the package does not load: `python -m fusedops` starts
+    even then."""
     package = importlib.import_module("fusedops")
     return all(getattr(package, name) is not None for name in package.__all__)
 

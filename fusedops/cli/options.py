@@ -1,5 +1,5 @@
-"""Types of command-line options: each returns a valid value, or raises an error that names the
-value that came and the values that are accepted."""
+"""Types of command-line options: each converts an option's text to a valid value, or raises an
+error that names the text and the values that are accepted."""
 
 from __future__ import annotations
 

@@ -92,8 +92,9 @@ def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mode(model: Callable[..., Any]) -> tuple[bool, str]:
-    """Returns whether autograd records the call, and the mode of the report: "inference" without
-    gradients, else the mode of the module, or "" for a function, whose modules may differ."""
+    """Returns whether the call is run with gradients, and the mode of the report. If the caller has
+    disabled gradients, the mode is "inference"; else a module's training mode decides both. For a
+    function, whose modules may differ, gradients are on and the mode is ""."""
     if not torch.is_grad_enabled():
         return False, "inference"
     root = _root(model)

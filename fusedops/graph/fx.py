@@ -21,9 +21,9 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
     Args:
         graph_module: changed in place.
         example_inputs: one value for each input of the graph. Only the shapes, dtypes and devices
-            of tensors are used; nothing is computed. The rewritten graph is for inputs of these
-            shapes, of which sizes in scales and masks become constants: for other shapes, trace
-            and rewrite the model again. Inputs that are numbers may differ from call to call.
+            of tensors are used; nothing is computed. The rewritten graph is for these shapes
+            alone, since sizes that scales and masks depend on become constants: for other shapes,
+            trace and rewrite the model again. Inputs that are numbers may differ between calls.
 
     Returns: `graph_module`.
 
@@ -46,6 +46,7 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
 
 
 def _check_example_inputs(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> None:
+    """Raises TypeError if there are more example inputs than the graph takes, or too few."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     required = sum(not node.args for node in placeholders)  # args hold the default, if any
     if not required <= len(example_inputs) <= len(placeholders):

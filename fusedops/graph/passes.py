@@ -78,8 +78,9 @@ def options_with_ours(current: Callable[[str], Any]) -> dict[str, Any]:
     """Returns Inductor's options with our passes added; `current` returns the present value of the
     option with a given name.
 
-    The rewrite then runs before Inductor looks into its caches, so that it is logged and counted
-    with a warm cache too. With one, 12 layers of BERT start in 8 s; the rewrite takes 0.2 s of it.
+    From torch 2.12 on, a timing of "default" becomes "early": the rewrite then runs before Inductor
+    looks into its caches, so that it is logged and counted with a warm cache too. With a warm cache
+    12 layers of BERT start in 8 s, of which the rewrite takes 0.2 s.
     """
     options = {name: with_ours(current(name), name) for name in PASSES}
     if hasattr(inductor_config, _TIMING) and current(_TIMING) == "default":
@@ -88,7 +89,8 @@ def options_with_ours(current: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def options_without_ours(current: Callable[[str], Any]) -> dict[str, Any]:
-    """Undoes `options_with_ours`. Options that have no pass of ours stay as they are."""
+    """Returns Inductor's options without our passes. If there were any, the timing "early" becomes
+    "default" again."""
     options = {name: without_ours(current(name)) for name in PASSES}
     had_ours = any(options[name] is not current(name) for name in PASSES)
     if had_ours and hasattr(inductor_config, _TIMING) and current(_TIMING) == "early":
@@ -139,7 +141,8 @@ def with_ours(existing: Any, option: str) -> Any:
 
 
 def without_ours(existing: Any) -> Any:
-    """Undoes `with_ours`."""
+    """Returns `existing`, the value of one of Inductor's options, without our passes; None if it is
+    a pass of ours."""
     if isinstance(existing, Chain):
         return existing.existing
     if isinstance(existing, _Pass):

@@ -37,7 +37,7 @@ def _is_dtensor(torch_dispatch_class: type) -> bool:
 
 
 def import_rules_on_first_use() -> None:
-    """Prepares the registry entry of every op."""
+    """Makes the registry entry of every op one that imports the rules for DTensor when asked."""
     for op in OPS:
         name = f"fusedops::{op}"
         simple_registry.singleton.find(name).torch_dispatch_rules = _ImportingRules(name)

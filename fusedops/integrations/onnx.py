@@ -42,7 +42,7 @@ except ImportError as error:
 #: The first opset with the operator RMSNormalization. ONNX Runtime 1.31 runs this operator.
 OPSET = 23
 _OLDEST = 18  # the first opset with all operators that are used, but for RMSNormalization
-_END = 2**63 - 1  # where a Slice ends that goes to the end of a dimension
+_END = 2**63 - 1  # as the end of a Slice it stands for the end of the dimension
 
 #: This is Any because opset18 is annotated for values of a script, and gets values of a graph here.
 op: Any = opset18
@@ -60,7 +60,7 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
         opset_version: the one passed to `torch.onnx.export`, at least 18. Below 23, which has no
             RMSNormalization, rms_norm is decomposed.
 
-    Returns: a translation for each op. It raises RuntimeError for a call with dropout.
+    Returns: a translation for each op. A translation raises RuntimeError for a call with dropout.
 
     Raises:
         TypeError: an `opset_version` that is not an int.
@@ -182,7 +182,7 @@ def _like(number: float, value: Value) -> Value:
 
 
 def _translation(name: str, translate: Callable[[Any], dict[str, Any]]) -> Callable[..., Any]:
-    """Returns the translation of an op; it has the arguments of the op's schema, which torch reads.
+    """Returns the translation of an op, with the signature of the op's schema, which torch reads.
 
     ``translate`` returns the results by their names, from a named tuple of the arguments.
     """
@@ -387,7 +387,8 @@ def _row_losses(z: Value, call: Any, reads_ignored: bool = False) -> dict[str, A
 
 
 def _linear_cross_entropy_losses(call: Any) -> dict[str, Any]:
-    """Translates the op to a product, whose logits exist for all rows, and :func:`_row_losses`."""
+    """Translates the op to a matrix product, which stores the logits of all rows, and
+    :func:`_row_losses`."""
     dtype = call.input.dtype
     computed = _arithmetic(dtype)
     tensors = (call.input, call.linear_weight, call.linear_bias)
@@ -469,7 +470,8 @@ def _ones(x: Value, rank: int) -> Value:
 def _rms_norm(
     x: Value, dtypes: tuple[ir.DataType, ir.DataType], named: dict[str, Any], *, is_operator: bool
 ) -> dict[str, Any]:
-    """Translates rms_norm. ``dtypes`` are that of the result, and the one that is computed in."""
+    """Translates rms_norm: to ONNX's RMSNormalization if ``is_operator``, else to several
+    operators. ``dtypes`` are that of the result, and the one that is computed in."""
     rank, eps, weight = len(named["normalized_shape"]), named["eps"], named["weight"]
     rstd = _reciprocal_rms(x, list(range(-rank, 0)), eps)
     ones = _ones(x, rank)

@@ -52,7 +52,7 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
 
     Args:
         args, kwargs: those of ``transformers.masking_utils.sdpa_mask``.
-        config: the config of the model that asks for it.
+        config: the config of the model that asks for the mask.
 
     Raises:
         ValueError: the model computes attention itself, whatever the implementation is. It would

@@ -22,7 +22,7 @@ def check(ok: bool, message: str) -> None:
 
 
 def check_given(op: str, name: str, tensor: MaybeTensor) -> torch.Tensor:
-    """Refuses None, which the dispatcher accepts if another argument is a tensor."""
+    """Returns ``tensor``. Refuses None, which the dispatcher accepts beside another tensor."""
     if tensor is None:
         raise RuntimeError(f"{op}: {name} is None, wanted a tensor")
     return tensor
@@ -148,8 +148,8 @@ def check_term(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
 def check_term_dtypes(
     op: str, sum: MaybeTensor, input: torch.dtype | None, residual: torch.dtype | None
 ) -> tuple[torch.dtype, torch.dtype]:
-    """Returns the dtypes of the input and the residual whose sum is ``sum``; None stands for sum's
-    dtype. Raises unless torch promotes the two dtypes to sum's."""
+    """Returns the dtypes of the input and the residual whose sum is ``sum``, with sum's dtype in
+    place of None. Raises unless torch promotes the two to sum's dtype."""
     check_dtype_of(op, "sum", sum)
     dtype = check_given(op, "sum", sum).dtype
     input, residual = input or dtype, residual or dtype

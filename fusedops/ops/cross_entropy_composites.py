@@ -44,6 +44,7 @@ def _cross_entropy(*args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _cross_entropy_backward(*args: Any) -> torch.Tensor:
+    """Returns the gradient of the input."""
     call = _BACKWARD.bind(*args)
     logits, (g, h) = Logits.of(call), gradients_of_rows(call)
     p = (logits.z - call.lse.unsqueeze(-1) - call.lse_error.unsqueeze(-1)).exp()

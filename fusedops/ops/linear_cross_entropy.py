@@ -3,8 +3,8 @@
 There are two pairs of ops. ``linear_cross_entropy`` is the sum of the losses of all rows; where
 autograd records it, ``linear_cross_entropy_gradients`` runs instead and computes the gradients too,
 for each chunk of rows while its logits are in memory. ``linear_cross_entropy_losses`` returns the
-loss and the lse of each row. Their gradients arrive only in the backward pass, so the op for it,
-``linear_cross_entropy_losses_backward``, computes the logits again.
+loss and the lse of each row. The gradients of these results arrive only in the backward pass, whose
+op, ``linear_cross_entropy_losses_backward``, therefore computes the logits again.
 
 Where a gradient is to be differentiated again (``create_graph=True``), it is composed of torch's
 matrix products and cross_entropy's ops: they keep the logits of all rows, and have derivatives of
@@ -110,7 +110,8 @@ def _fake_sum(call: Any) -> torch.Tensor:
 
 
 def _fakes_of_gradients(call: Any) -> tuple[torch.Tensor, ...]:
-    """Returns uninitialised tensors for the gradients, of shape [0] where output_mask is False."""
+    """Returns uninitialised tensors for the gradients, of shape [0] where output_mask is False, and
+    for the bias also where there is none."""
     tensors = [getattr(call, name) for name in _DIFFERENTIABLE]
     return tuple(
         call.input.new_empty(tensor.shape if wanted and tensor is not None else 0)
@@ -216,7 +217,8 @@ def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _selected(call: Any, of: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Returns the gradients that output_mask selects, and tensors of shape [0] for the others."""
+    """Returns the gradients that output_mask selects, and tensors of shape [0] for the others and
+    for a bias that is None."""
     empty = call.input.new_empty(0)
     return tuple(
         of[name] if wanted and getattr(call, name) is not None else empty

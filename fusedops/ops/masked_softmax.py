@@ -5,9 +5,10 @@ Formulas: y is the softmax of the scores z = scale x + bias + mask, m is dropout
 dropout), and k is 0 where a bool mask or the row's interval (its diagonals, start and end) hides an
 element, else 1. For a gradient g of the output, with g' = m g: dz = k y (g' - sum(g' y)), dx =
 scale dz, and the gradient of a bias or float mask is dz, summed over the dimensions that were
-broadcast. A sink leaves this formula of dz as it is; masked_softmax_sinks.py has the sink's
-gradient. With a soft cap c, z is c tanh(scale x / c) + bias + mask, and dx =
-scale dz (1 - tanh(scale x / c)^2): the formulas save x too, and compute the last factor from it.
+broadcast. A sink, one more score of a row, leaves this formula of dz as it is;
+masked_softmax_sinks.py has the sink's gradient. With a soft cap c, z is
+c tanh(scale x / c) + bias + mask, and dx = scale dz (1 - tanh(scale x / c)^2): the formulas save x
+too, and compute the last factor from it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Softmaxes and norms of nested tensors: their rows are those of the tensors that they hold.
 
-A jagged tensor keeps its tensors in one buffer. An op over a dimension that is not the ragged one
-runs once, on that buffer; in all other cases it runs once for each tensor. Dimension 0 counts the
-tensors, and an op over it is refused, as by torch.
+A jagged tensor keeps its tensors in one buffer. If the buffer has no gaps, an op over a dimension
+that is not the ragged one runs once, on that buffer; in all other cases it runs once for each
+tensor. Dimension 0 counts the tensors, and an op over it is refused, as by torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from fusedops.ops.norm_kinds import KINDS
 from fusedops.ops.registration.libraries import LIBRARY, OPS, argument_names, refuse
 
 #: Takes an op's name and arguments. Returns the dimensions of the input that are normalised, and
-#: the arguments after the input for a call on one tensor of it, which has one dimension less.
+#: the arguments that follow the input in a call on one of its tensors, or on its buffer, which have
+#: one dimension less.
 Inner = Callable[[str, tuple[Any, ...]], tuple[set[int], tuple[Any, ...]]]
 
 

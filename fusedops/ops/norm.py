@@ -2,10 +2,10 @@
 a residual: derivative formulas, autocast and vmap rules. Their fake kernels are in norm_fakes.py.
 
 Formulas: let n = (x - mean) rstd, w be the weight plus its offset, g = dy w, and P the symmetric
-projection P v = rstd (v - mean(v) - n along_n(v)) of the kind, with means over the normalised
-dimensions. Then dx = P g, dweight = sum(dy n) and dbias = sum(dy), summed over the rows. Where the
-op normalises x = dropout(input) + residual, and returns x as its result ``sum``, d residual = P g +
-d sum, and d input = dropout(d residual).
+projection P v = rstd (v - mean(v) - n along_n(v)) of the kind (norm_kinds.py), with means over the
+normalised dimensions. Then dx = P g, dweight = sum(dy n) and dbias = sum(dy), summed over the rows.
+Where the op normalises x = dropout(input) + residual, and returns x as its result ``sum``,
+d residual = P g + d sum, and d input = dropout(d residual).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Grads = tuple[MaybeTensor, ...]
 
 
 def default_rms_eps(dtype: torch.dtype) -> float:
-    """Returns the default eps of :func:`torch.nn.functional.rms_norm`: that of the dtype in which
-    the norm is computed."""
+    """Returns the default eps of :func:`torch.nn.functional.rms_norm` for an input of ``dtype``:
+    the machine epsilon of the dtype in which the norm is computed."""
     return torch.finfo(checks.statistics_dtype(dtype)).eps
 
 
@@ -85,13 +85,14 @@ def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Ten
 
 
 def _register_formula_of_sum(op: NormOp) -> None:
-    """Registers the derivative of ``op``, a forward op with a residual, which returns x too."""
+    """Registers the derivative of ``op``, a forward op with a residual. Its second result is the
+    sum that it normalises."""
     (parameters, settings), backward_op = _parameters_and_settings(op), f"{op.name}_backward"
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         input, residual, ctx.normalized, *_, ctx.p, seed = inputs
         _, sum, *statistics = output
-        # None stands for the sum's dtype.
+        # To the backward op None stands for the sum's dtype.
         same = input.dtype == residual.dtype
         ctx.dtypes = (None, None) if same else (input.dtype, residual.dtype)
         ctx.settings = inputs[settings]

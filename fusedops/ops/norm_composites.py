@@ -150,6 +150,7 @@ def _stack_layer_norm_backward(
     stack_dim: int,
     __: Sequence[bool],
 ) -> Results:
+    """Returns stacks of the gradients of inputs, weights and biases, also those not needed."""
     rank, none = len(normalized_shape), [None] * len(inputs)
     of_slots = (grad_output.unbind(stack_dim), inputs, mean.unbind(), rstd.unbind())
     slots = zip(*of_slots, weights or none, strict=True)

@@ -42,7 +42,7 @@ def _empty_like(
     input: torch.Tensor, named: Named, dtype: torch.dtype, *others: torch.Tensor
 ) -> torch.Tensor:
     """Returns an uninitialised tensor of ``input``'s shape. It is contiguous, unless ``dim`` is
-    innermost in the memory of all tensors: then it is in that of the result too."""
+    innermost in the memory of ``input`` and of all ``others``: it is then innermost here too."""
     if "dim" not in named or not all(is_innermost(t, named["dim"]) for t in (input, *others)):
         return torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
     moved = input.movedim(named["dim"], -1)

@@ -35,7 +35,8 @@ class MeanSquare:
 
     @staticmethod
     def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
-        """Returns 1 / s from the centered values, with derivatives in a row of zeros too."""
+        """Returns 1 / s from the centered values. If eps > 0, autograd can differentiate it in a
+        row of zeros too."""
         return (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
 
     @staticmethod

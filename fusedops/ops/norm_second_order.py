@@ -80,7 +80,8 @@ class _Projection(NamedTuple):
     """Computes P v = rstd (v - mean(v) - n along_n(v)), where along_n(v) = factor mean(n v), and
     mean(v) is left out unless ``centers``.
 
-    factor and ratio are those of the kind's scale (norm_kinds.py).
+    factor and ratio are those of the kind's scale (norm_kinds.py). A call with a ``ratio`` divides
+    along_n(v) by it.
     """
 
     n: torch.Tensor
@@ -106,7 +107,8 @@ def projection(
     rank: int,
     eps: float,
 ) -> _Projection:
-    """Returns the projection of an op, where mean and rstd are the statistics of ``input``."""
+    """Returns the projection of an op, where mean and rstd are the statistics of ``input``; mean is
+    None for a norm that subtracts none."""
     dims = tuple(range(-rank, 0))
     centered = input.to(rstd.dtype) if mean is None else input.to(rstd.dtype) - mean
     factor, ratio = kind_of(op).scale.factor_and_ratio(centered, rstd, dims, eps)

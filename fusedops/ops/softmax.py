@@ -58,7 +58,8 @@ def _register_fakes(op: str) -> None:
 
 def _register_in_place(op: str) -> None:
     """Registers the ops that write into an argument. The fake kernel of the one with ``out`` is in
-    _register_fakes. The backward op serves graphs in which nothing else uses the gradient."""
+    _register_fakes. The in-place backward op, which overwrites grad_output, is for graphs in which
+    nothing else uses that gradient."""
 
     def forward(input: torch.Tensor, dim: int) -> None:
         checks.check_dtype_of(f"{op}_", "input", input)
@@ -94,8 +95,8 @@ def _register_forward_formula(op: str) -> None:
 
 
 class InplaceSoftmax(torch.autograd.Function):
-    """Records an in-place softmax for autograd; the formula needs only the result.
-    ``InplaceSoftmax.apply(input, dim)`` returns the input."""
+    """Computes a softmax in place and records it for autograd; the formula needs only the result.
+    ``InplaceSoftmax.apply(input, dim)`` overwrites and returns the input."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, dim: int) -> torch.Tensor:

@@ -104,13 +104,15 @@ def _masked_softmax_sinks(call: Any) -> tuple[torch.Tensor, ...]:
 def masked_gradient(
     call: Any, g: torch.Tensor, y: torch.Tensor, total: torch.Tensor
 ) -> torch.Tensor:
-    """Returns the gradient of the input; ``total`` is the sum of g y over each row."""
+    """Returns ``scale`` times the gradient of the scores, which without a soft cap is the gradient
+    of the input; ``total`` is the sum of g y over each row."""
     scale: float = call.scale
     return _visibility(call).visible(y) * scale * y * (g - total)
 
 
 def _gradients(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the gradient of the input, and that of the sink divided by the sink's probability."""
+    """Returns ``scale`` times the gradient of the scores, and the gradient of the sink divided by
+    the sink's probability."""
     g, y = wide(call.grad_output), wide(call.probabilities)
     if getattr(call, "seed", None) is not None:
         g = g * multiplier(call.p, call.seed, y)

@@ -72,6 +72,7 @@ def _check_stack_dim(op: str, rank: int, stack_dim: int) -> None:
 def _check_parameters(
     op: str, name: str, parameters: Tensors, inputs: Tensors, normalized_shape: Sequence[int]
 ) -> None:
+    """Checks that the list is empty, or has a tensor of ``normalized_shape`` for each input."""
     if not parameters:
         return
     checks.check(
@@ -215,7 +216,8 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
     inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
     if torch._C._functorch.is_legacy_batchedtensor(grad_output):
         return _layer_norm_gradients_one_by_one(ctx, grad_output)
-    # There is a flag for each tensor. All gradients of a list are computed if one is needed.
+    # needs_input_grad has a flag for each tensor of a list. If one of a list's gradients is needed,
+    # all of them are computed.
     needed = iter(ctx.needs_input_grad[1:])
     wanted = [any([next(needed) for _ in range(count)]) for count in ctx.counts]
     saved = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim)

@@ -24,10 +24,10 @@ def parallel_stack(
     into its slot of the stack when it finishes, so that there is no further copy at the end.
 
     CPU: the branches run on the calling thread and a pool of threads, together at most one thread a
-    core, among which torch's intra-op threads are divided. Every branch runs in the caller's grad
-    mode, inference mode, autocast state and context variables; changes that it makes to the grad
-    mode and the variables do not leave the branch. If no other threads are available, the caller
-    runs all branches.
+    core (two on a single core), among which torch's intra-op threads are divided. Every branch runs
+    in the caller's grad mode, inference mode, autocast state and context variables; changes that it
+    makes to the grad mode and the variables do not leave the branch. If no other threads are
+    available, the caller runs all branches.
 
     CUDA: the calling thread launches the branches in order, each on a stream of its own, and the
     current stream waits for all of them.

@@ -85,7 +85,8 @@ class _Run:
                 self._changed.notify_all()
 
     def _take(self) -> int | None:
-        """Returns the number of the next branch; None if all are taken or one has failed."""
+        """Returns the number of the next branch; None if all are taken, one has failed, or the run
+        was stopped."""
         with self._changed:
             if self._errors or self._stopped_by or self._next == len(self._branches):
                 return None
@@ -219,6 +220,7 @@ class _Autocast(NamedTuple):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
+        """Sets this state on the current thread for a block, and then restores the thread's own."""
         # Leaving the outermost autocast context of a thread clears the cache of all threads. With
         # the nesting incremented, a branch does not clear it, as on the caller's thread.
         before = _Autocast.of_this_thread()

@@ -57,7 +57,8 @@ class Peer:
     def prepare(
         self, model: nn.Module, inputs: dict[str, Any], dtype: torch.dtype, threads: int
     ) -> Callable[[], Outputs]:
-        """Returns a call that runs `model` on these float32 inputs, computing in `dtype`."""
+        """Sets `model` to eval mode, and returns a call that runs it on these float32 inputs,
+        computing in `dtype`."""
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in inputs.items() if name not in tensors}
         with _quiet_exporter(), torch.no_grad():

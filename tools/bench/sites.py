@@ -1,7 +1,8 @@
 """Measures the share of a step that softmaxes and norms take, by the names in a profile.
 
 Inductor names a kernel after the ATen operators whose code it fused, in alphabetical order. The
-same rule is used for plain Inductor and for fusedops. These belong to the sites:
+same rule is used for plain Inductor and for fusedops. A site is a softmax or norm of the model.
+These belong to the sites:
 
 - the operators of fusedops;
 - a kernel with a part of a softmax or norm, including all that was fused into it, such as scale,

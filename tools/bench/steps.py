@@ -3,6 +3,7 @@
 Inference is a forward pass without gradients, training a forward and a backward pass with the
 model's default dropout. The models of DEFAULT have no head: the loss over a vocabulary would take
 more time than the two layers. A cell is a model in one mode, with one dtype and number of threads.
+The sites of a model are its softmaxes and norms (`sites.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PRECISION = 0.005
 TURNS, TURNS_QUICK = 2, 1
 #: A step may take longer than Inductor's by this share without being called slower.
 TOLERANCE = 0.02
-SLOT_MS = 1.0  # a step takes longer: a slot is one step
+SLOT_MS = 1.0  # less than a step takes, so that interleave() calls a step once in each slot
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,7 @@ def _ratio(before: float, after: float) -> float:
 
 
 def _compile(step: Step, backends: Sequence[str], dropout: bool) -> dict[str, Call]:
+    """Returns a call for eager and for each backend, whose code is compiled by a first call."""
     torch.compiler.reset()
     eager = eager_step(step, dropout)
     run, model, inputs = eager.func, *eager.args

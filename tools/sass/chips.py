@@ -11,8 +11,7 @@ REGISTER_UNIT = 8  # registers are allocated to threads in units of 8
 BLOCK_RESERVED_BYTES = 1024  # shared memory that the runtime reserves for each block
 # The time from a load to its use on a busy memory system; on an idle one it is about 0.6 us.
 LATENCY = 0.8e-6
-# The sustained share of the datasheet's clock and bandwidth: a copy on an H200 moves 4.3 of
-# 4.8 TB/s.
+# The share of the datasheet's bandwidth that a copy reaches: on an H200 it moves 4.3 of 4.8 TB/s.
 SUSTAINED = 0.9
 
 

@@ -48,11 +48,12 @@ WITHOUT_OUTPUT = {*_STORES, "BRA", "EXIT", "BAR", "CALL", "RET", "BRX", "BREAK"}
 
 LOADS = {"LDG", "LD", "LDS", "LDL"}
 PAIR_PARTS = {"64", "WIDE", "U64"}
-ONE_WORD = {"SHF", "USHF", "I2F", "MUFU"}  # written, although the opcode names 64 bits
+ONE_WORD = {"SHF", "USHF", "I2F", "MUFU"}  # they write 32 bits, even if the opcode names 64
 
 
 def written(name: str, parts: Sequence[str], output: str) -> tuple[str, ...]:
-    """Returns the registers, or the predicate, that an instruction writes for an output."""
+    """Returns the registers, or the predicate, that an instruction writes for an output; none for
+    RZ and PT."""
     found = re.match(r"(U?[RP])(\d+)", output)
     if found is None:
         return ()

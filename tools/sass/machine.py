@@ -73,7 +73,8 @@ def execute(warp: Warp, step: Step, where: Mask | None) -> None:
 
 
 def addresses(warp: Warp, step: Step) -> Value:
-    """Returns the address of an access in each lane: the sum of the terms in its brackets."""
+    """Returns the address of an access in each lane: the sum of the terms in its brackets, or None
+    if a term is unknown."""
     text = next(operand for operand in (*step.inputs, *step.outputs) if "[" in operand)
     inside = re.search(r"\[([^\[\]]*)\]$", text)
     total: Value = 0

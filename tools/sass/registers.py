@@ -184,7 +184,8 @@ class Warp:
         return low | high << 32 if all_known(low, high) else None
 
     def write(self, name: str, value: Value | Mask, where: Mask | None) -> None:
-        """Writes a register in the lanes of `where`. It becomes unknown if `where` is."""
+        """Writes a register in the lanes of `where`. It becomes unknown in all lanes if `where` is
+        unknown, or if the value is and `where` has any lane."""
         if isinstance(where, np.ndarray) and (where.all() or not where.any()):
             where = bool(where.any())
         if where is True or (where is not False and value is None):

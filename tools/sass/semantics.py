@@ -389,6 +389,6 @@ def synchronise(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 
 
 @handles("FCHK")
-def division_is_simple(warp: Warp, step: Step) -> Sequence[Mask]:
-    """Returns False: numbers are taken to be normal, whose division does not need a slow path."""
+def division_needs_slow_path(warp: Warp, step: Step) -> Sequence[Mask]:
+    """Returns False, which says that the division needs no slow path: numbers are normal."""
     return [False]

@@ -115,8 +115,8 @@ std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
 
 // Returns plans of smaller blocks, of which a multiprocessor runs several at once: together they
 // have kNormBackwardThreads threads, and each has a partition. They launch the incumbent's kernel,
-// which is bound to 128 registers a thread and has shared memory for kNormBackwardThreads of 16
-// elements: four blocks of 32 KB take 128 KB of a Hopper's 228.
+// which is bound to 128 registers a thread and has shared memory for kNormBackwardThreads threads
+// of 16 elements each: four blocks of 32 KB take 128 KB of a Hopper's 228.
 std::vector<Plan> smaller_backward_blocks(const Question& q, const Plan& incumbent) {
   std::vector<Plan> plans;
   for (const int32_t threads : kBlockThreads) {

@@ -54,7 +54,7 @@ constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat32};
 constexpr int64_t kSmall = int64_t{16} << 20, kMedium = int64_t{512} << 20,
                   kLarge = int64_t{2} << 30;
 constexpr int64_t kFewRows = 264;  // two for each multiprocessor of a Hopper
-// A step of decoding has so many rows. kHidden has their lengths, the widths of models.
+// The numbers of rows in one step of decoding. kHidden has their lengths, the widths of models.
 constexpr int64_t kDecodingRows[] = {1, 8, 64};
 const Lengths kHidden = {4096, 1024, 8192, 512, 2048};
 

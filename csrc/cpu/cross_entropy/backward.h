@@ -10,8 +10,8 @@ namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // Holds the numbers of each row of a batch. The gradient in a column is factor * exp(logit - lse) -
-// smoothing, times the derivative of a soft cap, where exponentials up to exp(lowest) count as 0;
-// in the column of the class it is `of_class`.
+// smoothing, where exponentials up to exp(lowest) count as 0. With a soft cap it is multiplied by
+// the cap's derivative. In the column of the class the gradient is `of_class`.
 struct alignas(kVectorBytes) GradientBatch {
   RowValue grad_loss, grad_lse, loss, lse, lse_error;
   RowValue base;  // of the class's logit (LogitsOf)

@@ -88,8 +88,8 @@ struct Exp2OfLogits : ExpOfLogits<C, AnyLogits> {
   FUSEDOPS_INLINE double shift() const { return shift_; }
 
   // Whether powers of 2 may be used: log2(e) times the factor of the logits is a normal number, and
-  // the rounding of the subtrahend is at most 2^5, so that no power of 2 near the maximum leaves
-  // the range of floats.
+  // the rounding error of the subtrahend is at most 2^5, so that no power of 2 near the maximum
+  // leaves the range of floats.
   static FUSEDOPS_INLINE bool is_for(AnyLogits logits, C near) {
     constexpr C kLeast = C(0x1p-120), kMost = C(0x1p120), kMostShift = C(0x1p28);
     const C factor = magnitude(logits.outer);
@@ -106,8 +106,9 @@ struct Exp2OfLogits : ExpOfLogits<C, AnyLogits> {
   static constexpr double kLog2E = 1.44269504088896340736;
 };
 
-// Hold two sums for each lane: of the exponentials, without the class, and of logit - near. The
-// lanes are those of a vector of doubles, or of a tile.
+// Both structs hold two sums for each lane: that of the exponentials, without the class's column,
+// and that of logit - near, where `near` (ExpOfLogits) is the shift or close to it. The lanes are
+// those of a vector of doubles (LaneSums) or of a tile (TileSums).
 struct LaneSums {
   Vec<double> exponentials, differences;
 };

@@ -54,7 +54,8 @@ inline bool can_stream(const Slices& to) {
   return is_aligned(to.data, to.outer_stride | to.dim_stride, to.dtype);
 }
 
-// Calls body(mode). The mode streams if `streaming` is set and all rows of `to` are aligned for it.
+// Calls body(mode), and then FlushStream() if the mode streams: that is, if `streaming` is set and
+// all rows of `to` are aligned for it.
 template <class Output, class Body>
 void with_store(bool streaming, const Output& to, Body body) {
   const StoreMode mode{streaming && can_stream(to)};

@@ -93,8 +93,8 @@ FUSEDOPS_NOINLINE float largest_value(const T* row, int64_t cols) {
   return max_of(largest, largest);
 }
 
-// Returns the factor that brings a row's largest gradient, `largest`, near 2^80. One below 2^-40 is
-// treated as 2^-40, and one above 2^80 is left as it is.
+// Returns the factor that brings a row's largest gradient, `largest`, near 2^80. A `largest` below
+// 2^-40 counts as 2^-40, and for one above 2^80 the factor is 1.
 FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
   const Vec<float> least = Set(0x1p-40f), most = Set(0x1p80f);
   return most / power_in<float>(Min(Max(largest, least), most));
@@ -106,7 +106,8 @@ FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE Tile<C> norm_gradient(
     Tile<C> grad, Tile<C> weight, Tile<C> x, S mean, S rstd, NormSlope<S> sums) {
-  // The product with the slope may be denormal, so nothing keeps it from being fused.
+  // The product with the slope is not wrapped in unfused(): it may be denormal, and where it is
+  // fused into the subtraction, it is not rounded and loses no bits.
   if constexpr (!kCenters) {
     return unfused((unfused(grad * weight) - x * sums.slope) * rstd);
   } else {
@@ -162,7 +163,8 @@ struct NormRows {
     return x;
   }
 
-  // Returns rstd of the row in memory, before scaling.
+  // Returns the rstd of row `r` as the caller stored it. If scale_if_tiny() has scaled the row,
+  // rstd[r] is that of the scaled copy.
   FUSEDOPS_INLINE C rstd_in_memory(int r) const { return rstd[r] * factor; }
 
   FUSEDOPS_INLINE NormRow<kCenters, T> operator[](int r) const {
@@ -190,8 +192,8 @@ struct NormRows {
     }
   }
 
-  // Returns a function from a column to a tile of the gradient of input row `r`. If products would
-  // be lost to underflow, the function scales grad_output.
+  // Returns a function of (col, part) whose result is a tile of the gradient of input row `r`. If
+  // products would be lost to underflow, the function scales grad_output, and the tile back.
   FUSEDOPS_INLINE auto through_norm(int r, ColumnValues<T> weight, int64_t cols) const {
     NormRow<kCenters, T> row = (*this)[r];
     C factor = 1;

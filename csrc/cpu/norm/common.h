@@ -95,7 +95,7 @@ ColumnValues<T> column_values(ConstColumns columns, C offset, C* copy, int64_t c
   return ColumnValues<T>::copied_to(copy);
 }
 
-// Returns the factors of the columns, which are 1 if there is no weight.
+// Returns the factors of the columns. Without a weight they are 1, and `copy` is filled with that.
 template <class T, class Args, class C = Compute<T>>
 ColumnValues<T> weight_values(const Args& args, C* copy) {
   if (args.weight.data != nullptr) {
@@ -162,13 +162,13 @@ FUSEDOPS_INLINE C largest_rstd(NormFormula norm) {
   return C(1.0 / static_cast<typename WiderOf<C>::type>(norm.eps));
 }
 
-// Returns the divisor of sum(g * centered), which is the number of columns for most kinds. For kStd
-// it is (cols - 1) * share, where share = std / (std + eps) = 1 - eps * rstd. If std is small
-// beside eps, share may consist of rounding errors; but then the sum's contribution to grad_input
-// is just as small beside the rest. If std is 0, there is no contribution.
+// Returns the divisor of sum(g * centered) in norm_slope() (backward.h). For most kinds it is the
+// number of columns. For kStd it is (cols - 1) * share, where share = std / (std + eps) = 1 - eps *
+// rstd. If std is far below eps, share may consist of rounding errors. That does no harm: what the
+// sum adds to grad_input is then negligible, and it is nothing if share is not positive.
 //
-// For kL2 the divisor is 1. If the norm is below eps, rstd is a constant that does not depend on
-// the row: the divisor is then infinity, so that the sum contributes nothing.
+// For kL2 the divisor is 1, or infinity if the norm is at most eps: rstd is then a constant, and
+// the sum adds nothing.
 template <class C>
 FUSEDOPS_INLINE C product_divisor(NormFormula norm, C rstd) {
   if (norm.kind == NormKind::kL2) return rstd < largest_rstd<C>(norm) ? C(1) : kInfinity<C>;

@@ -76,7 +76,8 @@ struct AddedRows {
     prefetch_from(/*input_ahead=*/0, /*residual_ahead=*/0);
   }
 
-  // Computes some columns of the rows, which are read from `row` after that.
+  // Computes `cols` columns of dropout(input) + residual, from `begin` on, for each row. The caller
+  // then finds them in row[r].
   FUSEDOPS_INLINE void compute(int64_t begin, int64_t cols) const {
     with_branch<T>(args.input.dtype, [&](auto tag) FUSEDOPS_LAMBDA {
       using Branch = decltype(tag);
@@ -281,7 +282,7 @@ struct ExtendedSum<false> {
     rest += (total - (sum - added)) + (more - added);
     total = sum;
   }
-  // Leaves out a rest that is NaN, as it is if the total is infinite.
+  // Returns the sum, without the rest if that is NaN, as it is if the total is infinite.
   FUSEDOPS_INLINE long double value() const {
     return rest == rest ? static_cast<long double>(total) + rest : total;
   }

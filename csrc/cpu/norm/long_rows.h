@@ -136,7 +136,8 @@ inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange c
 }
 
 // Returns a segment of a row as a row. `args` are those of the segment, except that mean and rstd
-// are arrays for all rows. `copy` has room for the segment, which is scaled there if it is tiny.
+// are arrays for all rows. If the row may be tiny ("tiny rows" in backward.h), the segment is
+// written, scaled, to `copy`, and read from there.
 template <bool kCenters, class T>
 NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row, void* copy) {
   NormRows<kCenters, T, 1> rows(args, /*first=*/0);

@@ -13,7 +13,7 @@ constexpr int64_t interleaved_rows(const NormForward& args) {
   return args.residual.data != nullptr && is_long ? 2 : kMaxInterleavedRows;
 }
 
-// Scratch memory has room for a chunk of a row to which dropout has yet to be applied.
+// The bytes of scratch memory for a chunk of a row (common.h), to which dropout is applied there.
 constexpr int64_t kNormChunkBytes = 8192;
 
 // Scratch memory holds weight, bias, a chunk of a row for dropout and, with a residual, the
@@ -70,8 +70,8 @@ constexpr InnerSegments norm_segments(const Args& args) {
       /*element_bytes=*/InnerSegments::kCacheBytes / kElements};
 }
 
-// Scratch memory holds weight and bias, a column that is computed again, and seven numbers for each
-// column of a segment.
+// Scratch memory holds weight and bias, a column whose statistics are computed again (correct() in
+// spatial.h), and seven numbers for each column of a segment.
 constexpr int64_t spatial_norm_scratch_bytes(int64_t dim_size) {
   return (3 * padded_cols(dim_size) + 7 * InnerSegments::kMaxCols) * int64_t(sizeof(double));
 }

@@ -1,7 +1,7 @@
 // Computes the norms of groups of short rows on the CPU, forward and backward (simd/short_rows.h).
 //
 // Results have the same bits as those of forward.h and backward.h: for each lane of an accumulator
-// there is a tile here, and these are added up in the same tree. The root and the two divisions at
+// there is a tile here, and tiles are added up as the lanes are. The root and the two divisions at
 // the end of a row are computed for all rows of a group at once. The sums over rows are in one tile
 // per column until all groups of a partition have been added to them.
 //
@@ -34,9 +34,8 @@ FUSEDOPS_INLINE void for_columns_of(int half, int lane, int64_t cols, Body body)
   for (int64_t col = column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
 }
 
-// Adds up tiles, where tile i holds what lane i of a vector holds if a row is computed alone. Adds
-// in the tree of ReduceLanes(), and overwrites the tiles. Lanes without a column are 0, which turns
-// a sum of -0 into +0.
+// Adds up tiles in the order in which ReduceLanes() adds the lanes of a vector: tile i holds what
+// lane i would hold if a row were computed alone. Overwrites the tiles.
 template <class T>
 FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols);
@@ -46,11 +45,13 @@ FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   for (width /= 2; width > 0; width /= 2) {
     for (int64_t lane = 0; lane < width; ++lane) lanes[lane] = lanes[lane] + lanes[lane + width];
   }
+  // Alone, a row that ends within a tile also has lanes of +0, which turn a sum of -0 into +0.
   return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + Broadcast(0.0f);
 }
 
 // Returns the same sum as sum_of_lanes(), but adds in double and in the order of totals()
-// (forward.h), so that a row's sum has the same bits in a group as alone.
+// (forward.h), so that a row's sum has the same bits in a group as alone. Tiles that it reads and
+// that no column reaches are first set to 0.
 template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
@@ -418,7 +419,8 @@ struct NormBackwardGroups {
 // orders, so the choice must not depend on which gradients are wanted.
 template <class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormBackward& args) {
-  // Dropout rules out groups even without grad_branch, so that other gradients keep their bits.
+  // With dropout no rows are computed in groups, even if grad_branch is not wanted, so that the
+  // other gradients have the same bits whether it is wanted or not.
   if (args.cols > kShortRowCols || args.dropout.seed != nullptr) return false;
   return args.cols <= kTile<T> * (sizeof(T) == 2 ? 6 : 3) / 4 || end_within_a_tile<T>(args.cols);
 }

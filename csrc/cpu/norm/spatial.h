@@ -44,7 +44,7 @@ struct NormColumn {
 static_assert(sizeof(NormColumn<double>) == 7 * sizeof(Tile<double>));
 
 // Returns the values of weight or bias in the compute type, in memory order, or `missing` for each
-// if there are none.
+// if there are none. The values are in `copy` unless the tensor has them in that type.
 template <class T, class C = Compute<T>>
 const C* row_values(ConstColumns columns, C missing, C* copy, int64_t count) {
   if (columns.data == nullptr) {
@@ -58,7 +58,8 @@ const C* row_values(ConstColumns columns, C missing, C* copy, int64_t count) {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// Normalizes segments of inner columns, which are numbered over all outer indices.
+// Normalizes segments of inner columns. The segments of outer index 0 have the first numbers, those
+// of outer index 1 the next, and so on.
 template <bool kCenters, class T>
 class SpatialNorm {
  public:
@@ -246,6 +247,7 @@ FUSEDOPS_INLINE int64_t place_of(int64_t row) {
   return row - offset + offset % 2 * kLanes<Compute<T>> + offset / 2;
 }
 
+// Computes the gradients of a partition's segments, and the partition's sums over rows.
 template <bool kCenters, class T>
 class SpatialNormGradient {
  public:

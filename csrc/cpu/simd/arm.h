@@ -42,9 +42,9 @@ FUSEDOPS_INLINE V Opaque(V value) {
 
 // --- arithmetic ---------------------------------------------------------------------------------
 
-// Each takes one instruction, where the language's ?: takes two. They differ from it for NaN: the
-// maximum of a NaN and a number is the number, and a minimum with a NaN is NaN. No caller depends
-// on this, because a NaN in a row also reaches the row's results by other operations.
+// These two functions take one instruction, where the language's ?: takes two. They treat NaN
+// differently: the maximum of a NaN and a number is the number, and a minimum with a NaN is NaN. No
+// caller depends on this, because a NaN in a row also reaches the row's results in other ways.
 FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
   return (Vec<float>)vmaxnmq_f32((float32x4_t)a, (float32x4_t)b);
 }
@@ -171,11 +171,10 @@ FUSEDOPS_INLINE VecU32 Combine(VecU16 lower, VecU16 upper) {
 using portable::LoadN;
 using portable::StoreN;
 #else
-// Load and store the first `bytes` bytes of a tile, through registers. portable.h's functions call
-// memset and memcpy, and a vector load would wait for memcpy's several smaller stores. load_parts()
-// and store_parts() are not inlined, because GCC fuses a product into a sum only where no branch
-// lies between them: with their branches in a loop, the bits of a row would depend on the loop that
-// it is computed in.
+// load_parts() and store_parts() move the first `bytes` bytes of a tile through registers. The
+// memcpy of portable.h's functions makes several small stores, for which a vector load would wait.
+// The two are not inlined: GCC fuses a product into a sum only where no branch lies between product
+// and sum, so with these branches in a loop, a row's bits would depend on the loop.
 struct Blocks {
   Block first, second;
 };

@@ -93,8 +93,8 @@ FUSEDOPS_INLINE V zero_outside(M mask, V x) {
   }
 }
 
-// Returns exp(x) * 2^kUp, and 0 where x <= lowest or outside of `visible`. `least` is updated to
-// the minimum of itself and the nonzero results.
+// Returns exp(x) * 2^kUp, and 0 where x <= lowest or outside of `visible`. Lowers each lane of
+// `least` to that of the result, unless the latter is 0.
 template <class Stored, int kUp, class Visible = AllLanes, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least, Visible visible = {}) {
   using K = typename ExpFor<Stored>::type;
@@ -113,12 +113,13 @@ FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least, Visible visi
   if constexpr (kHasMulByPow2) {
     least = MaskedMin(above, least, e);
   } else {
-    least = Min(least, e);  // the lanes outside were computed at x = 0, and are never the minimum
+    least = Min(least, e);  // lanes outside hold exp(0), which is no less than any x <= 0 gives
   }
   return zero_outside(above, e);
 }
 
-// Returns exp(x) * 2^kExpScaleBits, and 0 outside of `visible`. Lowers `least` as exp_above() does.
+// Returns exp(x) * 2^kExpScaleBits, and 0 where exp(x) rounds to 0 or outside of `visible`. Lowers
+// `least` as exp_above() does.
 template <class Stored, class Visible = AllLanes, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> scaled_exp(Vec<C> x, Vec<C>& least, Visible visible = {}) {
   return exp_above<Stored, kExpScaleBits<C>>(ExpFor<Stored>::type::kLowest, x, least, visible);

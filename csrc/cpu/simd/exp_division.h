@@ -62,8 +62,8 @@ struct Divisor {
   // From this scale on, all bits of the scale fit into normal floats.
   static constexpr double kAllBitsFit = 0x1p-73, kAlmostLeast = kLeastFloat * 1.0001;
 
-  // Returns `least` for a scale below kAllBitsFit: 0 if all results round to 0, as unscaled
-  // exponentials are at most 1, and otherwise infinity, so that all are divided in steps.
+  // Returns `least` for a scale below kAllBitsFit: 0 if all results round to 0 (exponentials are at
+  // most kExpScale), and otherwise infinity, so that all exponentials are divided in steps.
   static FUSEDOPS_NOINLINE C least_of_tiny(double scale) {
     return scale <= 0x1p-150 / kExpScale<C> ? C(0) : kInfinity<C>;
   }

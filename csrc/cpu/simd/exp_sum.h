@@ -47,9 +47,9 @@ FUSEDOPS_INLINE Tile<C> exp_or_infinity(Tile<C> x) {
 }
 
 // Whether sums may add powers of 2 in place of exponentials. If MulByPow2() is an instruction,
-// which rounds the exponent down, this saves a sixth of the instructions. The product from which
-// the caller computes the exponent has to be fused into its subtraction, which the compiler does
-// only where it optimises and inlines.
+// which rounds the exponent down, this saves a sixth of the instructions. The caller computes the
+// exponent as a product minus a number, which is precise only if the compiler fuses the two; it
+// does so only where it optimises and inlines.
 #if defined(FUSEDOPS_SANITIZED) || !defined(__OPTIMIZE__)
 constexpr bool kHasExp2 = false;
 #else

@@ -3,8 +3,8 @@
 //
 // Each of a counter's four words is in the lower half of a 64-bit lane. The multiplication 32 x 32
 // -> 64 bits, which every instruction set has, then gives both halves of the product in place. A
-// vector has one lane for every four columns of a tile of floats: their counter, which gives four
-// random words, one for each column.
+// lane serves four columns of a tile of floats: its counter gives four random words, one for each
+// of these columns.
 #pragma once
 
 #include "cpu/simd/load_store.h"
@@ -48,7 +48,8 @@ struct DropoutRow {
   DropoutRow(const Dropout& dropout, int64_t row_)
       : key(*dropout.seed), threshold(dropout.threshold), row(uint64_t(row_)) {}
 
-  // Returns floats in the column order of a tile of T: 1 where column col + i is kept, else 0.
+  // Returns a tile that is 1 where dropout keeps the column and 0 elsewhere, for the columns from
+  // `col` on, in the column order of a tile of T.
   template <class T>
   FUSEDOPS_INLINE Tile<float> kept(int64_t col) const {
     VecU64 index;

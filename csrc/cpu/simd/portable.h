@@ -75,7 +75,7 @@ constexpr bool kHasLaneBits = false;
 template <class C>
 using LaneBits = uint32_t;
 
-// Returns a bit for each byte: 1 if it is not 0.
+// Returns a bit for each of kCount bytes, the lowest for the first byte: 1 if the byte is not 0.
 template <int kCount>
 FUSEDOPS_INLINE uint32_t BitsOfBytes(const Bool* from) {
   uint32_t bits = 0;

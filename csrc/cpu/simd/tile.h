@@ -9,7 +9,7 @@ namespace {
 // A tile is two vectors. Its columns have the order in which load() gets them most cheaply from the
 // type T in memory: for bfloat16 the even columns come first and then the odd ones, as one
 // instruction extracts each; for other types they stay in order. Tiles in scratch memory, including
-// those of weight and bias, keep the order of T, and store() to an array of T undoes it.
+// those of weight and bias, have this order too. store() to an array of T restores memory order.
 template <class C>
 struct Tile {
   Vec<C> v[2];

@@ -71,6 +71,7 @@ FUSEDOPS_INLINE int64_t group_cols(int64_t rows) {
   return kAccumulatorBytes / (accumulators_read<T>(rows) * kBytes) * kLeast;
 }
 
+// Points to the accumulators of one tile of columns, which are `stride` tiles apart in memory.
 template <class C>
 struct TileAccumulators {
   const Tile<C>* first;
@@ -85,10 +86,12 @@ FUSEDOPS_INLINE Vec<double> promoted_vector(const Tile<double>& accumulator, int
   return accumulator.v[index];
 }
 
-// Computes sums[i], for lane i of the vector of doubles that sum_of() adds up last: accumulator
-// begin + i * kLaneAccumulators, plus the accumulators that promoted_sum() and sum_of() have added
-// to that lane before. kDistance lists how far away these are, that of the last addition first. Of
-// each accumulator, the columns that promoted_vector() converts for `index` are added.
+// Adds up accumulators, each of which stands for a lane, in the order in which promoted_sum() and
+// sum_of() add the lanes. These two arrive at one vector of doubles, and sums[i] becomes what its
+// lane i holds: accumulator a = begin + i * kLaneAccumulators, plus those that were added to the
+// lane on the way. kDistance lists the steps from `a` to these, the step of the last addition
+// first; without distances, sums[i] is `a` alone. `index` chooses the columns, as in
+// promoted_vector().
 template <class T, int64_t... kDistance>
 struct AccumulatorsAt {
   using C = Compute<T>;
@@ -390,9 +393,9 @@ FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
 }
 
 // Returns the factors of a chunk. `rescale` is exp(chunk_max - the maximum of all chunks), by which
-// the chunk's exponentials are multiplied for the sum of all chunks. A logarithm's factors are the
-// maximum of all chunks and the logarithm of their sum. A double's are `rescale` and that sum, and
-// those of other results the quotient of the two.
+// the chunk's exponentials are multiplied for the sum of all chunks. The factors of a logarithm are
+// the maximum of all chunks and the logarithm of their sum. Those of double results are `rescale`
+// and that sum, and those of other results are made from the quotient of the two.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> column_factors(
     Tile<C> chunk_max, WideTile<C> rescale, const ColumnMaxSum<C>& whole) {

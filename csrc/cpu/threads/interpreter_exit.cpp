@@ -10,8 +10,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Query = int (*)();
 
-// A thread waits here for at most this long until the interpreter begins to finalize, because exit
-// handlers may be waiting for the thread.
+// A thread waits at most this long for the interpreter to begin to finalize. It cannot wait longer,
+// because exit handlers, which run before that, may be waiting for the thread.
 constexpr std::chrono::seconds kTimeout(1);
 
 struct Exit {
@@ -73,7 +73,8 @@ extern "C" __attribute__((visibility("default"))) void fusedops_interpreter_exit
   exit.begins.store(true, std::memory_order_release);
 }
 
-// Returns the number of threads, except the main one, that have called ops and are not waiting.
+// Returns the number of threads, except the main one, that have called ops, have not ended and do
+// not wait. To be called after fusedops_interpreter_exits(), which counts the main thread.
 extern "C" __attribute__((visibility("default"))) int fusedops_threads_under_way() {
   const fusedops::Exit& exit = fusedops::program_exit();
   return exit.users - exit.waiting - 1;

@@ -19,7 +19,7 @@ int64_t thread_index();
 using RangeBody = void (*)(int64_t begin, int64_t end, const void* context);
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void* context);
 
-// Calls f(begin, end) in parallel for such ranges.
+// Calls f(begin, end) as the function above calls its body.
 template <class F>
 void parallel_for(int64_t count, int64_t grain, const F& f) {
   const RangeBody body = [](int64_t begin, int64_t end, const void* context) {

@@ -1,6 +1,6 @@
 // Divides the CPU's work into segments of long rows and of inner columns. The division is the same
-// for every instruction set and number of threads. A family's scratch.h has its partitions and the
-// size of its scratch memory.
+// for every instruction set and number of threads. What only one family of kernels needs, such as
+// the size of its scratch memory, is in the scratch.h of its folder.
 #pragma once
 
 #include "args.h"
@@ -23,16 +23,16 @@ constexpr int64_t padded_cols(int64_t cols) {
 // Returns the size of the type in which arithmetic on the dtype is done.
 constexpr int64_t compute_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// Threads share a long row by segments of columns. Each segment gives a partial, and the row is
-// written once all partials are there. Whether a row is long, and what its partials are, does not
-// depend on the number of threads; therefore the bits of the results do not depend on it either.
+// Threads share a long row by segments of columns. Each segment gives a partial (its own sums), and
+// the row is written once all partials are there. Whether a row is long, and what its partials are,
+// does not depend on the number of threads; so the bits of the results do not depend on it either.
 constexpr int64_t kLongestShortRow = 65536, kRowSegment = 4096;
 constexpr bool is_long_row(int64_t cols) { return cols > kLongestShortRow; }
 constexpr int64_t row_segments(int64_t cols) { return ceil_div(cols, kRowSegment); }
 
 // Divides the inner dimension of a spatial operation into segments, each a unit of work. A segment
-// has so few columns that all of its rows fit into the L2 cache, but no fewer than kMinCols: with
-// fewer, its part of a row is not worth the DRAM burst and the page that reading it takes.
+// has so few columns that all of its rows fit into the L2 cache, but no fewer than kMinCols,
+// because shorter pieces of rows are slow to read from memory.
 struct InnerSegments {
   static constexpr int64_t kCacheBytes = int64_t(1) << 20, kMinCols = 64, kMaxCols = 1024;
   int64_t cols, cols_each, count;  // for one outer index

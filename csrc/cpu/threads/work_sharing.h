@@ -25,11 +25,10 @@ inline bool is_streaming(int64_t elements, int64_t bytes) {
   return elements * bytes > kStreamingBytes;
 }
 
-// Scratch memory for a parallel_for(), divided equally among the threads that may run its body. All
-// of it is allocated before the first thread writes a result, so that a call that runs out of
-// memory leaves its tensors unchanged. The calling thread keeps up to kCachedBytes per thread for
-// later calls; more is freed with the Scratch, so that one row of 10^9 elements does not retain
-// memory.
+// Holds scratch memory for a parallel_for(), an equal share for each thread that may run its body.
+// It is allocated before any thread writes a result, so that a call that runs out of memory leaves
+// its tensors unchanged. The calling thread keeps shares of up to kCachedBytes for later calls;
+// larger ones are freed with the Scratch, so that a row of 10^9 elements does not retain memory.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes) : threads_(thread_count()), bytes_each_(aligned(bytes)) {

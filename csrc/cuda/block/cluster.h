@@ -39,6 +39,7 @@ class RowInBlock {
     return {0, cols};
   }
 
+  // Does nothing: one block holds the row, and waits for no other.
   FUSEDOPS_DEVICE void join() {}
 
   // Reductions alternate between two arrays. Why do two suffice? Before a warp writes to an array
@@ -61,8 +62,8 @@ class RowInBlock {
 };
 using OneBlock = RowInBlock<0>;
 
-// Send a value to the block of that rank through device::store_cluster(). There is an overload for
-// each type that a cluster reduces.
+// Send `value` to the block with that rank in the cluster, through device::store_cluster(). There
+// is an overload for each type that a cluster reduces.
 FUSEDOPS_DEVICE void store_cluster(float* local, float value, uint64_t* barrier, uint32_t rank) {
   device::store_cluster(local, value, barrier, rank);
 }
@@ -130,7 +131,7 @@ class RowInCluster {
 
     if (threadIdx.x == 0) device::mbarrier_expect(barrier, count * sizeof(T));
     value = warp_reduce<Op>(value, kLanes);
-    __syncwarp();  // all lanes have read the values of the reduction before
+    __syncwarp();  // all lanes of this warp have read the values of the previous reduction
     if (lane < blocks_) store_cluster(mailbox + warp * blocks_ + rank_, value, barrier, lane);
 
     device::mbarrier_wait(barrier, parity);

@@ -16,8 +16,8 @@
 // max_grid, multiprocessors and the functions for launches, captures, dynamic shared memory,
 // clusters and mbarriers.
 //
-// Numerics: fast_exp2 is within 2 ulp and flushes denormal results; reciprocal is within 1 ulp, and
-// NaN for 0, denormals and infinities; the other functions are as in <cmath>.
+// Numerics: fast_exp2 is within 2 ulp and flushes denormal results; reciprocal of a float is within
+// 1 ulp, and NaN for 0, denormals and infinities; the other functions are as in <cmath>.
 #pragma once
 
 #include <cmath>
@@ -234,7 +234,7 @@ FUSEDOPS_DEVICE void store_cluster(
 
 #else  // Architectures before sm_90, and the compiler's pass over host code.
 
-// launch_behind() lets kernels of these architectures start after the launch ahead has ended.
+// On these architectures launch_behind() starts a kernel only after the launch ahead has ended.
 FUSEDOPS_DEVICE void wait_for_launch_ahead() {}
 
 // tools/tune may be compiled for older devices, and needs these functions to be defined. They never
@@ -394,8 +394,8 @@ Status launch_behind(
       args...);
 }
 
-// Launches blocks that have `shared_bytes` of dynamic shared memory. Together with the kernel's
-// static shared memory they may have at most max_shared_bytes().
+// Launches blocks that have `shared_bytes` of dynamic shared memory. Refuses more than what the
+// kernel's static shared memory leaves of max_shared_bytes().
 template <class... Params, class... Args>
 Status launch_with_shared(
     void (*kernel)(Params...), int64_t shared_bytes, int64_t blocks, dim3 threads, Stream stream,

@@ -32,7 +32,7 @@ struct Segment {
   }
 };
 
-// Returns the number of a block, counted from the end of the grid.
+// Returns the number that `block` gets if blocks are counted from the end of the grid.
 FUSEDOPS_DEVICE uint32_t backwards(uint32_t block) { return gridDim.x - 1 - block; }
 
 // Returns the address of a row's partial results, one for each of its segments.

@@ -16,8 +16,8 @@
 
 namespace fusedops::cuda {
 
-// What the gradients of a row have in common: the gradient of a logit is of_probability * p -
-// smoothed, except in the column of the class.
+// What the gradients of a row have in common. Except in the column of the class, the gradient of an
+// element is of_probability * p - smoothed, times the slope of the soft cap if there is one.
 template <class T>
 struct RowGradients {
   using Acc = AccumulatorOf<T>;
@@ -67,7 +67,8 @@ struct RowGradients {
     }
   }
 
-  // Returns the gradient of a logit; `above` is the logit minus lse.
+  // Returns the gradient of an element, without the slope of a soft cap. `above` is the element's
+  // logit minus lse.
   FUSEDOPS_DEVICE Acc at(Acc above) const {
     return device::fma(of_probability, exponential<T>(above - lse_error), -smoothed);
   }

@@ -70,7 +70,8 @@ struct ThreadSums {
     largest = to;
   }
 
-  // Returns the sums over `lanes` neighbouring lanes, a power of two.
+  // Returns the sums over `lanes` neighbouring lanes, a power of two. The sum of values is 0 unless
+  // it is wanted.
   FUSEDOPS_DEVICE ClassSums<Acc> of_lanes(int32_t lanes, Acc factor, bool wants_total) const {
     const Acc own = largest * factor, most = warp_reduce<Max>(own, lanes);
     const double moved = sum * device::exp(own - finite_shift(most));

@@ -5,8 +5,8 @@
 
 namespace fusedops::cuda {
 
-// Returns the number of elements of a vector: those of 16 bytes, however rows are aligned, or one
-// double.
+// Returns the number of elements of a vector: as many as fill 16 bytes, however rows are aligned,
+// but one double.
 inline int32_t width_of(DType dtype) {
   return dtype == DType::kFloat64 ? 1 : kMaxVectorBytes / static_cast<int32_t>(size_of(dtype));
 }

@@ -47,7 +47,7 @@ FUSEDOPS_DEVICE int32_t tile_columns() {
 }
 
 // A part of a row, in tiles of kVectors vectors a thread, laid out as in tile.h. Columns are
-// counted from this thread's first one in the tile, because registers are scarce.
+// counted from this thread's first one in the tile: the tile's start would take one more register.
 template <class T, int kWidth, int kVectors>
 class RowVectors {
  public:
@@ -168,8 +168,8 @@ class RowVectors {
     return result;
   }
 
-  // Loads the vectors of which a word is outside of the columns that can be read, element by
-  // element.
+  // Loads element by element the vectors of which a word is outside of the columns that can be
+  // read. They have to be zeros before.
   FUSEDOPS_DEVICE void load_ends(Vector (&vectors)[kVectors]) const {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {

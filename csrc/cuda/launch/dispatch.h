@@ -46,7 +46,7 @@ struct Access {
   }
 
   // Returns whether the array is aligned for vectors of `width` elements, or for the 16-byte words
-  // of wider vectors.
+  // of wider vectors. An array that is not used allows every width.
   bool allows(int32_t width) const {
     const int64_t bytes = std::min<int64_t>(width * item, kMaxVectorBytes);
     const bool aligned = reinterpret_cast<uintptr_t>(data) % bytes == 0;
@@ -61,8 +61,8 @@ constexpr bool is_same_or_wider(DType other, DType dtype) {
   return other == dtype || (size_of(dtype) == 2 && other == DType::kFloat32);
 }
 
-// Returns the number of elements of the widest vector, of 16 or 4 bytes or one element, that
-// divides cols and for which every access is aligned.
+// Returns the number of elements of the widest vector, of 16 or 4 bytes or one element, whose width
+// divides cols and for which every access is aligned. For doubles it is always one element.
 inline int32_t pick_width(DType dtype, int64_t cols, std::initializer_list<Access> accesses) {
   if (dtype == DType::kFloat64) return 1;
   for (const int32_t bytes : {kMaxVectorBytes, 4}) {
@@ -82,8 +82,9 @@ inline int32_t pick_wide_or_single(
   return width * size_of(dtype) == kMaxVectorBytes ? width : 1;
 }
 
-// Calls body(first, items), which launches a kernel for `items` items, at most `most`, until all of
-// `count` items are launched or a launch fails. Returns the status of the last launch.
+// Calls body(first, items) until all of `count` items are launched or a launch fails. body()
+// launches a kernel for `items` items, at most `most`, from item `first` on. Returns the status of
+// the last launch.
 template <class Body>
 Status for_each_launch(int64_t count, int64_t most, Body body) {
   for (int64_t first = 0; first < count; first += most) {

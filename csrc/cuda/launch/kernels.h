@@ -66,8 +66,8 @@ struct ShippedPlans {
 template <class Kernel, class Plans>
 inline constexpr PlanRange kPlansOf = plans_of(Kernel::kPass, Plans::kList);
 
-// Sets `function` to the kernel for one listed plan, if the plan has these elements a thread and
-// this fixed number of threads.
+// Sets `function` to the kernel for listed plan kIndex, if this plan has that kernel for T and
+// kWidth, with these elements a thread and this fixed number of threads. Else does nothing.
 template <class Kernel, class Plans, class T, int kWidth, size_t kIndex>
 void find_in_plan(int32_t elements, int32_t threads, FunctionOf<Kernel>& function) {
   constexpr ListedPlan listed = kPlansOf<Kernel, Plans>.first[kIndex];
@@ -92,7 +92,7 @@ FunctionOf<Kernel> find_in_plans(
 }
 
 // Returns the kernel for vectors of `width` elements of T, or null. The widths are 1, that of
-// 16-byte vectors and, for 16-bit types alone, 2.
+// 16-byte vectors except for doubles, and for 16-bit types also 2.
 template <class Kernel, class Plans, class T>
 FunctionOf<Kernel> find_width(int32_t width, int32_t elements, int32_t threads) {
   constexpr int kWidest = sizeof(T) == 8 ? 1 : kMaxVectorBytes / sizeof(T);

@@ -19,7 +19,7 @@ inline constexpr int32_t kMaxVectorBytes = 16;
 inline constexpr int32_t kSectorBytes = 32;  // the smallest transfer of DRAM and L2
 
 // Vectors of 16 bytes are wide. Rows that are not aligned for them need a predicate and an address
-// for every few bytes. Their kernels hold less of a row, because registers would spill otherwise.
+// for every few bytes. Threads hold less of such a row, because registers would spill otherwise.
 template <class T, int kWidth>
 inline constexpr bool kIsWide = kWidth * sizeof(T) == kMaxVectorBytes;
 
@@ -38,9 +38,9 @@ inline constexpr int kLoopVectors = (kWidth > 1 ? 4 : 8) / kTensors;
 // of columns.
 enum class Scope { kRegisters, kCluster, kSegments, kLooped, kSpatial };
 
-// A pass is the kernels that share plans. kMasked*: the scores have at most one term (scores.h).
-// kAnyMasked: scores of any terms, forward and backward. kPlainMasked: short unaligned rows whose
-// scores are plain (is_plain in masked_softmax/launch.cu).
+// A pass is a set of kernels that share plans. kMaskedForward, kMaskedBackward: the scores have at
+// most one term (scores.h). kAnyMasked: scores of any terms, forward and backward. kPlainMasked:
+// short unaligned rows whose scores are plain (is_plain in masked_softmax/launch.cu).
 enum class Pass {
   kSoftmaxForward,
   kSoftmaxBackward,
@@ -255,17 +255,17 @@ constexpr RowPlan plan_rows(
 
 // Rows that no block holds are cut into segments, a block each. One kernel leaves a partial of
 // every segment in the workspace; each block of a second kernel merges the partials of its row and
-// writes its segment. The alternative is that the last block of a row to end merges its partials.
-// It would take one more launch to clear a counter, and a fence of 1 us a block. The partials that
-// a block merges come from L2. At most they have 3/32 of the bytes of its segment: 64 * 2^k of 12
-// bytes (norms) beside 8 KB * 2^k of 16-bit elements, if segments have doubled k times.
+// writes its segment. If the last block of a row to end merged the partials instead, that would
+// take one more launch, to clear a counter, and a fence of 1 us a block. A block reads the partials
+// from L2, at most 3/32 of the bytes of its segment: 64 * 2^k partials of 12 bytes (norms) beside
+// 8 KB * 2^k of 16-bit elements, if segments have doubled in length k times.
 //
 // A segment of 4096 columns gives 128 threads 8 KB in flight, with eight blocks a multiprocessor.
 // One row of 2^20 columns has 128 segments, for 132 multiprocessors. Segments double in length
 // where there would be more than 64, 128, ..., 1024 of them.
 inline constexpr int32_t kSegmentThreads = 128, kMaxSegments = 1024;
-// kSegmentBlocks is the second launch bound of kernels for segments: so many blocks share the
-// registers of a multiprocessor.
+// The second launch bound of kernels for segments: how many blocks share the registers of a
+// multiprocessor.
 template <class T>
 inline constexpr int32_t kSegmentBlocks = sizeof(T) == 8 ? 4 : 8;
 
@@ -316,8 +316,9 @@ inline constexpr int kSpatialVectors = sizeof(T) == 8 ? 1 : kTileIndices;
 inline constexpr int32_t kStripIndices = 24;
 inline constexpr int64_t kReduceBytes = 8 << 10;  // the most shared memory beside the strip
 
-// These are the threads of the largest spatial blocks: a segment is at least a sector wide, unless
-// a block would need more than kMaxThreads for that.
+// The most threads of a spatial block. A segment is at least a sector (32 bytes) wide, and up to
+// kMaxSharedThreads threads share each column: that makes 2 * 128 threads with 16-byte vectors and
+// 4 * 128 with doubles. With narrower vectors, blocks are limited to kMaxThreads.
 template <class T, int kWidth>
 inline constexpr int32_t kSpatialMaxThreads = kIsWide<T, kWidth> ? kSpatialThreads
     : sizeof(T) == 8                                             ? 512

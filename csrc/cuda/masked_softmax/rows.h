@@ -82,10 +82,10 @@ struct Normaliser {
   }
 };
 
-// These functors store a vector, `offset` columns after the thread's first column: StoreVector the
-// values of the call, StoreSame always the same ones, and StoreDropped those of the call, or else
-// `hidden`, after dropout. The compiler might not inline lambdas, and would then keep their arrays
-// on a stack.
+// These functors store a vector `offset` columns after the thread's first column. StoreVector
+// stores the values that it is called with, and StoreSame always the same vector. StoreDropped
+// first applies dropout, to the values that it is called with or, if there are none, to `hidden` in
+// every column. The compiler might not inline lambdas, and would then keep their arrays on a stack.
 template <class Out>
 struct StoreVector {
   Out* to;

@@ -292,7 +292,8 @@ FUSEDOPS_DEVICE void add_elements(
   }
 }
 
-// Adds an operand of numbers to the sums of a tile. No operand and a bool mask add nothing.
+// Adds an operand of numbers to the sums of a tile. Does nothing for a bool mask, or if there is no
+// operand.
 template <class In, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void add_operand(
     Acc (&sums)[kVectors][kWidth], const Operand& operand, int64_t offset, int32_t cols) {

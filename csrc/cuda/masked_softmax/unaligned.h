@@ -26,7 +26,7 @@ inline constexpr int32_t kRowsApart = device::kWarpLanes / kThreads;
 // two rows of a thread share these.
 constexpr int rows_of_thread(int elements) { return elements <= 16 ? 2 : 1; }
 
-// The second launch bound of forward kernels: so many blocks share a multiprocessor's registers.
+// The second launch bound of forward kernels: how many blocks share a multiprocessor's registers.
 template <int kElements>
 inline constexpr int kUnalignedBlocks = kElements <= 8 ? 7 : 4;
 
@@ -34,7 +34,8 @@ inline constexpr int kUnalignedBlocks = kElements <= 8 ? 7 : 4;
 template <int kThreads, int kRows>
 FUSEDOPS_DEVICE int64_t unaligned_row(int64_t first_row) {
   constexpr int32_t kBlockRows = kRowBlockThreads / kThreads * kRows, kApart = kRowsApart<kThreads>;
-  const uint32_t before = threadIdx.y / kApart * (kApart * (kRows - 1));  // in other warps
+  // These are the second rows of the threads in the warps before this one.
+  const uint32_t before = threadIdx.y / kApart * (kApart * (kRows - 1));
   return first_row + static_cast<int64_t>(blockIdx.x) * kBlockRows + before + threadIdx.y;
 }
 

@@ -335,7 +335,9 @@ class RowsInSegments {
   FUSEDOPS_DEVICE Columns own_columns(int64_t cols) const {
     return {int64_t{index_} * segments_.cols, Segment::columns_of(segments_, cols, index_)};
   }
+  // Does nothing: the blocks of a row exchange no values.
   FUSEDOPS_DEVICE void join() {}
+  // Returns the sums along the row from the workspace. They include those of this block's segment.
   template <class Acc>
   FUSEDOPS_DEVICE Pair<Acc> sums(Pair<Acc>, int64_t row) {
     const auto* const pairs = static_cast<const Pair<Acc>*>(partials_.pairs);

@@ -77,13 +77,14 @@ FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
   return exact_rsqrt(variance + eps);
 }
 
-// Returns the means of g and g * n (backward.h).
-// StdNorm divides the second mean by std * rstd = 1 - eps * rstd. Where std is small beside eps,
-// only rounding errors may be left of that difference, but n * mean is then as small beside g;
-// where std is 0, the mean is 0.
-// For L2Norm the second mean is a sum, and 0 where the norm is at most eps. rstd is then at its
-// largest value, 1 / eps as rstd_of() computes it. If eps is 0 or a denormal, that value is NaN,
-// which no rstd reaches.
+// Returns the means of g (0 if the kind has no mean) and of g * n (backward.h).
+// StdNorm divides the sum of g * n by (cols - 1) * std * rstd, where std * rstd is 1 - eps * rstd.
+// If std is much smaller than eps, only rounding errors may be left of that difference. They do no
+// harm: n is then tiny, and n * (second mean) negligible beside g. Where the difference is not
+// positive, the second mean is 0.
+// For L2Norm the second mean is the sum of g * n, or 0 where the norm is at most eps: there rstd
+// has its largest value, reciprocal(eps) (rstd_of). In float, reciprocal() of an eps of 0 or of a
+// denormal is NaN; the comparison is then false, and the sum stays.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> means_of(
     const NormBackward& args, Pair<Acc> sums, Acc inverse_cols, Acc rstd) {

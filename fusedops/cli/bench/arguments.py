@@ -12,12 +12,14 @@ from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Shape
 from fusedops.cli.bench.operators import OPERATORS, family
 from fusedops.cli.errors import UsageError
 
-# The names of families come first; a variant can be selected by its own name too.
+# The names of families, as masked_softmax of masked_softmax[causal], come first; a variant can be
+# selected by its own name too.
 OP_NAMES = list(dict.fromkeys([*map(family, OPERATORS), *OPERATORS]))
 DIRECTIONS = [FORWARD, BACKWARD]
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
 
-#: A case needs these tensors at the same time: input, result, and the two tensors of the copy.
+#: A case needs these tensors at the same time: input, result, and the two tensors of the copy that
+#: is timed beside it.
 TENSORS_OF_A_CASE = 4
 
 

@@ -122,7 +122,7 @@ class Operator:
 
     Args:
         eager, fused: functions of a tensor and the operands; the result, or the first of several,
-            has the tensor's shape.
+            has the tensor's shape, except for losses.
         operands: computes weights, masks and biases.
         layout: the layout of the inputs; shapes with fewer dimensions are filled up with ones.
         moved: for each direction, the number of tensors of the input's size that must be read or

@@ -135,10 +135,10 @@ def require_small(difference: float, dtype: torch.dtype, what: str) -> None:
 
 
 def _scale(case: Case, expected: Tensor) -> float:
-    """Returns the L2 norm that a difference is divided by: the result's, or at least that of ones.
+    """Returns what a difference is divided by: the L2 norm of the result.
 
-    The latter holds for results that are zero except for rounding errors: normalised rows of one or
-    two columns, their gradients, and results that dropout or a mask has zeroed.
+    Some results are zero except for rounding errors: normalised rows of one or two columns, their
+    gradients, and what dropout or a mask has zeroed. Their least divisor is the norm of ones.
     """
     norm = _norm(expected)
     is_rounding = case.cols <= 2 or norm == 0

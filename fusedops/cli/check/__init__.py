@@ -1,7 +1,7 @@
 """`python -m fusedops check`: tests fusedops on this machine, in less than 20 seconds.
 
-`kernels` compares the operators with float64 and with themselves, `compiler` compiles and exports
-a small model. It needs only torch.
+`kernels` compares the operators with float64, and the bits of repeated runs with each other;
+`compiler` compiles and exports a small model. The command needs only torch.
 """
 
 from __future__ import annotations

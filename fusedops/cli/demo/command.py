@@ -1,4 +1,4 @@
-"""Compiles the encoder in every way, and checks and compares the results."""
+"""Runs the encoder in eager and compiled in three ways, and checks and compares the results."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def always(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[
 
 
 def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[str, Encoder]:
-    """Returns the encoder in eager and compiled in every way, after a first call of each."""
+    """Returns the encoder in eager, and compiled with Inductor, with fusedops and with `ALWAYS`.
+    Each compiled one has been called once, which compiles it."""
     encoders: dict[str, Encoder] = {"eager": encoder}
     ways: dict[str, str | Callable[..., Any]]
     ways = {"inductor": "inductor", "fusedops": "fusedops", ALWAYS: always}

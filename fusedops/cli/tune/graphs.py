@@ -26,7 +26,7 @@ from fusedops.graph.policy.machine import count_of
 SCORES = ("masked_softmax[additive]", "masked_softmax[causal]", "softmax_dropout[causal]")
 MATRICES = ("softmax", "layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm")
 SELDOM = ("log_softmax", "std_norm")
-#: Dropout is inactive in inference.
+#: These ops are measured in training only, because dropout is inactive in inference.
 ONLY_TRAINED = {"softmax_dropout[causal]"}
 
 #: An entry has ops, a number of columns, and numbers of rows. The rows reach from sizes at which a
@@ -67,8 +67,8 @@ class Graph:
 
     @property
     def differentiated(self) -> int | None:
-        """Returns how many inputs get a gradient in training: the scores, all inputs of a norm
-        (None), or those of the product that computes logits."""
+        """Returns how many inputs get a gradient in training: only the scores, the two factors of
+        the product that computes logits or, for rows of a matrix, all (None)."""
         return {Layout.SCORES: 1, Layout.LOGITS: 2}.get(self.operator.layout)
 
     def __str__(self) -> str:

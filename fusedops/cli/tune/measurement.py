@@ -113,6 +113,7 @@ def _infer(function: Callable[..., Any], leaves: Sequence[Tensor], others: Seque
 
 
 def _train(function: Callable[..., Any], leaves: Sequence[Tensor], others: Sequence[Tensor]) -> Any:
+    """Returns the gradients of `leaves`, where the first output is the incoming gradient of all."""
     outputs = function(*leaves, *others)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     differentiable = tuple(output for output in outputs if output.requires_grad)

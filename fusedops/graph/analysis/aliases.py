@@ -260,6 +260,7 @@ _ENCODER_LAYER = (
 _SOFTMIN = ("softmin", "softmax of a negated input, one opaque call at this level")
 _GUMBEL = ("gumbel_softmax", "draws its noise inside, one opaque call at this level")
 _INSTANCE_NORM = ("instance_norm", "normalises each channel of an image, which no op does")
+#: Opaque calls, which contain a softmax or norm -> their name, and why they are not replaced.
 LEAVES: dict[Any, tuple[str, str]] = {
     F.scaled_dot_product_attention: _SDPA,
     aten.scaled_dot_product_attention: _SDPA,

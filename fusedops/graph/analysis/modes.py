@@ -74,8 +74,8 @@ def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     """Returns the modes after the switch `node`. `before` maps it and each earlier switch to the
     modes before that switch: an exit returns to the modes before the call that entered."""
     current = before[node]
-    # A bool for set_grad and enter_inference, a device type for enter_autocast, and for exits the
-    # node that entered the mode.
+    # The argument is a bool for set_grad and enter_inference, a device type for enter_autocast, and
+    # for exits the node that entered the mode.
     argument: Any = node.args[0]
     if switch == "set_grad":
         return replace(current, grad=argument)
@@ -116,8 +116,8 @@ def evaluating(site: Node) -> Iterator[None]:
     """Sets the autocast state of `site`, and no gradients, for computations on fake tensors.
 
     Calls are dispatched in Python, because C++ decompositions of torch 2.10, such as linear's, turn
-    symbolic sizes into constants. The tracing context is unset, because that of torch 2.10's Dynamo
-    has another fake mode than the graph's values, which collectives on fake tensors refuse.
+    symbolic sizes into constants. The tracing context is unset: torch 2.10's Dynamo leaves one with
+    another fake mode than the graph's values have, and collectives refuse to mix the two.
     """
     with tracing(None), enable_python_dispatcher(), torch.no_grad(), ExitStack() as stack:
         for arguments in _modes_of(site).autocast:
@@ -131,8 +131,8 @@ def has_left_inference_mode(site: Node, other: Node) -> bool:
 
 
 def are_alike(call: Node, other: Node) -> bool:
-    """Returns whether two calls run in the same modes. Barriers do not ensure this if the calls
-    only share an input of the graph: they are inserted between a call and its users."""
+    """Returns whether two calls run in the same modes. If all that connects them is an input of the
+    graph, barriers do not ensure this: a barrier is inserted only between a call and its users."""
     first, second = (_with_inferred_grad(node, _modes_of(node)) for node in (call, other))
     return first == second
 

@@ -23,7 +23,8 @@ Result = TypeVar("Result")
 
 
 def call_of(node: Any, kind: str | None = None) -> Call | None:
-    """Returns the normal form of `node`, if it has the kind `kind` and no refusal."""
+    """Returns the normal form of `node`, or None if there is none, if it has a refusal, or if its
+    kind is not `kind`; without `kind`, any kind will do."""
     call = as_call(node) if isinstance(node, Node) else None
     fits = call is not None and call.refusal is None and kind in (None, call.kind)
     return call if fits else None
@@ -93,7 +94,7 @@ def _tensor_number(node: Node) -> int | float | None:
     if target in _UNCHANGED:
         return _tensor_number(node.all_input_nodes[0])
     if target in _TENSOR_OF_NUMBER or target in _FULL:
-        # The number is the argument 1 of full, after the shape, and 0 of the others.
+        # The number is argument 1 of full, after the shape, and argument 0 of the other functions.
         fill = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
         return rounded(fill, tensor.dtype) if isinstance(fill, (int, float)) else None
     recorded = getattr(tensor, "constant", None)  # a constant that export lifted
@@ -228,7 +229,8 @@ def upstream(node: Node, until: set[Node]) -> set[Node]:
 
 def same_value(a: Any, b: Any, depth: int = 4) -> bool:
     """Returns whether two nodes are the same, or the same computation of the same nodes, at most
-    `depth` calls deep. Two dropouts never are: they draw different numbers."""
+    `depth` calls deep. Two dropouts never are, because they draw different numbers, nor are calls
+    that write into a tensor."""
     if a is b:
         return True
     x, y = call_of(a), call_of(b)

@@ -160,7 +160,8 @@ def is_returned(node: Node) -> bool:
 
 def written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> bool:
     """Returns whether any tensor is written between the call that computes it and a call that reads
-    it. The reads that count are those of their inputs by `calls`, and of `operands` by `reader`."""
+    it. The reads that count are those by which `calls` read their inputs, and `reader` reads the
+    `operands`."""
     reads = [(node, call) for call in calls for node in call.all_input_nodes]
     reads += [(node, reader) for node in operands]
     return any(node < writer < call for node, call in reads for writer in writers_of(node))
@@ -205,7 +206,8 @@ def thread_writes(graph: Graph) -> None:
 
 
 def _last(results: dict[Node, Node], node: Node) -> Node:
-    """Returns the end of the chain of results that begins with a node, and shortens the chain."""
+    """Returns the end of the chain in `results` that begins with a node. Changes `results` so that
+    each node of the chain leads to that end directly."""
     last = node
     while last in results:
         last = results[last]

@@ -47,14 +47,14 @@ def lasting_strides(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Returns the bytes of a tensor's elements at capture; 0 if a size has no hint, or if there are
-    no dimensions."""
-    return math.prod(hints(tensor) or [0]) * tensor.dtype.itemsize
+    """Returns the bytes of a tensor's elements at capture; 0 if a size has no hint."""
+    sizes = hints(tensor)
+    return 0 if sizes is None else math.prod(sizes) * tensor.dtype.itemsize
 
 
 def fake_mode(node: Node) -> FakeTensorMode:
-    """Returns the fake mode of the inputs of `node`. That of Dynamo's tracing context is not used:
-    it is a new one by the time passes run."""
+    """Returns the fake mode of the inputs of `node`, one of which has to be a fake tensor. The mode
+    of Dynamo's tracing context is not used, because it is a new one by the time passes run."""
     values = (value(argument) for argument in node.all_input_nodes)
     plain = (tensor for recorded in values for tensor in _plain_tensors(recorded))
     return next(recorded.fake_mode for recorded in plain if isinstance(recorded, FakeTensor))

@@ -43,7 +43,8 @@ def _in_order(places: Sequence[int], rank: int) -> DimMap:
 
 
 def _reshaped(call: Call, source: torch.Tensor) -> DimMap | None:
-    """Returns the dimension map of a view that only adds or removes dimensions of size 1."""
+    """Returns the dimension map of a view that only adds or removes dimensions of size 1; None for
+    any other reshape."""
     result = value(call.node)
     old, new = _long_dims(source), _long_dims(result)
     if len(old) != len(new):
@@ -63,7 +64,8 @@ def _long_dims(tensor: torch.Tensor) -> list[int]:
 
 
 def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
-    """Returns the dimension map of aten.slice, whose end does not matter: it moves no element."""
+    """Returns the dimension map of aten.slice; None if its dimension is not known, or if `_start`
+    does not know where it begins. The end of a slice does not matter, since it moves no element."""
     arguments = call.arguments
     rank, start = source.dim(), _start(slice(arguments.get("start"), None, arguments.get("step")))
     dim = constant(arguments.get("dim", 0))
@@ -92,7 +94,8 @@ def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _start(part: slice) -> Any:
-    """Returns the first index of a slice, or None if it has gaps, or may count from the end."""
+    """Returns the first index of a slice, or None if the slice has gaps, or if that index may count
+    from the end."""
     if part.step not in (None, 1):
         return None
     start = 0 if part.start is None else part.start

@@ -38,6 +38,7 @@ _MEASURED_AS = {
     "masked_softmax_dropout": (_DROPOUT,),
     **{f"stack_{op}": (op,) for op in ("softmax", "log_softmax", "layer_norm")},
 }
+#: The names under which every shipped table has measurements, for _DROPOUT in training alone.
 MEASURED_OPS = (
     "softmax",
     "log_softmax",

@@ -57,7 +57,8 @@ def read_quotient(call: Call) -> SoftmaxChain | None:
 
 
 def _read_normalize(call: Call) -> SoftmaxChain | None:
-    """Reads F.normalize(exp(x - max), p=1, dim), whose eps is less than any sum."""
+    """Reads F.normalize(exp(x - max), p=1, dim). It is refused if eps, the lower limit of the sum,
+    is above 1, which is the least sum."""
     arguments = call.arguments
     dim, eps = constant(arguments.get("dim", 1)), known_number(arguments.get("eps", 1e-12))
     rank = value(arguments["input"]).dim()
@@ -226,7 +227,8 @@ def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
 
 
 def _masked(exp: Call, factor: Any, node: Node) -> tuple[Node, Hidden | None, str | None] | None:
-    """Reads exp(s) * mask."""
+    """Reads exp(s) * mask; refused if the mask is not bool. Returns None if `factor` is a
+    number."""
     scores = exp.arguments["input"]
     if not isinstance(value(factor), torch.Tensor) or is_number(factor):
         return None
@@ -257,8 +259,9 @@ class Shift:
 def read_shift(
     node: Node, dim: int, sink_exponent: Node | None = None, hidden: Hidden | None = None
 ) -> Shift:
-    """Reads `node` as x minus its maximum over `dim`, and `sink_exponent` as a sink minus the same
-    maximum."""
+    """Reads `node` as x minus its maximum over `dim`, which may leave out the columns of `hidden`,
+    and `sink_exponent` as a sink minus the same maximum. The result is refused if either is
+    something else."""
     operands = difference(node)
     if operands is None:
         return Shift(node, NO_MAXIMUM)

@@ -19,7 +19,8 @@ from fusedops.graph.readers.scores import Scores, through_factor
 
 def read_logits(logits: Node, readers: Iterable[Node]) -> Scores:
     """Returns the tensor, scale and soft cap that give `logits`. The tensor's last dimension has
-    the same rows; the dimensions before it may be others. `readers` are the calls of the loss.
+    the same rows; the dimensions before it may be others. `readers` are the calls of the loss: a
+    call whose result something else uses too is not read through.
 
     The shifted logits of a language model are read through the copy that makes them contiguous:
 

@@ -298,7 +298,7 @@ def _before_squeeze(node: Any) -> Any:
 
 
 def log_sums(loss: Loss) -> list[Node]:
-    """Returns the calls that compute the logsumexp of the same rows, as a z-loss does."""
+    """Returns the calls beside a loss that compute the logsumexp of its logits, as for a z-loss."""
     rank = value(loss.logits).dim()
     calls = (call_of(user, "logsumexp") for user in users(loss.logits))
     return [

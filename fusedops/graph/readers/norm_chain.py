@@ -114,7 +114,8 @@ class Norm:
 
     @property
     def is_shared(self) -> bool:
-        """Whether something else uses an intermediate result, other than a cast of the input."""
+        """Whether a call outside of the norm uses one of its intermediate results. A cast of the
+        input does not count as such a result."""
         matched = set(self.matched_calls)
         results = [node for node in matched - {self.last} if isinstance(value(node), _RESULTS)]
         inner = (node for node in results if cast_chain(node)[1] is not self.input)
@@ -142,8 +143,9 @@ class _Factor:
 
 
 def read_norm(call: Call) -> Norm | None:
-    """Returns the norm in which `call` is the product or quotient that joins the tensor, a factor
-    of one operand, with the scale of its rows, a factor of the other; None if `call` does not."""
+    """Returns the norm that `call` completes: as F.normalize, or as a product or quotient with the
+    tensor among the factors of one operand and the scale of its rows among those of the other.
+    Returns None for other calls."""
     return read_once(call, "norm", _read_norm)
 
 
@@ -167,7 +169,7 @@ def _read_norm(call: Call) -> Norm | None:
 
 
 def _normalize(call: Call) -> Norm | None:
-    """Reads F.normalize(x, dim=-1), or over another dimension."""
+    """Reads F.normalize(x, dim=-1), or over another dimension; refused unless p is 2."""
     arguments = call.arguments
     input, dim = arguments["input"], constant(arguments.get("dim", 1))
     rank = value(input).dim()
@@ -202,9 +204,11 @@ def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_
 def _product(
     node: Node, factors: list[_Factor], scale: _Factor, rest: list[_Factor]
 ) -> Norm | None:
-    """Returns the norm of the tensor among `factors` whose rows have the scale, times the other
-    factors and `rest`; None if there is none. A norm without a mean that is computed in 16 bits is
-    refused, unless one function computes the scale and there is no other factor."""
+    """If `scale` is 1 / root of a statistic of the rows of a tensor among `factors`, returns the
+    norm of that tensor, times the other factors and `rest`; None if the op cannot take one of them.
+    Otherwise returns None, or for x / std(x) a refused norm (`_not_centred`). A norm without a mean
+    that is computed in 16 bits is refused, unless one function computes the scale and there is no
+    other factor."""
     by = as_one_per_row(scale.scale, scale.operand) if scale.scale else None
     if by is None:
         return None
@@ -287,7 +291,8 @@ def _as_mean_square_of(scale: RowScale, residue: Node) -> RowScale:
 def _centred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
     """Returns the kind of a norm with a mean, its eps, the factor between the model's result and
     the op's, and the refusal if no op computes it. The kind is layer_norm if eps is added to the
-    variance, and std_norm if to the root. Without eps, the divisor of the variance decides."""
+    variance, and std_norm if to the root. Without eps it is std_norm if the variance is over the
+    last dimensions, has the divisor N - 1 and no factor, and otherwise layer_norm."""
     is_unbiased = scale.correction == 1 and scale.inner == 1 and not over.order("std_norm")
     is_deviation = math.isclose(scale.power, 0.5) if scale.eps_mode else is_unbiased
     kind, correction = ("std_norm", 1) if is_deviation else ("layer_norm", 0)
@@ -311,7 +316,8 @@ def _why_not_corrected(scale: RowScale) -> str:
 
 def _uncentred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
     """Returns the same as `_centred_kind`, for a norm without a mean. The kind is l2_norm if eps is
-    a lower limit, or if there is no eps and the model writes a sum; otherwise it is rms_norm."""
+    a lower limit, or if there is no eps and the model writes a sum over the last dimensions;
+    otherwise it is rms_norm."""
     columns = scale.columns
     # Without eps an l2_norm is an rms_norm with another factor. Over a dimension that is not the
     # last, rms_norm is the kind that needs no permuted input.
@@ -366,7 +372,8 @@ def _extended(extended: Norm, norm: Norm, step: Call) -> Norm | None:
 
 
 def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
-    """Returns bias + weight * norm, or bias + norm * weight, as a norm with parameters."""
+    """Returns bias + weight * norm, or bias + norm * weight, as a norm with these parameters; None
+    if the op cannot take them."""
     arguments = step.arguments
     bias, first, second = arguments["input"], arguments["tensor1"], arguments["tensor2"]
     weight = second if first is norm.last else first
@@ -380,8 +387,8 @@ def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
 def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> Norm | None:
     """Returns a norm with the cast at its end. If the cast rounds an rms_norm to 16 bits before the
     weight, it is recorded as `rounded_to`. Returns None for a cast from 16 bits of a norm without a
-    mean, for casts that lose something in two ways, and for a cast to a dtype that no op gives,
-    such as int8."""
+    mean, for a second cast that loses something in another dtype than the first, and for a cast to
+    a dtype that no op gives, such as int8."""
     if input_dtype == result:
         return norm
     if not {input_dtype, result}.issubset(KERNEL_DTYPES):
@@ -443,8 +450,8 @@ def _takes_scalars(norm: Norm) -> bool:
 
 
 def _with_weight(norm: Norm, weight: Node) -> Norm:
-    """Returns the norm with that weight, before the casts and views that the op does not need. A
-    number that the model adds to the weight becomes `weight_offset`, if the op has this argument.
+    """Returns the norm with that weight, as it is before casts and views that the op does not need.
+    A number that the model adds to the weight becomes `weight_offset`, if the op has this argument.
     """
     absorbed: tuple[Node, ...] = ()
     offset = 0.0

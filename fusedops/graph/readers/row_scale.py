@@ -96,8 +96,9 @@ class RowScale:
         return self if fits else None
 
     def with_eps(self, eps_mode: str, eps: float) -> RowScale | None:
-        """Returns the scale with eps, if it has none yet. None for a lower limit of 1 / norm, which
-        is an upper limit of the norm, and for a negative one, which is none."""
+        """Returns the scale with eps. Returns None if it has one already, for a lower limit of
+        1 / norm, which is an upper limit of the norm, and for a negative lower limit, which has no
+        effect. An eps of 0 that is added is left out."""
         if eps_mode == "add" and eps == 0:
             return self
         is_other_limit = eps_mode == "max" and (self.power < 0 or eps < 0)
@@ -270,7 +271,7 @@ def _of_item(call: Call) -> RowScale | None:
 
 
 def _of_difference(call: Call) -> RowScale | None:
-    """Reads mean(x^2) - mean(x)^2."""
+    """Reads the variance mean(x^2) - mean(x)^2, which is always refused: see `CANCELS`."""
     first = read_row_scale(call.arguments["input"])
     subtracted = call.arguments["other"]
     if first is None or first.centred or not is_square_of_mean(subtracted, first.input):

@@ -79,7 +79,7 @@ class Scores:
 
 
 def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
-    """Matches as many of the calls before the softmax as the op can fuse."""
+    """Returns the input of the softmax, with as many of the calls before it as the op can fuse."""
     scores = Scores(chain.input, has_sink=has_sink)
     if chain.hidden is not None:
         scores = _with_hidden(scores, chain.hidden) or scores
@@ -99,7 +99,8 @@ def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
 
 
 def _is_safe(scores: Scores, step: Call, chain: SoftmaxChain) -> bool:
-    """Returns whether the op can compute the step at the position of the softmax."""
+    """Returns whether the op can fuse `step`: it takes the dtype and shape of `scores.input`, and
+    no write comes between the fused calls."""
     wide = torch.float64
     dtype = value(step.node).dtype
     narrows = dtype == wide and value(chain.last).dtype != wide  # the op would compute in float32

@@ -112,8 +112,8 @@ def decomposed(
 
 def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
     """Returns the chain with the casts before it that widen its input, and with the cast of its
-    result back to the input's dtype, unless the model computes in float64 for another input dtype,
-    or in a dtype of a smaller range than that of the input."""
+    result back to the input's dtype. That last cast stays in the graph if the model computes in
+    float64 for another input dtype, or in a dtype of a smaller range than the input's."""
     casts, input = cast_chain(chain.input)
     result = value(chain.last).dtype
     if casts:

@@ -30,6 +30,7 @@ def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
 
 
 def _read(call: Call) -> SoftmaxChain | None:
+    """Does the work of `read_softmax_decomposed`, which caches the result."""
     if call.refusal or not isinstance(value(call.node), torch.Tensor):
         return None
     operands = difference(call.node)

@@ -66,7 +66,7 @@ def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
         left = [dim for dim in range(len(shape)) if dim not in inner]
         if has_keepdim_shape(input, source, inner):
             left = list(range(len(shape)))
-        elif not has_shape(input, [shape[dim] for dim in left]):  # a view that moves rows
+        elif not has_shape(input, [shape[dim] for dim in left]):  # a view changed the dimensions
             continue
         yield source, tuple(sorted({*inner, *(left[dim] for dim in dims)}))
 

@@ -77,7 +77,7 @@ def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
 
 
 def _agree(eager: Any, ours: Any) -> bool:
-    """Returns whether each tensor in `eager` has the same dtype and rank as that in `ours`."""
+    """Returns whether each tensor in `eager` has the dtype and rank of its equivalent in `ours`."""
     pairs = zip(pytree.tree_leaves(eager), pytree.tree_leaves(ours), strict=True)
     tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
     return all((a.dtype, a.dim()) == (b.dtype, b.dim()) for a, b in tensors)
@@ -128,7 +128,8 @@ def _encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """Computes the forward pass of torch.nn.TransformerEncoderLayer in training, without dropout.
+    """Computes a TransformerEncoderLayer by separate calls, as torch does in training, without
+    dropout.
 
     The parameters are those of the ATen op, in its order.
     """

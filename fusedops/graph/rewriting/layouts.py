@@ -160,7 +160,7 @@ def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
     """Returns `call` with the dimensions of its inputs in that order."""
     arguments = arguments_by_name(call)
     stack = _stack_dim(arguments, order)
-    # The inputs of a stack lack its dimension, so that those after it are counted one lower.
+    # The inputs lack the dimension `stack`, so that in them each later dimension is one lower.
     of_input = tuple(d - (stack is not None and d > stack) for d in order if d != stack)
 
     def moved(name: str, argument: Any) -> Any:

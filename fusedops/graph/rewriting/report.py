@@ -73,8 +73,9 @@ class Site:
 
     @property
     def left_on_purpose(self) -> bool:
-        """Whether Inductor's code is faster than any kernel for a softmax alone could be: attention
-        as `scaled_dot_product_attention`, or a cross entropy without its probabilities."""
+        """Whether the site was left because no kernel for the softmax alone could be faster than
+        Inductor's code. That is so for attention that runs as `scaled_dot_product_attention`, and
+        for a cross entropy that never stores its probabilities."""
         return self.reason in _ON_PURPOSE_REASONS
 
 

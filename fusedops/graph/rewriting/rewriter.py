@@ -171,8 +171,8 @@ def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
 
 
 def _written_operand(match: Match) -> str | None:
-    """Returns why the op cannot read its operands at its place, or None. These include tensors that
-    bound the columns of rows: the model reads them earlier, in the calls that compute the mask."""
+    """Returns why the op cannot read its operands at its place, or None. Among the operands may be
+    tensors that bound the columns of rows, which the model reads earlier, to compute the mask."""
     site = match.call.node
     readers = {site, *match.fused_nodes, *match.mask_calls}
     place = match.insert_before or site
@@ -306,6 +306,7 @@ class _Insertion:
         self._inserted: dict[int, Node] = {}
 
     def insert(self, call: OpCall) -> Node:
+        """Inserts a call, after the calls among its arguments, and returns the call's node."""
         if id(call) not in self._inserted:
             args = map_aggregate(call.args, self._operand)
             node = self._site.graph.call_function(call.op, args, call.kwargs)
@@ -314,6 +315,7 @@ class _Insertion:
         return self._inserted[id(call)]
 
     def _operand(self, argument: Any) -> Any:
+        """Returns the node of an argument that is a call or an attribute; others as they are."""
         if isinstance(argument, OpCall):
             return self.insert(argument)
         if isinstance(argument, ModuleAttribute):

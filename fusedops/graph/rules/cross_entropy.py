@@ -191,8 +191,8 @@ def _sources(loss: Loss, logits: Node) -> tuple[Node, ...]:
 
 def _sizes(shape: Sequence[Any], sources: Sequence[Node]) -> list[Any]:
     """Returns sizes to reshape to: [-1] for a vector; else the shape, in which each size that may
-    change is read from a dimension of `sources`, from the same one if possible. None stands for a
-    symbolic size that is in none of them."""
+    change is read from a dimension of `sources`, if possible the one with the same index. None
+    stands for a symbolic size that is in none of them."""
     if len(shape) == 1:
         return [-1]
     return [_size(size, dim, sources) for dim, size in enumerate(shape)]

@@ -93,8 +93,9 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
 
 
 def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
-    """Returns the chain with the cast of its float32 result back to the dtype of the scores. Under
-    autocast these are narrower, and a float32 mask makes the softmax compute in float32."""
+    """Returns the chain, with the cast of its float32 result back to the dtype of the scores, if
+    there is one. Under autocast the scores are narrower, and a float32 mask makes the softmax
+    compute in float32."""
     cast = only_user(chain.last, "cast")
     dtype = value(scores.input).dtype
     if cast is None or cast.arguments["dtype"] != dtype or value(chain.last).dtype != torch.float32:
@@ -142,9 +143,10 @@ def _arguments(
 
 
 def _with_adjacent_values(operand: Operand | None) -> Operand | None:
-    """Returns a mask or bias, with a copy if the values of a row are not adjacent, as in a position
-    bias whose last dimension is the heads. The op would copy it at every call. With the copy in the
-    graph, Inductor computes the operand in this layout, once for all layers that share it."""
+    """Returns a mask or bias, or a copy of it if the values of a row are not adjacent in memory, as
+    in a position bias stored with the heads last; None for None. The op would copy it at every
+    call. With the copy in the graph, Inductor computes the operand in this layout, once for all
+    layers that share it."""
     # Elementwise calls have the layout of their first operand.
     source = None if operand is None else viewed(operand)
     if source is None or value(source).dim() == 0 or not _has_strided_rows(value(source)):

@@ -100,7 +100,8 @@ def _norm_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[
     """Returns the arguments after the inputs, or None if the norms differ in shape or eps, or if
     some have a weight or a bias and others have none."""
     first = arguments[0]
-    shapes = [value(each["normalized_shape"]) for each in arguments]  # torch.fx records nodes
+    # A shape may be a node: torch.fx records x.shape[-1:] as one.
+    shapes = [value(each["normalized_shape"]) for each in arguments]
     if any(list(shape) != list(shapes[0]) for shape in shapes):
         return None
     if any(each["eps"] != first["eps"] for each in arguments):

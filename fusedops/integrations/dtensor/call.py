@@ -191,6 +191,7 @@ def _common_mesh(overload: Any, arguments: dict[str, Any]) -> DeviceMesh:
 
 
 def _tensors(arguments: dict[str, Any]) -> Any:
+    """Yields the name and value of each tensor; in a list of tensors the name is "inputs[0]"."""
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):
             yield name, value

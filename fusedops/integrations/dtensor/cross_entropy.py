@@ -31,7 +31,8 @@ def cross_entropy(
     ignore_index: int = -100,
     reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> DTensor:
-    r"""Cross entropy of logits and class indices: :math:`\log \sum_j e^{x_j} - x_t` of each row.
+    r"""Computes the cross entropy of logits and class indices, for each row
+    :math:`\log \sum_j e^{x_j} - x_t`.
 
     It does what ``fusedops.cross_entropy`` does, with the classes in the last dimension. Unlike
     that, it also takes a plain tensor as ``target``.

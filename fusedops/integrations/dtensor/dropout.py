@@ -4,7 +4,7 @@ The kernels number the rows of the tensor that they get, and draw by these numbe
 only some rows of a tensor therefore calls the op without dropout, and multiplies by the factors
 that the kernel would draw for these rows of the whole tensor (csrc/args.h defines them). So any
 placement drops the same elements, and nothing is sent. Drawing with torch's functions takes some 30
-passes over int64 tensors of a quarter as many elements.
+passes over int64 tensors with a quarter as many elements as the rank's part.
 """
 
 from __future__ import annotations

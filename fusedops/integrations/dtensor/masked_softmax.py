@@ -56,6 +56,8 @@ def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 
 
 def _dropping_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    """Does what :func:`_dropping` does, for a backward op: multiplies the gradient first. An op
+    that writes into grad_output gets it multiplied in place."""
     grad, y = local["grad_output"], local["probabilities"]
     factor = multiplier(call, part, grad, row_dim_count=1)
     if not call.results:  # the op writes into grad_output

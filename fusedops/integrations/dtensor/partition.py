@@ -25,7 +25,8 @@ Dims = tuple[int | None, ...]
 
 
 class Result(NamedTuple):
-    """Holds the dimensions of a result, and whether it is a sum over the others of the space."""
+    """Holds the dimensions of a result, and whether it is a sum over the space's other
+    dimensions."""
 
     dims: Dims
     summed: bool = False
@@ -92,7 +93,8 @@ class Partition:
 
     def _extent(self, dim: int, coordinates: Sequence[int]) -> tuple[int, int]:
         """Returns the first index and the size of a rank's part of a dimension, which is cut as by
-        torch.chunk. torch's own function for it reads a tensor, which a compiler cannot do."""
+        torch.chunk. torch's own function for it reads the value of a tensor, which cannot be
+        compiled."""
         start, size = 0, self.sizes[dim]
         for mesh_dim, coordinate in enumerate(coordinates):
             if self.divided[mesh_dim] == dim:

@@ -22,7 +22,7 @@ _AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 def register_float32_output(library: torch.library.Library, op: str) -> None:
     """Makes ``fusedops::op`` compute with ``dtype=torch.float32`` where no dtype is given and its
-    first argument, the input, is a CUDA tensor of up to 32 bits."""
+    first argument, the input, is a floating CUDA tensor of up to 32 bits."""
     overload = getattr(torch.ops.fusedops, op).default
     position = argument_names(op).index("dtype")
     defaults = [argument.default_value for argument in overload._schema.arguments]

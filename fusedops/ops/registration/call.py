@@ -62,7 +62,8 @@ _KINDS = {
 
 
 def _set_up_op_call() -> ModuleType | None:
-    """Returns the extension module, or None where this Python or this torch cannot use it."""
+    """Sets up and returns the extension module; returns None where this Python or this torch cannot
+    use it."""
     conversions = getattr(torch._C, "_aoti", None)
     handle_of = getattr(conversions, "unsafe_alloc_void_ptr_from_tensor", None)
     tensor_of = getattr(conversions, "alloc_tensor_by_stealing_from_void_ptr", None)

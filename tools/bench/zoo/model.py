@@ -27,9 +27,9 @@ class Size:
     Args:
         width: features of a token; feed-forward layers are four times as wide.
         heads: attention heads.
-        vocabulary: rows of the token embedding.
+        vocabulary: rows of the token embedding in models without a language model's head.
         length: tokens of a sequence, or approximately the patches of an image.
-        classes: rows of the token embedding of a language model, which is also its head.
+        classes: rows of that head, and of the token embedding of the model that has it.
     """
 
     width: int

@@ -30,7 +30,7 @@ DROPOUT = 0.1
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; subclasses compute the weights from the scores."""
+    """Multi-head self-attention; subclasses compute its weights from the query and the key."""
 
     def __init__(self, size: Size, dropout: float) -> None:
         super().__init__()

@@ -37,9 +37,9 @@ def _arange(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
-    """Interprets `compute` on two operands. On numbers and tensors of two values (bools too) it is
-    computed for each pair of values; integers that are affine in the positions stay affine in sums,
-    differences and products with a number. Of other operands nothing is known."""
+    """Returns the step that interprets `compute` on two operands. On numbers and tensors of two
+    values (bools too) it is computed for each pair of values; integers that are affine in positions
+    stay affine in sums, differences and products with a number. Otherwise nothing is known."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)

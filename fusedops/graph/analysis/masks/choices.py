@@ -38,8 +38,8 @@ def two_valued(truth: Logical, yes: Number, no: Number) -> Number | TwoValued:
 def elementwise(
     compute: Callable[[Any, Any], Number], a: Selectable, b: Selectable
 ) -> Number | TwoValued | None:
-    """Returns compute(a, b), or None if it has more than two values, or two that depend on an
-    exclusive or, which no BoolTensor describes."""
+    """Returns compute(a, b), or None if both operands have two values and fewer than three of the
+    four pairs of these have the same result (see `_elementwise_pair`)."""
     x, y = _as_two_valued(a), _as_two_valued(b)
     if x is None and y is None:
         return compute(a, b)
@@ -65,7 +65,8 @@ def _elementwise_pair(
 
 
 def selected(condition: Logical, yes: Selectable, no: Selectable) -> Selectable | None:
-    """Returns torch.where(condition, yes, no), or None if it may have more than two values."""
+    """Returns torch.where(condition, yes, no), or None if neither `yes` nor `no` is a number, or if
+    the result has more than two values."""
     if isinstance(condition, bool):
         return yes if condition else no
     if not isinstance(no, (int, float)):

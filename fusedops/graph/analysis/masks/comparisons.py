@@ -182,8 +182,9 @@ def _equal(reader: Interpreter, x: Any, y: Any) -> Logical | None:
 
 
 def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> BoolTensor | None:
-    """Returns where ascending keys equal the row's number: between two bounds, which searchsorted
-    finds."""
+    """Returns where ascending keys equal the row's number, which is between two bounds that
+    searchsorted finds. Returns None unless searchsorted takes both tensors, and no tensor that they
+    depend on is written before it is read."""
     row = next(iter(rows.terms), None)
     if not isinstance(row, Node) or rows != Affine(terms={row: 1}):
         return None

@@ -43,8 +43,9 @@ class Magnitude:
 class Ascending:
     """An integer tensor whose elements never decrease along a dimension.
 
-    numbers: a tensor that rises by one between adjacent columns wherever this tensor, or the one
-        that it is gathered from, has equal elements in them; None if none is known.
+    numbers: a tensor that rises by one from a column to the next wherever this tensor (or, if it
+        was made by indexing, the tensor that was indexed) has the same element in both columns;
+        None if no such tensor is known.
     """
 
     node: Node
@@ -85,7 +86,7 @@ class Interpreter:
             return Affine(terms={node: 1})
         if not isinstance(recorded, torch.Tensor):
             return None
-        if is_barrier(node):  # the elements of a mask are the same in all modes
+        if is_barrier(node):  # modes that a barrier separates change no element of a mask
             return self.read(node.args[0])
         if recorded.dim() == 0 and (single := number(node)) is not None:
             return single

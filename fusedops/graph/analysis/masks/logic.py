@@ -36,7 +36,7 @@ from fusedops.graph.analysis.values import value
 
 
 def _logic(connect: Callable[[Logical, Logical], Logical]) -> Step:
-    """Interprets `and` or `or` of two bool tensors, which `connect` joins."""
+    """Returns the step that interprets `and` or `or` of two bool tensors, which `connect` joins."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
@@ -72,7 +72,7 @@ def _selected(condition: Any, yes: Any, no: Any) -> Known | None:
 
 
 def _triangle(sign: int) -> Step:
-    """Interprets tril (`sign` 1) or triu (-1)."""
+    """Returns the step that interprets tril (`sign` 1) or triu (-1)."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         input = reader.read(call.arguments["input"])

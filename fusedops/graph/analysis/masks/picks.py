@@ -30,7 +30,7 @@ class Pick:
 
 def pick_of(read: Reader, node: Node) -> Pick:
     """Returns the tensor from which views and indices pick the elements of `node`, and their places
-    in that tensor. It is `node` itself if no view or index is known to pick them."""
+    in that tensor, which is `node` itself if no view or index is known to pick them."""
     call, sizes = call_of(node), value(node).shape
     move = _move(read, call) if call else None
     source, places = node, [Affine(steps={dim: 1}) for dim in range(-len(sizes), 0)]

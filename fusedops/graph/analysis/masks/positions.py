@@ -153,8 +153,9 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Document:
-    """Each row and each column has a number, at a place in `numbers`. A row sees the columns of its
-    own document, within which the numbers rise by one from column to column."""
+    """Says that a row sees only columns of its own document, one of the texts packed into a tensor.
+    Each row and each column has a number, the element of `numbers` at its place in `rows` or
+    `columns`. Within a document these numbers rise by one from column to column."""
 
     numbers: Node
     rows: Places
@@ -168,7 +169,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Within:
-    """A bound that holds within a document; `fallback` stands for it in other masks."""
+    """A bound that holds only within a document. In a mask without that document, the bool tensor
+    `fallback` takes its place."""
 
     document: Document
     bound: Bound

@@ -90,8 +90,8 @@ def why_unknown(mask: Node) -> str:
 
 def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> Mask | None:
     """Returns the mask that `node` computes, in which the columns are visible where `visible` is
-    True. Returns None if nothing is known of that but `node` itself, or if the mask, or a tensor
-    that `visible` refers to, is written before `reader` would read it."""
+    True. Returns None if that is nowhere, is not known, or refers to `node` itself, or if the mask,
+    or a tensor that `visible` refers to, is written before `reader` would read it."""
     if isinstance(visible, bool):
         condition: Condition | None = () if visible else None
     else:

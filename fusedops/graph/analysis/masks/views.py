@@ -83,7 +83,8 @@ def _gathered(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _ascending_at(ascending: Ascending, places: Sequence[Affine], node: Node) -> Ascending | None:
-    """Returns the elements of an ascending tensor at `places`, or None if they may not ascend."""
+    """Returns `node`, which has the elements of `ascending` at `places`, as a tensor that ascends;
+    None if it may not ascend."""
     steps = places[ascending.dim].steps
     others = {dim for place in places if place is not places[ascending.dim] for dim in place.steps}
     dims = [dim for dim, step in steps.items() if step > 0 and dim not in others]
