@@ -18,7 +18,7 @@ constexpr int64_t masked_group_rows(int64_t cols, DType dtype) {
   return rows < 1 ? 1 : rows < kMaxMaskedGroupRows ? rows : kMaxMaskedGroupRows;
 }
 constexpr int64_t masked_row_bytes(int64_t cols, DType dtype) {
-  return ceil_div(softmax_scratch_bytes(cols, dtype), 64) * 64;
+  return ceil_div(softmax_row_bytes(cols, dtype), 64) * 64;
 }
 
 // The bits of a bool mask take 4 bytes for each tile, and no tile with bits has fewer than 16

@@ -73,37 +73,43 @@ FUSEDOPS_INLINE double sum_of_columns(Accumulators<Tile<C>> sums, int64_t cols) 
   return ReduceLanes<double>(lanes_of_sum<T>(sums, cols), Add{});
 }
 
-// Sets lane i of v[0] to the sum of the lanes of v[i], for all i, in nearly the time that one sum
-// takes. Other vectors are overwritten. Each step adds the upper half of each sum's lanes to the
-// lower half, and puts the sums of two vectors side by side. Every sum has the order of
-// ReduceLanes(), whatever the other vectors hold.
-template <class C, int Width, int kStep>
-FUSEDOPS_INLINE void fold_lanes(Vec<C> (&v)[kLanes<C>]) {
+// Sets lane i of v[0] to the combination of the lanes of v[i], for all i, in nearly the time that
+// one takes. Other vectors are overwritten. Each step combines the lower half of each vector's
+// lanes with the upper half, and puts the results of two vectors side by side. Every result has the
+// order of ReduceLanes(), whatever the other vectors hold.
+template <class C, int Width, int kStep, int kCount, class Combine>
+FUSEDOPS_INLINE void fold_lanes(Vec<C> (&v)[kCount], Combine combine) {
   constexpr int L = kLanes<C>;
   if constexpr (Width > 1) {
     Lanes<C> lower;
     for (int lane = 0; lane < L; ++lane) {
-      const int place = lane % (L / 2), sum = place / (Width / 2);
-      lower[lane] = lane / (L / 2) * L + sum * Width + place % (Width / 2);
+      const int place = lane % (L / 2), result = place / (Width / 2);
+      lower[lane] = lane / (L / 2) * L + result * Width + place % (Width / 2);
     }
-    for (int i = 0; i < L; i += 2 * kStep) {
-      const Vec<C> upper = Permute2<C>(v[i], v[i + kStep], lower + Width / 2);
-      v[i] = Permute2<C>(v[i], v[i + kStep], lower) + upper;
+    for (int i = 0; i < kCount; i += 2 * kStep) {
+      const Vec<C> other = v[i + kStep < kCount ? i + kStep : i];
+      const Vec<C> upper = Permute2<C>(v[i], other, lower + Width / 2);
+      v[i] = combine(Permute2<C>(v[i], other, lower), upper);
     }
-    fold_lanes<C, Width / 2, 2 * kStep>(v);
+    fold_lanes<C, Width / 2, 2 * kStep>(v, combine);
   }
 }
-// Sets result[i] to the sum of the lanes of v[i]. It folds as many vectors at once as a vector has
-// lanes; where fewer are left, copies of the last one take the place of the missing ones.
+// Sets result[i] to the combination of the lanes of v[i]. It folds as many vectors at once as a
+// vector has lanes; where fewer are left, the last one is folded several times.
+template <class C, int kCount, class Combine>
+FUSEDOPS_INLINE void reduce_lanes_of(
+    const Vec<C> (&v)[kCount], C (&result)[kCount], Combine combine) {
+  constexpr int kEach = kCount < kLanes<C> ? kCount : kLanes<C>;
+  for (int first = 0; first < kCount; first += kEach) {
+    Vec<C> lanes[kEach];
+    for (int i = 0; i < kEach; ++i) lanes[i] = v[first + i < kCount ? first + i : kCount - 1];
+    fold_lanes<C, kLanes<C>, 1>(lanes, combine);
+    for (int i = 0; i < kEach && first + i < kCount; ++i) result[first + i] = lanes[0][i];
+  }
+}
 template <class C, int kCount>
 FUSEDOPS_INLINE void sums_over_lanes(const Vec<C> (&v)[kCount], C (&result)[kCount]) {
-  constexpr int L = kLanes<C>;
-  for (int first = 0; first < kCount; first += L) {
-    Vec<C> lanes[L];
-    for (int i = 0; i < L; ++i) lanes[i] = v[first + i < kCount ? first + i : kCount - 1];
-    fold_lanes<C, L, 1>(lanes);
-    for (int i = 0; i < L && first + i < kCount; ++i) result[first + i] = lanes[0][i];
-  }
+  reduce_lanes_of<C>(v, result, Add{});
 }
 
 }  // namespace

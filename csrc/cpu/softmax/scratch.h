@@ -15,9 +15,19 @@ constexpr int64_t softmax_chunks_bytes(int64_t cols) {
   return (cols / kShortestSoftmaxChunk + 1) * kSoftmaxChunkBytes;
 }
 
-// Scratch memory holds a row of values and its chunks.
-constexpr int64_t softmax_scratch_bytes(int64_t cols, DType dtype) {
+// Returns the bytes of a row's values and its chunks.
+constexpr int64_t softmax_row_bytes(int64_t cols, DType dtype) {
   return padded_cols(cols) * compute_bytes(dtype) + softmax_chunks_bytes(cols);
+}
+
+// A softmax computes rows of up to this many columns in groups (rows.h). The values of a group take
+// at most half of the L1 cache if they are floats.
+constexpr int64_t kMaxSoftmaxGroupRows = 8, kMaxSoftmaxGroupCols = 512;
+
+// Scratch memory holds the values of a group, or a row with its chunks.
+constexpr int64_t softmax_scratch_bytes(int64_t cols, DType dtype) {
+  if (cols > kMaxSoftmaxGroupCols) return softmax_row_bytes(cols, dtype);
+  return kMaxSoftmaxGroupRows * padded_cols(cols) * compute_bytes(dtype);
 }
 
 constexpr InnerSegments inner_segments(const SpatialSoftmaxForward& args) {

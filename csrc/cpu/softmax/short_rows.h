@@ -72,11 +72,12 @@ FUSEDOPS_NOINLINE void softmax_backward_group(Tile<C>* grad, const Tile<C>* outp
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// Whether rows of this length are faster in groups, with a row in each lane, than one by one.
-// softmax_rows() wins on rows of many whole tiles, except on 16-bit inputs.
+// Whether rows of this length are faster with a row in each lane than in softmax_rows(). So are
+// rows of few columns, and 16-bit rows whose ends take a function call to load.
 template <class In>
 constexpr bool forward_gains_from_groups(int64_t cols) {
-  return cols <= kMaxGroupCols && (sizeof(In) == 2 || cols <= 96 || cols % kTile<In> != 0);
+  if constexpr (sizeof(In) > 2) return cols < 64;
+  return cols < 96 || (cols <= kMaxGroupCols && end_within_a_tile<In>(cols));
 }
 
 // Computes as many whole groups as there are, if rows gain from it. Returns the remaining rows.
@@ -85,7 +86,9 @@ RowRange short_softmax_groups(const SoftmaxForward& args, RowRange rows) {
   if (!forward_gains_from_groups<In>(args.cols)) return rows;
   Tile<Compute<In>> group[kMaxGroupCols];
   return for_row_groups<In>(rows, [&](int64_t first) {
+    prefetch_group<Out>(args.output, first, args.cols);
     load_group<In>(args.input, first, args.cols, group);
+    prefetch_group<In>(args.input, first + kGroupRows<In>, args.cols);
     with_bool(args.log, [&](auto log) { softmax_group<log.value, In, Out>(group, args.cols); });
     store_group<Out>(args.output, first, args.cols, group);
   });
