@@ -152,10 +152,11 @@ def claim_dropout_in_16_bits_is_rounded_once():
     exact = fusedops.masked_softmax_dropout(x.double(), p=0.5, seed=seed)
     error = (ours.full_tensor().double() - exact).abs()
     assert (error <= exact * 0.51 * torch.finfo(x.dtype).eps).all()
-    given = [partial(t, mesh, rows) for t in (x, residual)]
-    _, ours = fusedops.add_layer_norm(*given, (7,), p=0.5, seed=seed)
-    _, wanted = fusedops.add_layer_norm(x, residual, (7,), p=0.5, seed=seed)
-    assert torch.equal(ours.full_tensor(), wanted)
+    for added in (residual, _randn(4, 5, 7, dtype=torch.float32)):
+        given = [partial(t, mesh, rows) for t in (x, added)]
+        _, ours = fusedops.add_layer_norm(*given, (7,), p=0.5, seed=seed)
+        _, wanted = fusedops.add_layer_norm(x, added, (7,), p=0.5, seed=seed)
+        assert torch.equal(ours.full_tensor(), wanted)
 
 
 def claim_replicas_drop_the_same_elements_though_their_seeds_differ():

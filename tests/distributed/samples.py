@@ -139,15 +139,17 @@ def _sums_of_two_dtypes(shape):
     x, residual, g = _randn(3, 5, 6).float(), _randn(3, 5, 6), _randn(3, 5, 6)
     weight, bias = _randn(*shape), _randn(*shape)
     dtypes = (torch.float32, torch.float64)
-    yield Sample("add_layer_norm", (x, residual, shape, weight, bias, 1e-5))
-    _, sum, mean, rstd = ops.add_layer_norm(x, residual, shape, weight, bias, 1e-5)
-    saved = (g, residual, sum, shape, mean, rstd, weight, bias)
-    for wanted in ([True] * 4, [False, True, True, False]):
-        yield Sample("add_layer_norm_backward", (*saved, wanted))
-        yield Sample("add_layer_norm_backward", (*saved, wanted, 0.0, None, *dtypes))
-    _, sum, rstd = ops.add_rms_norm(x, residual, shape, weight, 1e-5)
-    saved = (g, None, sum, shape, rstd, weight, [True] * 3, 0.0)
-    yield Sample("add_rms_norm_backward", (*saved, 0.0, None, *dtypes))
+    for dropout in ((0.0, None), (0.4, torch.tensor(12345))):
+        whole = (x, residual, shape, weight, bias, 1e-5, *dropout)
+        yield Sample("add_layer_norm", whole)
+        _, sum, mean, rstd = ops.add_layer_norm(*whole)
+        saved = (g, residual, sum, shape, mean, rstd, weight, bias)
+        for wanted in ([True] * 4, [False, True, True, False]):
+            yield Sample("add_layer_norm_backward", (*saved, wanted, *dropout))
+            yield Sample("add_layer_norm_backward", (*saved, wanted, *dropout, *dtypes))
+        _, sum, rstd = ops.add_rms_norm(x, residual, shape, weight, 1e-5)
+        saved = (g, None, sum, shape, rstd, weight, [True] * 3, 0.0)
+        yield Sample("add_rms_norm_backward", (*saved, *dropout, *dtypes))
 
 
 def _spatial_norms():

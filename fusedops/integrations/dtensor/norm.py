@@ -60,7 +60,8 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     row_dim_count = len(call["normalized_shape"])
     if "sum" in local:
         return _backward_with_dropout(call, part, local, row_dim_count)
-    input, residual = local["input"], local["residual"]
+    residual = local["residual"]
+    input = local["input"].to(torch.promote_types(local["input"].dtype, residual.dtype))
     sum = input * multiplier(call, part, input, row_dim_count) + residual
     # The op gets the sum, rounded once, and a residual of zeros, which adds nothing.
     undropped = {"input": sum.to(input.dtype), "residual": torch.zeros_like(residual), "p": 0.0}
@@ -70,17 +71,19 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 def _backward_with_dropout(
     call: Call, part: Partition, local: dict[str, Any], row_dim_count: int
 ) -> Any:
-    """Runs the op without dropout, which gives the gradient of the sum, and multiplies that by
-    dropout's factors for this rank's rows: the op would number the rows as if they were a whole
-    tensor. ``row_dim_count`` is the number of dimensions that are normalised."""
+    """Runs the op without dropout, which gives the gradient of the sum in the sum's dtype. The
+    input's gradient is that times dropout's factors for this rank's rows, which the op would number
+    as if they were a whole tensor. ``row_dim_count`` is the number of dimensions that are
+    normalised."""
     of_input, of_residual, *of_parameters = local["output_mask"]
     needed = [of_input or of_residual, False, *of_parameters]
-    undropped = {"output_mask": needed, "p": 0.0, "seed": None}
+    sum_dtypes = {"input_dtype": None, "residual_dtype": None}
+    undropped = {"output_mask": needed, "p": 0.0, "seed": None, **sum_dtypes}
     grad, empty, *grads = call.run(local | undropped)
-    dropped = empty  # a gradient that is not needed
-    if of_input:
-        dropped = (grad * multiplier(call, part, grad, row_dim_count)).to(grad.dtype)
-    return [dropped, grad if of_residual else empty, *grads]
+    dropped = grad * multiplier(call, part, grad, row_dim_count) if of_input else empty
+    by_name = {"grad_input": dropped, "grad_residual": grad if of_residual else empty}
+    terms = [t.to(_dtype_of_gradient(name, local, local["sum"])) for name, t in by_name.items()]
+    return [*terms, *grads]
 
 
 # --- rows that are divided among ranks ----------------------------------------------------------
