@@ -159,7 +159,8 @@ def _unknown(value: str, choices: tuple[str, ...]) -> str | None:
     return None if value in choices else f"{value!r} is unknown, wanted {wanted}"
 
 
-# `_initial` is what `del` restores; assignments outside of a patch change `_default`.
+# `del fusedops.config.NAME` restores the setting's value in `_initial`; assigning to a setting
+# outside of a patch replaces `_default` (see `_Module`).
 _initial = _default = Config.from_environment(os.environ)
 #: The settings of the innermost patch that is active in the current context, or None.
 _patched: ContextVar[Config | None] = ContextVar("fusedops.config", default=None)

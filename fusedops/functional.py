@@ -622,7 +622,9 @@ def _band(input: torch.Tensor, causal: Causal, window: Window | None) -> _Band:
 
 
 def _diagonal(input: torch.Tensor, causal: Causal) -> int:
-    """Returns the diagonal up to which a query sees the keys, as in ``torch.tril``."""
+    """Returns the diagonal of a query's own position, as in ``torch.tril``: keys - queries for
+    "bottom_right", else 0. If ``causal`` is not False, a query sees the keys up to it. A window is
+    counted from it, also where ``causal`` is False."""
     if causal is False or causal is True:
         return 0
     _arguments.one_of("causal", causal, (False, True, "top_left", "bottom_right"))

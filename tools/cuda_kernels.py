@@ -62,7 +62,9 @@ def instances(words: list[str]) -> Iterator[str]:
             if (plan_pass, plan_scope) != (pass_, scope):
                 continue
             for width in widths(vectors, dtype):
-                if kind == "kStack" and width * BYTES[dtype] < 16:  # as in find_in_plan()
+                # Stack kernels exist for 16-byte vectors only: see find_in_plan() in
+                # launch/kernels.h.
+                if kind == "kStack" and width * BYTES[dtype] < 16:
                     continue
                 values = {
                     "T": SYMBOLS.get(dtype, dtype),

@@ -16,9 +16,11 @@ from fusedops.ops import checks
 from fusedops.ops.norm_kinds import KINDS
 from fusedops.ops.registration.libraries import LIBRARY, OPS, argument_names, refuse
 
-#: Takes an op's name and arguments. Returns the dimensions of the input that are normalised, and
-#: the arguments that follow the input in a call on one of its tensors, or on its buffer, which have
-#: one dimension less.
+#: The type of functions that take an op's name and its arguments, of which the first is a nested
+#: tensor. They return the dimensions of that tensor that are normalised, and the arguments after
+#: the first for a call of the op on one of the tensors that it holds, or on its buffer
+#: (``values()``). These have one dimension less than the nested tensor, so a ``dim`` is decreased
+#: by 1.
 Inner = Callable[[str, tuple[Any, ...]], tuple[set[int], tuple[Any, ...]]]
 
 

@@ -41,12 +41,14 @@ def is_innermost(tensor: torch.Tensor, dim: int) -> bool:
 def _empty_like(
     input: torch.Tensor, named: Named, dtype: torch.dtype, *others: torch.Tensor
 ) -> torch.Tensor:
-    """Returns an uninitialised tensor of ``input``'s shape. It is contiguous, unless ``dim`` is
-    innermost in the memory of ``input`` and of all ``others``: it is then innermost here too."""
+    """Returns an uninitialised tensor of ``input``'s shape and of ``dtype``. It is contiguous,
+    unless ``dim`` is innermost in the memory of ``input`` and of all ``others``: it is then
+    innermost here too."""
     if "dim" not in named or not all(is_innermost(t, named["dim"]) for t in (input, *others)):
         return torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
     moved = input.movedim(named["dim"], -1)
-    return torch.empty_like(moved, memory_format=torch.contiguous_format).movedim(-1, named["dim"])
+    result = torch.empty_like(moved, dtype=dtype, memory_format=torch.contiguous_format)
+    return result.movedim(-1, named["dim"])
 
 
 # --- checks -------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ class MeanSquare:
 
     @staticmethod
     def along_n(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
-        """Returns along_n, from sum(g n)."""
+        """Returns the derivative of s in the direction of g, here mean(g n), from sum(g n). The
+        module's docstring defines s, g and n."""
         return sum / count
 
     @staticmethod

@@ -58,7 +58,7 @@ class Shape:
     cluster: int
     bytes_u: float  # moved, in units of one tensor
     instructions: float  # of warps, for 1024 elements
-    issue: float  # instructions at the speed of a copy, as a share of what the GPU can issue
+    issue: float  # instructions, as a share of those that the GPU can issue in the time of a copy
     guesses: float  # jumps and accesses whose target is not known, in the mean warp
 
 

@@ -59,12 +59,15 @@ Status launch_masked(const Args& args, DType dtype, const RowPlan& row) {
 
 class MaskedSoftmax final : public Family {
  public:
+  // Forward: input, output, mask. Backward: grad_output, probabilities (zeros behind the diagonal
+  // if causal), grad_input, mask.
   std::vector<Array> arrays(const Question& q) const override {
     const Array input{tensor_bytes(q), Role::kInput},
         output{tensor_bytes(q), Role::kOutput, q.dtype};
     const Array mask{q.cols, Role::kBools};
     const Role role = q.op == Op::kPaddedSoftmax ? Role::kInput : Role::kCausal;
-    if (q.backward) return {input, {tensor_bytes(q), role}, output, mask};
+    const Array probabilities{tensor_bytes(q), role};
+    if (q.backward) return {input, probabilities, output, mask};
     return {input, output, mask};
   }
 

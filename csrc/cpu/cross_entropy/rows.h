@@ -380,8 +380,11 @@ FUSEDOPS_NOINLINE void add_lanes(const Vec<double> (&lanes)[kBatchRows], RowValu
   sums_over_lanes<double>(lanes, sums);
 }
 
-// Sums the exponentials and differences of a batch of rows that have a single segment each. A step
-// runs for all rows before the next step does, so that the rows' latencies overlap.
+// Sets `sums` for a batch of rows that have a single segment each: the sum of exp(logit - shift)
+// without the class, and the total of the logits, from their differences from `near`, which is the
+// shift or close to it. A row whose sum of exponentials is not usable is computed by
+// sums_of_special_segment(). Each step runs for all rows before the next step, so that the rows'
+// latencies overlap.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits, LossBatch& sums) {
   using C = Compute<In>;

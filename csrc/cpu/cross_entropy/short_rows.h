@@ -169,6 +169,9 @@ FUSEDOPS_NOINLINE void compute_group(
   }
 }
 
+// Writes grad_input for the rows in `range`, a group at a time. `group` holds the bases of the
+// logits (LogitsOf), which compute_group() replaces by the gradients. The factors of the rows are
+// computed kBatchRows at a time.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void cross_entropy_backward_groups(
     const CrossEntropyBackward& args, RowRange range, AnyLogits logits) {

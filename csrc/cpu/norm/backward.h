@@ -451,8 +451,7 @@ void norm_backward_rows(
   }
 }
 
-// Calls body with a pointer to the columns, whose type is T, the type of the rows, or the compute
-// type.
+// Calls body with a pointer to the columns: a T* if they have the rows' type T, else a Compute<T>*.
 template <class T, class Body>
 void with_result(Columns result, Body body) {
   if (size_of(result.dtype) == sizeof(T)) return body(static_cast<T*>(result.data));

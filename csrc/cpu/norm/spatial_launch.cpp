@@ -25,7 +25,8 @@ void CpuLauncher::launch(const SpatialNormForward& args) const {
       });
 }
 
-// Threads share first the partitions, then the rows whose sums over all partitions are added up.
+// Threads share first the partitions. Then they share the dim_size entries of grad_weight and
+// grad_bias, each of which is a sum over all partitions.
 void CpuLauncher::launch(const SpatialNormBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const int64_t elements = args.outer * args.dim_size * args.inner;

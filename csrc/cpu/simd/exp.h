@@ -113,7 +113,9 @@ FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least, Visible visi
   if constexpr (kHasMulByPow2) {
     least = MaskedMin(above, least, e);
   } else {
-    least = Min(least, e);  // lanes outside hold exp(0), which is no less than any x <= 0 gives
+    // A lane outside of `above` holds the exponential of 0. Arguments are at most 0, so it is not
+    // below any other exponential, and does not lower `least` wrongly.
+    least = Min(least, e);
   }
   return zero_outside(above, e);
 }

@@ -20,8 +20,9 @@ constexpr double kVanishes<BFloat16> = 0x1p-134;
 template <>
 constexpr double kVanishes<Half> = 0x1p-25;
 
-// Returns the magnitude of a number or of lanes. A sum may be negative: for the gradient of
-// softmax_stats, softmax_apply is called with 1 / gradient in place of the sum.
+// Returns the absolute value of a number, or of each lane. Divisor (below) needs it because its
+// `sum` may be negative: the gradient of softmax_stats calls softmax_apply with 1 / gradient as the
+// sum.
 template <class V>
 FUSEDOPS_INLINE V magnitude(V x) {
   return x < 0 ? -x : x;
@@ -35,9 +36,11 @@ template <class Out>
 constexpr bool kTwoParts = sizeof(Out) == sizeof(float);
 
 // Holds factor / sum, by which exponentials are multiplied, as precisely as a result of type Out
-// can show. For float results it is the sum of two floats, `high` and `low`. For double, where
-// speed matters less, an exponential is multiplied by `high`, the factor, and divided by `low`, the
-// sum. An exponential between 0 and `least` must be divided in steps.
+// can show. For float results it is the sum of two floats, `high` and `low`. For 16-bit results it
+// is `high` alone, and `low` is 0. For double, where speed matters less, an exponential is
+// multiplied by `high`, the factor, and divided by `low`, the sum. An exponential between 0 and
+// `least` must be divided in steps (see the top of this file), for which `scale`, where it exists,
+// is factor / sum in double.
 template <class Out, class C = Compute<Out>>
 struct Divisor {
   double scale;

@@ -1,7 +1,8 @@
 // Computes softmax and log_softmax of long rows on the CPU, some columns at a time: threads share a
-// row, or one thread computes all of it. Memory is read twice. The chunks' maxima and sums are
-// stored in between and combined in the order of the chunks, whichever threads computed them, so
-// that the bits are those of a short row.
+// row, or one thread computes all of it. A row is read twice, the second time from the output if
+// its exponentials were saved there. The first pass stores the maximum and the sum of each chunk of
+// columns (SoftmaxChunk). They are combined in the order of the chunks, whichever threads computed
+// them, so that the results have the same bits as if rows.h had computed the row in one piece.
 #pragma once
 
 #include <type_traits>

@@ -394,10 +394,10 @@ constexpr int64_t wave_of(int64_t multiprocessors, int64_t blocks) {
   return multiprocessors > blocks ? multiprocessors / blocks : 1;
 }
 
-// A partition has at least this many rows, so that the partials have fewer bytes than the tensors:
-// two thirds, with four rows of 16 bits. A higher minimum would not pay: one more row in a block
-// costs 0.7 us, with its loads in flight already, and L2 moves 3.5 MB in that time, the partials of
-// 53 partitions of 4096 columns.
+// A partition has at least this many rows, so that the partials take fewer bytes than the tensors:
+// two thirds as many for four rows of 16-bit elements. A higher minimum does not pay: one more row
+// in a block, with its loads in flight already, costs 0.7 us, in which L2 moves 3.5 MB, the
+// partials of 53 partitions of 4096 columns.
 inline constexpr int64_t kMinPartitionRows = 4;
 // Where many blocks share a row, a wave has few partitions, each of many rows, which a thread adds
 // one after the other. There are then several waves: enough for partitions of at most

@@ -478,7 +478,8 @@ struct ScoreTile {
  private:
   static FUSEDOPS_DEVICE int32_t offset_of(int i) { return columns_before<kWidth, kThreads>(i); }
 
-  // The vectors that a thread holds are its first ones.
+  // Returns whether vector i is not wholly hidden by its position. Such vectors come first among a
+  // thread's kVectors vectors, so loops can stop at the first one that is not held.
   FUSEDOPS_DEVICE bool holds(int i) const { return offset_of(i) < left; }
 
   FUSEDOPS_DEVICE bool shows(int i, int j) const {

@@ -279,9 +279,11 @@ def _agree(strides: Sequence[Any], eager: torch.Tensor) -> bool:
 def _with_size_one_strides(
     result: OpCall, eager: torch.Tensor, call: OpCall, evaluation: Evaluation
 ) -> OpCall:
-    """Returns `result` with eager's strides also in dimensions of size 1, as in x[:, -1:] for a
-    batch of 1. These strides say nothing about memory, so that no permutation or copy changes them.
-    """
+    """Returns `result` with eager's strides also in dimensions of size 1, by as_strided:
+    `_restored()`, which only permutes or copies, cannot set these. An example is x[:, -1:] for a
+    batch of 1. Returns `result` as it is if the strides already agree or differ in other
+    dimensions, if all sizes are recorded as numbers (`lasting_strides`), or if no tensor of the
+    call has the stride that is wanted."""
     tensor = evaluation.value(result)
     if tensor.dim() != eager.dim() or not _agree(tensor.stride(), eager):  # the rewriter refuses it
         return result

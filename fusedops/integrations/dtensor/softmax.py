@@ -24,10 +24,11 @@ Statistics = tuple[torch.Tensor, torch.Tensor]
 
 
 def _rows_space(*deciding_tensors: str, reduces: bool = True) -> Callable[[Call], Space]:
-    """Returns a function that describes a call. Arguments and results have all dimensions of the
-    space, except the statistics ``max`` and ``sum``, whose size along ``dim`` is 1.
-    ``deciding_tensors`` are those of the space. An op that ``reduces`` over ``dim`` communicates
-    where ``dim`` is divided."""
+    """Returns a function that describes a call by a `Space`. The placements of the arguments
+    ``deciding_tensors`` decide how it is divided, the most important first; the first one's shape
+    gives the sizes. Arguments and results have all dimensions of the space, except the statistics
+    ``max`` and ``sum``, whose size along ``dim`` is 1. An op that ``reduces`` over ``dim``
+    communicates where ``dim`` is divided."""
 
     def space(call: Call) -> Space:
         sizes = tuple(call[deciding_tensors[0]].shape)

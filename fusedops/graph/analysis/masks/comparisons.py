@@ -59,8 +59,10 @@ _MIRRORED = {"gt": "lt", "ge": "le"}
 
 
 def _comparison(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets a comparison. Numbers, and tensors with two values, are compared value by value;
-    positions become bounds on the columns that a row sees."""
+    """Interprets a comparison. Numbers, and tensors whose elements take at most two different
+    values, are compared value by value. Positions become bounds on the columns that a row sees; if
+    their order is not known, it may be known within a document (`_ordered_in_document`). Returns
+    None otherwise."""
     a, b = reader.operands(call)
     if is_selectable(a) and is_selectable(b):
         first, other = (value(call.arguments.get(name)) for name in ("input", "other"))
