@@ -221,11 +221,12 @@ FUSEDOPS_NOINLINE void norm_group(
   normalize_group<kCenters, /*kRounds=*/false, T>(stats, weight, bias, args.cols, group);
 }
 
-// Whether groups are faster than interleaved rows. With a residual, groups take two more
-// transpositions, so that they gain in fewer cases.
-template <class T>
+// Whether groups are faster than interleaved rows. Norms without a mean gain least from them, as
+// their rows take one reduction. With a residual, groups take two more transpositions.
+template <bool kCenters, class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormForward& args) {
-  if (args.cols > kShortRowCols || args.dropout.seed != nullptr) return false;
+  constexpr int64_t kCols = kCenters || sizeof(T) == 2 ? kShortRowCols : kShortRowCols / 2;
+  if (args.cols >= kCols || args.dropout.seed != nullptr) return false;
   return args.residual.data == nullptr || args.cols <= 32 || end_within_a_tile<T>(args.cols);
 }
 
@@ -235,7 +236,7 @@ RowRange short_norm_groups(const NormForward& args, RowRange rows, void* memory)
   if constexpr (!kComputedInGroups<T>) {
     return rows;
   } else {
-    if (!gains_from_groups<T>(args)) return rows;
+    if (!gains_from_groups<kCenters, T>(args)) return rows;
     auto* const scratch = static_cast<float*>(memory);
     float weight[kShortRowCols], bias[kShortRowCols];
     unpack_columns<T>(weight_values<T>(args, scratch), args.cols, weight);
@@ -243,6 +244,8 @@ RowRange short_norm_groups(const NormForward& args, RowRange rows, void* memory)
     if (has_bias) unpack_columns<T>(bias_values<T>(args, scratch), args.cols, bias);
     return for_row_groups<T>(rows, [&](int64_t first) {
       Tile<float> group[kShortRowCols];
+      prefetch_group<T>(args.output, first, args.cols);
+      prefetch_group<T>(args.input, first + kGroupRows<T>, args.cols);
       if (args.residual.data != nullptr) {
         load_added<T>(args, first, group);
       } else {
@@ -353,7 +356,9 @@ struct NormBackwardGroups {
     }
   }
 
-  // Writes grad_input and grad_branch, as far as they are wanted. Overwrites `grad`.
+  // Writes grad_input and grad_branch, as far as they are wanted, for the group that begins at row
+  // `first`. `read` has the statistics of the rows as `input` holds them (scaled if tiny), `rstd`
+  // is that of the rows in memory. Overwrites `grad`.
   FUSEDOPS_INLINE void write(
       int64_t first, NormSlope<Tile<float>> slope, Read read, Tile<float> rstd) {
     if constexpr (kMayLoseProducts<T>) {
@@ -362,7 +367,7 @@ struct NormBackwardGroups {
         lossy.v[half] = loses_products(slope.slope.v[half], read.rstd.v[half]);
       }
       if (AnyTrue(lossy.v[0] | lossy.v[1])) {
-        const Tile<float> factor = scaled_gradients(lossy);
+        const Tile<float> factor = scale_gradients(lossy);
         slope = {slope.grad_mean * factor, slope.slope * factor};
         rstd = rstd / factor;
       }
@@ -383,7 +388,7 @@ struct NormBackwardGroups {
 
   // Scales the gradients of the rows in `lossy`, whose products would be lost to underflow, and
   // returns each row's factor: 1 for the others.
-  FUSEDOPS_NOINLINE Tile<float> scaled_gradients(Mask<float> lossy) {
+  FUSEDOPS_NOINLINE Tile<float> scale_gradients(Mask<float> lossy) {
     Tile<float> largest = Broadcast(0.0f), factor;
     for (int64_t col = 0; col < args.cols; ++col) {
       largest = Max(largest, Max(grad[col], Broadcast(0.0f) - grad[col]));
