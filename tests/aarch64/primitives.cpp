@@ -41,7 +41,7 @@ void conversions() {
   }
   for_floats([](Vec<float> x) {
     EXPECT_SAME(DemoteHalf(x));
-    const VecU32 both = portable::InterleaveRounded(
+    const VecU32 both = portable::RoundEvenOdd(
         x, x, [](Vec<float> each) { return portable::RoundToBFloat16(each); });
     expect(are_equal(DemoteEvenOdd(x, x), both), "RoundToBFloat16");
     BFloat16 numbers[kTile<BFloat16>];

@@ -21,6 +21,6 @@ def test_only_variables_that_are_read_or_unknown_are_named():
         FUSEDOPS_FUZE="always",
         FUSEDOPS_BUILD_CUDA="maybe",
     )
-    assert "FUSEDOPS_CPU_ISA is 'sse9', wanted avx512, avx2 or default" in error
+    assert "FUSEDOPS_CPU_ISA is 'sse9', wanted avx512_bf16, avx512, avx2 or default" in error
     assert "nothing reads FUSEDOPS_FUZE" in error
     assert "nothing reads FUSEDOPS_BUILD_CUDA" not in error

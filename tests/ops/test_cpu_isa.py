@@ -40,6 +40,34 @@ def test_the_variable_sets_what_runs_and_never_more_than_the_machine_and_the_bui
         assert python(isa, CHOICE).stdout.strip() == usable[-1]
 
 
+#: Prints a hash of results in bfloat16, of rows from denormal to huge with zeros in them.
+BITS = """
+import hashlib, torch, fusedops
+rows = torch.randn(262, 99, generator=torch.Generator().manual_seed(3))
+x = torch.ldexp(rows, torch.arange(-134, 128).unsqueeze(1)).bfloat16()
+x[:, ::7] = 0
+x[-1, 5], x[-2, 64] = float("nan"), float("inf")
+x.requires_grad_()
+weight = torch.logspace(-30, 5, 99).bfloat16()
+results = [
+    fusedops.softmax(x, -1), fusedops.log_softmax(x, -1), fusedops.masked_softmax(x, x > 0),
+    fusedops.rms_norm(x, (99,), weight, eps=0.0), fusedops.layer_norm(x, (99,), weight, eps=1e-30),
+]
+for result in results:
+    x.grad = None
+    result.backward(x.detach())
+    for tensor in (result, x.grad):
+        print(hashlib.sha256(tensor.detach().view(torch.int16).numpy()).hexdigest())
+"""
+
+
+def test_instructions_for_bfloat16_change_no_bit():
+    """They make denormal results 0, where the other instructions for AVX-512 keep them."""
+    plain, best = (python(isa, BITS) for isa in ("avx512", ""))
+    assert best.returncode == 0, best.stderr
+    assert plain.stdout == best.stdout
+
+
 def test_where_nothing_is_left_to_run_the_error_lists_what_is_built(monkeypatch):
     library = SimpleNamespace(fusedops_cpu_isa=lambda: None)
     monkeypatch.setattr(libraries.ctypes, "CDLL", lambda _: library)
@@ -51,7 +79,8 @@ def test_where_nothing_is_left_to_run_the_error_lists_what_is_built(monkeypatch)
 def test_another_value_is_an_error_that_lists_the_right_ones():
     result = python("sse9", "import torch, fusedops; fusedops.softmax(torch.zeros(3), 0)")
     assert result.returncode != 0
-    assert "FUSEDOPS_CPU_ISA is 'sse9', wanted avx512, avx2 or default" in result.stderr
+    wanted = "avx512_bf16, avx512, avx2 or default"
+    assert f"FUSEDOPS_CPU_ISA is 'sse9', wanted {wanted}" in result.stderr
 
 
 def test_the_best_available_instruction_set_is_chosen():

@@ -17,8 +17,8 @@ namespace {
 // kIsas names the processor's instruction sets, from fewer instructions to more; kWanted names them
 // in the text of an error.
 #if defined(__x86_64__)
-constexpr const char* kIsas[] = {"default", "avx2", "avx512"};
-constexpr char kWanted[] = "avx512, avx2 or default";
+constexpr const char* kIsas[] = {"default", "avx2", "avx512", "avx512_bf16"};
+constexpr char kWanted[] = "avx512_bf16, avx512, avx2 or default";
 
 [[maybe_unused]] bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -82,12 +82,20 @@ const std::vector<Isa>& built_isas() {
   return isas;
 }
 
+// Whether `limit`, the value of FUSEDOPS_CPU_ISA, allows an instruction set.
+bool is_allowed(const std::string& isa, const std::string& limit) {
+  return limit.empty() || rank_of(isa) <= rank_of(limit);
+}
+
 const CpuKernels& choose() {
   const std::string limit = requested_isa();
+#if defined(__x86_64__)
+  has_avx512_bf16 =
+      has_avx512() && __builtin_cpu_supports("avx512bf16") && is_allowed("avx512_bf16", limit);
+#endif
   std::string built;
   for (const Isa& isa : built_isas()) {
-    const bool is_allowed = limit.empty() || rank_of(isa.kernels.isa) <= rank_of(limit);
-    if (is_allowed && isa.is_supported) return isa.kernels;
+    if (is_allowed(isa.kernels.isa, limit) && isa.is_supported) return isa.kernels;
     built += std::string(built.empty() ? "" : " and ") + isa.kernels.isa;
   }
   throw std::runtime_error(
@@ -98,6 +106,8 @@ const CpuKernels& choose() {
 }
 
 }  // namespace
+
+bool has_avx512_bf16 = false;
 
 const CpuKernels& cpu_kernels() {
   static const CpuKernels& chosen = choose();

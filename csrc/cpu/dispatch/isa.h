@@ -6,9 +6,13 @@
 namespace fusedops {
 
 // Returns the kernels of the widest instruction set that this machine has, this build contains and
-// FUSEDOPS_CPU_ISA allows (avx512, avx2 or default; on ARM bf16 or default). The choice is made
-// once. Throws std::runtime_error if the variable has another value, or if there is no such set.
-// libfusedops_kernels exports this function.
+// FUSEDOPS_CPU_ISA allows (avx512_bf16, avx512, avx2 or default; on ARM bf16 or default). The
+// choice is made once. Throws std::runtime_error if the variable has another value, or if there is
+// no such set. libfusedops_kernels exports this function.
 __attribute__((visibility("default"))) const CpuKernels& cpu_kernels();
+
+// Whether the kernels for AVX-512 may use the instructions of AVX512_BF16. It is set before they
+// run. Results have the same bits with and without.
+__attribute__((visibility("hidden"))) extern bool has_avx512_bf16;
 
 }  // namespace fusedops

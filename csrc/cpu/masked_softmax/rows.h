@@ -667,7 +667,7 @@ bool is_nothing_visible(MaskedRow<In> row) {
 template <class In, class Out>
 FUSEDOPS_INLINE void write_zeros(Out* output, RowRange cols, StoreMode mode) {
   for_columns<In>(cols.end - cols.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-    mode.store(output + cols.begin + col, part, Broadcast(Compute<In>(0)));
+    mode.store(output + cols.begin + col, part, NormalTile<Compute<In>>{Broadcast(Compute<In>(0))});
   });
 }
 

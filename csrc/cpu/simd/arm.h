@@ -119,8 +119,8 @@ FUSEDOPS_INLINE uint16x8_t RoundNumberToBFloat16(Vec<float> value) {
   return vcombine_u16(vsubhn_u32(up, is_odd(value)), vdup_n_u16(0));
 }
 #endif
-template <class Round>
-FUSEDOPS_INLINE VecU32 InterleaveRounded(Vec<float> even, Vec<float> odd, Round round) {
+template <bool kNormal = false, class Round>
+FUSEDOPS_INLINE VecU32 RoundEvenOdd(Vec<float> even, Vec<float> odd, Round round) {
   return (VecU32)vzip1q_u16(round(even), round(odd));
 }
 

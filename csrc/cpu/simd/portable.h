@@ -135,9 +135,10 @@ FUSEDOPS_INLINE VecU32 RoundNumberToBFloat16(Vec<float> value) {
   return bits + 0x7fffu + ((bits >> 16) & 1u);
 }
 
-// Rounds even and odd columns by round(), and interleaves the upper halves of the results.
-template <class Round>
-FUSEDOPS_INLINE VecU32 InterleaveRounded(Vec<float> even, Vec<float> odd, Round round) {
+// Rounds even and odd columns by round(), and interleaves the upper halves of the results. If no
+// column is denormal (kNormal), an instruction may take the place of round().
+template <bool kNormal = false, class Round>
+FUSEDOPS_INLINE VecU32 RoundEvenOdd(Vec<float> even, Vec<float> odd, Round round) {
   return (round(even) >> 16) | (round(odd) & 0xffff0000u);
 }
 

@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "cpu/dispatch/isa.h"
 #include "cpu/simd/portable.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
@@ -75,7 +76,6 @@ FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
 }
 #endif
 
-using portable::InterleaveRounded;
 #if !defined(__AVX512F__)
 using portable::BetweenZeroAnd;
 using portable::BitsOfBytePairs;
@@ -89,6 +89,7 @@ using portable::LessThan;
 using portable::MaskedMin;
 using portable::MulByPow2;
 using portable::NotLessEqual;
+using portable::RoundEvenOdd;
 using portable::RoundNumberToBFloat16;
 using portable::RoundToBFloat16;
 #endif
@@ -164,6 +165,27 @@ FUSEDOPS_INLINE VecU32 RoundNumberToBFloat16(Vec<float> value) {
   const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
   const __m512i even = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
   return (VecU32)_mm512_mask_add_epi32(even, odd, bits, _mm512_set1_epi32(0x8000));
+}
+// Converts to bfloat16 by an instruction, which makes denormal results 0. It is written in
+// assembly, because compilers know it only with a flag that lets them use AVX512_BF16 everywhere.
+using Words = VecOf<uint16_t, kVectorBytes>::type;
+FUSEDOPS_INLINE Words ConvertToBFloat16(Vec<float> lower, Vec<float> upper) {
+  Words words;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(words) : "v"(lower), "v"(upper));
+  return words;
+}
+template <bool kNormal = false, class Round>
+FUSEDOPS_INLINE VecU32 RoundEvenOdd(Vec<float> even, Vec<float> odd, Round round) {
+  if (has_avx512_bf16) {
+    const Words words = ConvertToBFloat16(even, odd);
+    const auto is_zero = _mm512_testn_epi16_mask((__m512i)words, _mm512_set1_epi16(0x7fff));
+    if (kNormal || __builtin_expect(is_zero == 0, true)) {
+      Words from;
+      for (int i = 0; i < 2 * kLanes<float>; ++i) from[i] = i % 2 * kLanes<float> + i / 2;
+      return (VecU32)_mm512_permutexvar_epi16((__m512i)from, (__m512i)words);
+    }
+  }
+  return portable::RoundEvenOdd(even, odd, round);
 }
 // The halves are extracted in registers. If one is read through memory, GCC keeps the vector in
 // memory throughout, even in the loops before.

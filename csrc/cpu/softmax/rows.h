@@ -240,7 +240,7 @@ FUSEDOPS_INLINE void write_divided(
   for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
     const Tile<C> e = exponentials.at(col, part, shift);
-    mode.store(output + col, part, in_order<In, Out>(divided(e, by)));
+    mode.store(output + col, part, NormalTile<C>{in_order<In, Out>(divided(e, by))});
   });
 }
 
