@@ -1,11 +1,11 @@
 // Masked softmax of rows on the CPU: forward with and without dropout, and backward.
 //
-// Forward: with AVX-512, scores that take at most one operand, a mask or a bias, are computed
-// twice: for the maximum of a chunk and for its exponentials. All other scores, and those of
-// doubles and of mixed dtypes, take several loops, one for the first operand or the soft cap and
-// one for each further operand, each of which writes the scores of a chunk to scratch memory in the
-// L1 cache. The exponentials are in scratch memory in either case, and from there on all rows are
-// alike.
+// Forward: with AVX-512, short_rows.h computes most short rows; here, scores that take at most one
+// operand, a mask or a bias, are computed twice: for the maximum of a chunk and for its
+// exponentials. All other scores, and those of doubles and of mixed dtypes, take several loops, one
+// for the first operand or the soft cap and one for each further operand, each of which writes the
+// scores of a chunk to scratch memory in the L1 cache. The exponentials are in scratch memory in
+// either case, and from there on all rows are alike.
 //
 // Columns outside the row's interval, and those that a bool mask hides at the end of the row (and
 // at its start, if the mask is converted to bits), are skipped where their result is 0. Chunks and
@@ -269,9 +269,10 @@ struct ChunkScores {
 
   static constexpr bool kHasBits = std::is_same_v<OperandValues, const TileBits*>;
 
-  template <class Part>
+  template <bool kScales = true, class Part>
   FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part) const {
-    const Tile<C> score = load(input + col, part) * scale;
+    Tile<C> score = load(input + col, part);
+    if constexpr (kScales) score = score * scale;
     if constexpr (kHasBits) {
       return score;
     } else {
@@ -288,15 +289,17 @@ struct ChunkScores {
     }
   }
 
-  // Returns the maximum of the visible scores.
-  FUSEDOPS_INLINE C max(RowRange visible, int64_t cols) const {
+  // Returns the maximum in each lane of the visible scores or, without kScales, of the scores
+  // before they are multiplied by the scale.
+  template <bool kScales = true>
+  FUSEDOPS_INLINE Vec<C> lanes_of_max(RowRange visible, int64_t cols) const {
     const auto max = fold_visible<In>(
         visible, cols, Broadcast(-kInfinity<C>),
         [=](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-          const Tile<C> score = filled<In>(at(col, part), seen, -kInfinity<C>);
+          const Tile<C> score = filled<In>(at<kScales>(col, part), seen, -kInfinity<C>);
           return MaskedMax(counted(col), so_far, score);
         });
-    return max_of(max, max);
+    return Max(max.v[0], max.v[1]);
   }
 };
 
@@ -362,13 +365,13 @@ void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t
 // row were computed.
 constexpr int64_t kFoldedCols = 2 * kTile<float>;
 
-// Writes exp(score - chunk.max) of the scores at(col) to `scratch`, for all tiles with a column in
-// `cols`, and sets the chunk's sum. Scratch memory is padded to full tiles. Columns outside of
-// counted(col) get 0.
+// Writes exp(score - max) of the scores at(col) to `scratch`, for all tiles with a column in
+// `cols`. Scratch memory is padded to full tiles. Columns outside of counted(col) get 0. Sets
+// `least`, and returns the lanes of the sum.
 template <class Out, class Source, class Counted, class C>
-FUSEDOPS_INLINE void write_exponentials(
-    Source at, Counted counted, C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
-  const C max = chunk.max, shift = shift_of(max);
+FUSEDOPS_INLINE Vec<double> write_exponentials(
+    Source at, Counted counted, C* scratch, C max, Vec<C>& least, RowRange cols) {
+  const C shift = shift_of(max);
   const int64_t end_of_tiles = columns_computed<C>(cols, padded_cols(cols.end)).end;
   const auto sums = fold_columns<C>(
       end_of_tiles - cols.begin, no_exp_sum<C>(),
@@ -381,7 +384,15 @@ FUSEDOPS_INLINE void write_exponentials(
       });
   // The number of columns, on which the order of additions depends, is counted from column 0, so
   // that the sum has the same bits whether hidden columns at the start are computed or skipped.
-  set_chunk<C>(chunk, max, sums, end_of_tiles);
+  return lanes_of_exp_sum<C>(sums, end_of_tiles, least);
+}
+
+// Writes the exponentials of a chunk whose maximum is set, and sets its other fields.
+template <class Out, class Source, class Counted, class C>
+FUSEDOPS_INLINE void write_chunk_exponentials(
+    Source at, Counted counted, C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
+  const auto lanes = write_exponentials<Out>(at, counted, scratch, chunk.max, chunk.least, cols);
+  chunk.sum = ReduceLanes<double>(lanes, Add{});
 }
 
 // Replaces the scores in `cols` by their exponentials. The scores after `cols`, up to the end of
@@ -390,7 +401,7 @@ template <class Out, class C>
 FUSEDOPS_NOINLINE void exponentials_in_scratch(C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
   const auto at = [=](int64_t col) FUSEDOPS_LAMBDA { return load(scratch + col); };
   const auto all = [](int64_t) FUSEDOPS_LAMBDA { return AllLanes{}; };
-  write_exponentials<Out>(at, all, scratch, chunk, cols);
+  write_chunk_exponentials<Out>(at, all, scratch, chunk, cols);
 }
 
 // Holds a bool mask of a row as bits. `shown` is the columns of the tiles from the first to the
@@ -627,7 +638,7 @@ FUSEDOPS_NOINLINE void compute_one_operand(MaskedRow<In>* rows, int64_t count, C
       if (!row.has_chunk(begin)) continue;
       const auto scores = row.template scores_at<Values>(begin, mask_value);
       const RowRange seen = row.in_chunk(row.visible, begin);
-      const C max = scores.max(seen, row.cols - begin);
+      const C max = ReduceLanes<C>(scores.lanes_of_max(seen, row.cols - begin), Maximum{});
       const bool begins_visible = seen.begin == row.chunk_cols(begin).begin;
       row.chunk_at(begin).max = begins_visible ? max : Max(max, row.hidden_score(mask_value));
     }
@@ -650,7 +661,7 @@ FUSEDOPS_NOINLINE void compute_one_operand(MaskedRow<In>* rows, int64_t count, C
         return scores_at_edge(scores, col, seen, left, hidden);
       };
       const auto counted = [=](int64_t col) FUSEDOPS_LAMBDA { return scores.counted(col); };
-      write_exponentials<Out>(at, counted, row.scratch + begin, row.chunk_at(begin), cols);
+      write_chunk_exponentials<Out>(at, counted, row.scratch + begin, row.chunk_at(begin), cols);
     }
   }
 }
@@ -716,20 +727,28 @@ struct MaskedSoftmax {
  private:
   FUSEDOPS_INLINE C mask_value() const { return C(args.scores.mask_value); }
 
-  // Returns the visible columns of a row, and sets row.bits if the row has a mask of bits.
-  FUSEDOPS_INLINE VisibleColumns
-  visible_columns(OperandRows& operands, MaskBits<In>& bits, MaskedRow<In>& row) const {
+  // Sets row.visible, and row.bits if the row has a mask of bits. Returns whether all columns in
+  // row.visible are visible. The fields of ranges are set one by one, see describe().
+  FUSEDOPS_INLINE bool set_visible(
+      OperandRows& operands, MaskBits<In>& bits, MaskedRow<In>& row) const {
     row.bits = nullptr;
     if constexpr (kComputesTwice) {
       if (keeps_bits) {
         const RowRange range = operands.interval(args.cols);
         const RowBits& mask = bits.of(static_cast<const Bool*>(operands.mask()));
-        if (mask.all) return {range, true};
+        if (mask.all) return set(row.visible, range.begin, range.end), true;
         row.bits = mask.bits;
-        return {intersection(range, mask.shown), false};
+        const RowRange both = intersection(range, mask.shown);
+        return set(row.visible, both.begin, both.end), false;
       }
     }
-    return operands.visible(args.cols);
+    const VisibleColumns seen = operands.visible(args.cols);
+    return set(row.visible, seen.range.begin, seen.range.end), seen.all;
+  }
+
+  static FUSEDOPS_INLINE void set(RowRange& range, int64_t begin, int64_t end) {
+    range.begin = begin;
+    range.end = end;
   }
 
   // Describes row `index`, which has place `place` in its group, and thus in scratch memory. The
@@ -740,15 +759,15 @@ struct MaskedSoftmax {
     const Scores& scores = args.scores;
     const int64_t chunk = args.cols < kSoftmaxChunk<C> ? args.cols : kSoftmaxChunk<C>;
     char* copies = repeated + place * chunk * sizeof(C);
-    const VisibleColumns seen = visible_columns(operands, bits, row);
+    const bool all_visible = set_visible(operands, bits, row);
     row.scores = &scores;
     row.input = start_of<In>(args.input, index);
     row.next = row.input + group_rows * args.input.spacing.stride;
     row.bias = values_of(scores.bias, operands.bias(), copies, chunk);
-    row.mask = seen.all ? nullptr
-                        : values_of(scores.mask, operands.mask(), copies + kRepeatedBytes, chunk);
-    row.visible = seen.range;
-    row.computed = RowRange{seen.range.begin / kFoldedCols * kFoldedCols, seen.range.end};
+    row.mask = all_visible
+        ? nullptr
+        : values_of(scores.mask, operands.mask(), copies + kRepeatedBytes, chunk);
+    set(row.computed, row.visible.begin / kFoldedCols * kFoldedCols, row.visible.end);
     row.cols = args.cols;
     row.sink = operands.sink<C>();
     row.scratch = reinterpret_cast<C*>(scratch + place * row_bytes);

@@ -68,10 +68,6 @@ FUSEDOPS_INLINE Vec<double> lanes_of_sum(Accumulators<Tile<C>> sums, int64_t col
   if (cols >= 2 * kTile<T>) second = promoted_sum(sums.odd.v[0]) + promoted_sum(sums.odd.v[1]);
   return first + second;
 }
-template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE double sum_of_columns(Accumulators<Tile<C>> sums, int64_t cols) {
-  return ReduceLanes<double>(lanes_of_sum<T>(sums, cols), Add{});
-}
 
 // Sets lane i of v[0] to the combination of the lanes of v[i], for all i, in nearly the time that
 // one takes. Other vectors are overwritten. Each step combines the lower half of each vector's

@@ -71,15 +71,12 @@ FUSEDOPS_INLINE ExpSum<C> no_exp_sum() {
   return {Broadcast(C(0)), Set(kInfinity<C>)};
 }
 
-// Sets a chunk, combining its two accumulators. The fields are set one by one: a copy of the whole
-// would wait for the store of each, which takes as long as 64 columns.
+// Returns the lanes of the sum of `cols` exponentials, and sets `least` to the smallest ones.
 template <class In, class C>
-FUSEDOPS_INLINE void set_chunk(
-    SoftmaxChunk<C>& chunk, C max, Accumulators<ExpSum<C>> sums, int64_t cols) {
-  const Accumulators<Tile<C>> sum{sums.even.sum, sums.odd.sum};
-  chunk.least = Min(sums.even.least, sums.odd.least);
-  chunk.max = max;
-  chunk.sum = sum_of_columns<In>(sum, cols);
+FUSEDOPS_INLINE Vec<double> lanes_of_exp_sum(
+    Accumulators<ExpSum<C>> sums, int64_t cols, Vec<C>& least) {
+  least = Min(sums.even.least, sums.odd.least);
+  return lanes_of_sum<In>(Accumulators<Tile<C>>{sums.even.sum, sums.odd.sum}, cols);
 }
 
 // Says where exponentials are saved: nowhere, in scratch memory, which is padded to full tiles, or
@@ -131,7 +128,10 @@ FUSEDOPS_INLINE void softmax_chunk(
     int64_t cols) {
   const C max = ReduceLanes<C>(lanes_of_max(input, cols), Maximum{});
   const auto sums = save_exponentials<Log, save>(input, next, written, saved, shift_of(max), cols);
-  set_chunk<In>(chunk, max, sums, cols);
+  // The fields are set one by one: a copy of the whole would wait for the store of each, which
+  // takes as long as 64 columns.
+  chunk.max = max;
+  chunk.sum = ReduceLanes<double>(lanes_of_exp_sum<In>(sums, cols, chunk.least), Add{});
 }
 
 // Before partial sums are added up, each is multiplied by exp(its own maximum - the largest one).
@@ -220,27 +220,30 @@ struct Recomputed {
 // have such exponentials, but few of their tiles do.
 template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_NOINLINE void write_as_needed(
-    Out* output, Exponentials exponentials, C shift, Divisor<Out> by, RowRange cols) {
-  const DivisionAsNeeded<Out> divide(by);
+    Out* output, Exponentials exponentials, C shift, double factor, double sum, RowRange cols) {
+  const DivisionAsNeeded<Out> divide(Divisor<Out>(factor, sum));
   for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) {
     const int64_t col = cols.begin + offset;
     store(output + col, part, in_order<In, Out>(divide(exponentials.at(col, part, shift))));
   });
 }
 
-// Writes columns of a chunk: the exponentials, of which `least` are the smallest, divided by the
-// sum of the row.
+// Writes columns of a chunk: the exponentials, of which `least` are the smallest, times `factor`,
+// divided by the sum of the row. The loop gets the fields that it needs: a copy of the Divisor
+// would wait for the stores of its fields, which takes as long as 64 columns.
 template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_INLINE void write_divided(
-    Out* output, Exponentials exponentials, C shift, Vec<C> least, Divisor<Out> by, RowRange cols,
-    StoreMode mode) {
+    Out* output, Exponentials exponentials, C shift, Vec<C> least, double factor, double sum,
+    RowRange cols, StoreMode mode) {
+  const Divisor<Out> by(factor, sum);
   if (__builtin_expect(any_below(least, by.least), false)) {
-    return write_as_needed<In>(output, exponentials, shift, by, cols);
+    return write_as_needed<In>(output, exponentials, shift, factor, sum, cols);
   }
+  const auto high = by.high, low = by.low;
   for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
-    const Tile<C> e = exponentials.at(col, part, shift);
-    mode.store(output + col, part, NormalTile<C>{in_order<In, Out>(divided(e, by))});
+    const Tile<C> e = divided<Out>(exponentials.at(col, part, shift), high, low);
+    mode.store(output + col, part, NormalTile<C>{in_order<In, Out>(e)});
   });
 }
 
@@ -254,9 +257,10 @@ FUSEDOPS_INLINE void write_softmax(
     const int64_t index = begin / kSoftmaxChunk<C>, whole = (index + 1) * kSoftmaxChunk<C>;
     end = whole < cols.end ? whole : cols.end;
     const SoftmaxChunk<C>& chunk = chunks[index];
-    const Divisor<Out> by(exp_difference(chunk.max, C(row.max)), row.sum);
-    const RowRange part{begin, end};
-    write_divided<In>(output, exponentials, shift_of(chunk.max), chunk.least, by, part, mode);
+    const double factor = exp_difference(chunk.max, C(row.max));
+    write_divided<In>(
+        output, exponentials, shift_of(chunk.max), chunk.least, factor, row.sum,
+        RowRange{begin, end}, mode);
   }
 }
 
@@ -313,8 +317,7 @@ FUSEDOPS_INLINE void softmax_row_group(
     constexpr Save save = Log ? Save::kNot : Save::kInScratch;
     const auto sums =
         save_exponentials<Log, save>(input, next, written, saved, shift_of(max[r]), cols);
-    least[r] = Min(sums.even.least, sums.odd.least);
-    sum_lanes[r] = lanes_of_sum<In>(Accumulators<Tile<C>>{sums.even.sum, sums.odd.sum}, cols);
+    sum_lanes[r] = lanes_of_exp_sum<In>(sums, cols, least[r]);
   }
   double sum[kRows];
   sums_over_lanes<double>(sum_lanes, sum);
@@ -327,8 +330,7 @@ FUSEDOPS_INLINE void softmax_row_group(
       write_log_softmax(output, input, SoftmaxRow{double(max[r]), sum[r]}, all, mode);
     } else {
       const InScratch<C> saved{scratch + r * padded};
-      const Divisor<Out> by(/*factor=*/1, sum[r]);
-      write_divided<In>(output, saved, C(0), least[r], by, all, mode);
+      write_divided<In>(output, saved, C(0), least[r], /*factor=*/1.0, sum[r], all, mode);
     }
   }
 }

@@ -1,0 +1,189 @@
+// Masked softmax of groups of short rows, whose scores have at most one operand. Every step is
+// computed for all rows of a group before the next step, and reductions over lanes are folded
+// together, as in softmax_row_group(). Results have the bits of rows.h.
+#pragma once
+
+#include "cpu/masked_softmax/rows.h"
+
+namespace fusedops::FUSEDOPS_CPU_ISA {
+namespace {
+
+// Holds a row of a group. `seen` is the columns that its interval and its mask leave, and
+// `computed` those and some before them.
+template <class In, class Values>
+struct ShortRow {
+  const In* input;
+  Values values;
+  RowRange seen, computed;
+  bool hides;  // whether a column in or outside of `seen` is hidden
+};
+
+template <class In, class Values>
+class ShortRows {
+ public:
+  using C = Compute<In>;
+  static constexpr int kRows = kLanes<double>;
+
+  ShortRows(const MaskedSoftmaxForward& args, RowRange rows, char* memory, StoreMode mode)
+      : args_(args),
+        operands_(args.scores, rows.begin),
+        bits_(memory + kRepeatedBytes, args.cols, kRows),
+        scratch_(reinterpret_cast<C*>(memory)),
+        mode_(mode) {}
+
+  // Computes the rows from `first` on. Returns false, and writes nothing, if hidden columns of a
+  // row count: the row sees none, the mask value does not make their probabilities 0, or it has a
+  // NaN.
+  FUSEDOPS_INLINE bool compute(int64_t first) {
+    bool all_see = true;
+    for (int r = 0; r < kRows; ++r, operands_.next()) all_see &= describe(first + r, rows_[r]);
+    if (!all_see) return false;
+    C max[kRows];
+    find_maxima(max);
+    Vec<C> least[kRows];
+    double sums[kRows];
+    write_scaled_exponentials(first, max, least, sums);
+    for (int r = 0; r < kRows; ++r) {
+      if (hidden_columns_count(rows_[r].hides, max[r], sums[r])) return false;
+    }
+#pragma GCC unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      In* output = start_of<In>(args_.output, first + r);
+      const RowRange written = columns_computed<In>(rows_[r].computed, args_.cols);
+      write_divided<In>(
+          output, InScratch<C>{saved(r)}, C(0), least[r], /*factor=*/1.0, sums[r], written, mode_);
+      write_zeros_around<In>(output, written, args_.cols, mode_);
+    }
+    return true;
+  }
+
+ private:
+  static constexpr bool kHasBits = ChunkScores<In, Values>::kHasBits;
+
+  FUSEDOPS_INLINE C* saved(int row) const { return scratch_ + row * padded_cols(args_.cols); }
+
+  // Returns whether the row sees a column.
+  FUSEDOPS_INLINE bool describe(int64_t index, ShortRow<In, Values>& row) {
+    RowRange seen = operands_.interval(args_.cols);
+    row.input = start_of<In>(args_.input, index);
+    row.hides = seen.begin > 0 || seen.end < args_.cols;
+    if constexpr (kHasBits) {
+      const RowBits& mask = bits_.of(static_cast<const Bool*>(operands_.mask()));
+      row.values = mask.bits;
+      row.hides |= !mask.all;
+      seen = intersection(seen, mask.shown);
+    } else if constexpr (!std::is_same_v<Values, NoOperand>) {
+      const bool is_bias = args_.scores.bias.data != nullptr;
+      row.values = static_cast<Values>(is_bias ? operands_.bias() : operands_.mask());
+    }
+    row.seen.begin = seen.begin;
+    row.seen.end = seen.end;
+    row.computed.begin = seen.begin / kFoldedCols * kFoldedCols;
+    row.computed.end = seen.end;
+    return seen.begin < seen.end;
+  }
+
+  FUSEDOPS_INLINE ChunkScores<In, Values> scores_of(int row, C scale) const {
+    return {rows_[row].input, rows_[row].values, scale, C(args_.scores.mask_value)};
+  }
+
+  // If nothing is added, the maximum of the input, times the scale, is that of the scores.
+  FUSEDOPS_INLINE void find_maxima(C (&max)[kRows]) const {
+    constexpr bool kAdds = std::is_same_v<Values, const In*>;
+    const C scale = C(args_.scores.scale);
+    Vec<C> lanes[kRows];
+#pragma GCC unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      lanes[r] = scores_of(r, scale).template lanes_of_max<kAdds>(rows_[r].seen, args_.cols);
+      if (!kAdds) lanes[r] *= scale;
+    }
+    reduce_lanes_of<C>(lanes, max, Maximum{});
+  }
+
+  FUSEDOPS_INLINE void write_scaled_exponentials(
+      int64_t first, const C (&max)[kRows], Vec<C> (&least)[kRows], double (&sums)[kRows]) const {
+    const int64_t cols = args_.cols, stride = kRows * args_.input.spacing.stride;
+    Vec<double> lanes[kRows];
+#pragma GCC unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      const auto scores = scores_of(r, C(args_.scores.scale));
+      const int64_t begin = rows_[r].seen.begin, end = rows_[r].seen.end;
+      const In* next = rows_[r].input + stride;
+      const In* written = mode_.prefetched(start_of<In>(args_.output, first + r), saved(r));
+      const auto at = [=](int64_t col) FUSEDOPS_LAMBDA {
+        prefetch_tile<Cache::kL1>(next + col);
+        prefetch_tile<Cache::kL2>(written + col);
+        // As in rows.h, the branch keeps the product from being fused into a subtraction.
+        const bool inside = col >= begin && col + kTile<In> <= end;
+        if (__builtin_expect(inside, true)) return scores.at(col, Full{});
+        return scores_at_edge(scores, col, RowRange{begin, end}, cols, -kInfinity<C>);
+      };
+      const auto counted = [=](int64_t col) FUSEDOPS_LAMBDA { return scores.counted(col); };
+      lanes[r] = write_exponentials<In>(at, counted, saved(r), max[r], least[r], rows_[r].computed);
+    }
+    sums_over_lanes<double>(lanes, sums);
+  }
+
+  FUSEDOPS_INLINE bool hidden_columns_count(bool hides, C max, double sum) const {
+    const C mask_value = C(args_.scores.mask_value);
+    if (args_.zero_masked_rows && !(max > mask_value)) return true;
+    return hides && !(mask_value < double(max) + ExpFor<C>::type::kLowest && sum == sum);
+  }
+
+  const MaskedSoftmaxForward& args_;
+  OperandRows operands_;
+  MaskBits<In> bits_;
+  C* scratch_;
+  StoreMode mode_;
+  ShortRow<In, Values> rows_[kRows];
+};
+
+template <class In, class Values>
+FUSEDOPS_NOINLINE RowRange masked_softmax_groups_of(
+    const MaskedSoftmaxForward& args, RowRange rows, void* memory, StoreMode mode) {
+  ShortRows<In, Values> groups(args, rows, static_cast<char*>(memory), mode);
+  for (; rows.begin + groups.kRows <= rows.end; rows.begin += groups.kRows) {
+    if (groups.compute(rows.begin)) continue;
+    const RowRange group{rows.begin, rows.begin + groups.kRows};
+    masked_softmax_rows<In, In>(args, group, memory, mode);
+  }
+  return rows;
+}
+
+// Whether the scores have at most one operand, and the softmax one result, without sinks.
+inline bool is_simple(const MaskedSoftmaxForward& args) {
+  const Scores& scores = args.scores;
+  return (scores.bias.data == nullptr || scores.mask.data == nullptr) && scores.softcap == 0 &&
+      scores.scale > 0 && scores.sinks.data == nullptr && args.probabilities.data == nullptr &&
+      args.dropout.seed == nullptr;
+}
+
+// Computes as many whole groups as there are, if rows gain from it, and returns the remaining rows.
+// Groups of more than 256 floats read and write memory in turn, which takes a tenth more time where
+// the results bypass the cache.
+template <class In, class Out>
+RowRange masked_softmax_groups(
+    const MaskedSoftmaxForward& args, RowRange rows, void* memory, StoreMode mode) {
+  static_assert(kMaxSoftmaxGroupRows * kMaxSoftmaxGroupCols * sizeof(float) <= kRepeatedBytes);
+  static_assert(kMaxSoftmaxGroupRows * mask_bits_bytes(kMaxSoftmaxGroupCols) <= kRepeatedBytes);
+  if constexpr (MaskedSoftmax<In, Out>::kComputesTwice) {
+    const int64_t limit = mode.streams && sizeof(In) > 2 ? 256 : kMaxSoftmaxGroupCols;
+    if (args.cols > limit || !is_simple(args)) return rows;
+    const Operand& bias = args.scores.bias;
+    const Operand& operand = bias.data != nullptr ? bias : args.scores.mask;
+    if (operand.data == nullptr) {
+      return masked_softmax_groups_of<In, NoOperand>(args, rows, memory, mode);
+    }
+    if (operand.col_stride == 0) return rows;
+    if (operand.is_bool) {
+      return masked_softmax_groups_of<In, const TileBits*>(args, rows, memory, mode);
+    }
+    if (operand.dtype == args.input.dtype) {
+      return masked_softmax_groups_of<In, const In*>(args, rows, memory, mode);
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+}  // namespace fusedops::FUSEDOPS_CPU_ISA
