@@ -383,11 +383,13 @@ template <class L>
 FUSEDOPS_INLINE bool AnyTrue(L lanes) {
   return _mm_movemask_epi8((__m128i)lanes) != 0;
 }
-using portable::DemoteHalf;
+// Inlined into every loop, these 20 instructions each would make the library of kernels larger by a
+// twentieth.
+FUSEDOPS_NOINLINE Vec<float> PromoteHalf(VecU16 bits) { return portable::PromoteHalf(bits); }
+FUSEDOPS_NOINLINE VecU16 DemoteHalf(Vec<float> value) { return portable::DemoteHalf(value); }
 using portable::PromoteBytePairs;
 using portable::PromoteBytes;
 using portable::PromoteFloats;
-using portable::PromoteHalf;
 FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
   return (Vec<double>)_mm_cvtps_pd((__m128)value);
 }

@@ -335,26 +335,42 @@ FUSEDOPS_INLINE void softmax_row_group(
   }
 }
 
-// Rows of up to this many columns are computed in groups. A group of 16-bit rows saves 4 % of the
-// time at 512 columns, and 20 % at 128. Groups of more than 128 floats or doubles read and write
-// memory in turn, which takes up to a sixth more time where the results bypass the cache.
+// Whether rows may be computed in groups. Vectors of 16 bytes would have groups of two rows, and
+// doubles are rare.
+template <class In>
+constexpr bool kHasRowGroups = kVectorBytes > 16 && sizeof(In) < sizeof(double);
+
+// Returns up to how many columns rows are faster in groups. A group of 16-bit rows saves 4 % of the
+// time at 512 columns, and 20 % at 128. Groups of more than 128 floats read and write memory in
+// turn, which takes up to a sixth more time where the results bypass the cache.
 template <class In>
 FUSEDOPS_INLINE int64_t max_group_cols(StoreMode mode) {
-  static_assert(kLanes<double> <= kMaxSoftmaxGroupRows);
   return mode.streams && sizeof(In) > 2 ? 128 : kMaxSoftmaxGroupCols;
+}
+
+// Computes as many whole groups as there are, if rows gain from it. Returns the remaining rows.
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE RowRange softmax_row_groups(
+    const SoftmaxForward& args, RowRange rows, Compute<In>* scratch, StoreMode mode) {
+  if constexpr (kHasRowGroups<In>) {
+    constexpr int kRows = kLanes<double>;
+    static_assert(kRows <= kMaxSoftmaxGroupRows);
+    if (args.cols > max_group_cols<In>(mode)) return rows;
+    for (; rows.begin + kRows <= rows.end; rows.begin += kRows) {
+      softmax_row_group<Log, In, Out>(args, rows.begin, scratch, mode);
+    }
+  }
+  return rows;
 }
 
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_rows(
     const SoftmaxForward& args, RowRange range, void* scratch_memory, StoreMode mode) {
   auto* scratch = static_cast<Compute<In>*>(scratch_memory);
-  int64_t row = range.begin;
-  if (args.cols <= max_group_cols<In>(mode)) {
-    for (; row + kLanes<double> <= range.end; row += kLanes<double>) {
-      softmax_row_group<Log, In, Out>(args, row, scratch, mode);
-    }
+  range = softmax_row_groups<Log, In, Out>(args, range, scratch, mode);
+  for (int64_t row = range.begin; row < range.end; ++row) {
+    softmax_row<Log, In, Out>(args, row, scratch, mode);
   }
-  for (; row < range.end; ++row) softmax_row<Log, In, Out>(args, row, scratch, mode);
 }
 
 // --- backward -----------------------------------------------------------------------------------
@@ -488,8 +504,9 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols
 }
 
 // Computes groups unless rows have more than kMaxGradGroupCols columns, and returns the remaining
-// rows. In every branch but the last the number of whole tiles is a constant, and the compiler
-// omits the loops over tiles, which cost such short rows as much as the arithmetic.
+// rows. In the branches of short rows the number of whole tiles is a constant, and the compiler
+// omits the loops over tiles, which cost such short rows as much as the arithmetic. Where a tile
+// has 8 floats, the branches would be for too few columns to be worth their size.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE RowRange
 softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, StoreMode mode) {
@@ -498,11 +515,13 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, StoreMode mo
     return softmax_backward_groups<Log, In, Out>(args, rows, cols, mode);
   };
   const int64_t cols = args.cols;
-  if (cols == kOne) return groups(kOne);
-  if (cols == kOneAndAHalf) return groups(kOneAndAHalf);
-  if (cols == kTwo) return groups(kTwo);
-  if (cols < kOne) return groups(cols);
-  if (cols < kTwo) return groups(cols);
+  if constexpr (kVectorBytes > 16) {
+    if (cols == kOne) return groups(kOne);
+    if (cols == kOneAndAHalf) return groups(kOneAndAHalf);
+    if (cols == kTwo) return groups(kTwo);
+    if (cols < kOne) return groups(cols);
+    if (cols < kTwo) return groups(cols);
+  }
   if (cols <= kMaxGradGroupCols<Out>) return groups(cols);
   return rows;
 }
