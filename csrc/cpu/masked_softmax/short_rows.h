@@ -15,7 +15,7 @@ struct ShortRow {
   const In* input;
   Values values;
   RowRange seen, computed;
-  bool hides;  // whether a column in or outside of `seen` is hidden
+  bool hides;  // whether any column of the row is hidden
 };
 
 template <class In, class Values>
@@ -144,6 +144,7 @@ FUSEDOPS_NOINLINE RowRange masked_softmax_groups_of(
   ShortRows<In, Values> groups(args, rows, static_cast<char*>(memory), mode);
   for (; rows.begin + groups.kRows <= rows.end; rows.begin += groups.kRows) {
     if (groups.compute(rows.begin)) continue;
+    // The bits of masks stay: rows.h uses their memory for operands with one value a row alone.
     const RowRange group{rows.begin, rows.begin + groups.kRows};
     masked_softmax_rows<In, In>(args, group, memory, mode);
   }
