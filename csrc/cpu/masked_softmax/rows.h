@@ -727,28 +727,20 @@ struct MaskedSoftmax {
  private:
   FUSEDOPS_INLINE C mask_value() const { return C(args.scores.mask_value); }
 
-  // Sets row.visible, and row.bits if the row has a mask of bits. Returns whether all columns in
-  // row.visible are visible. The fields of ranges are set one by one, see describe().
-  FUSEDOPS_INLINE bool set_visible(
-      OperandRows& operands, MaskBits<In>& bits, MaskedRow<In>& row) const {
+  // Returns the visible columns of a row, and sets row.bits if the row has a mask of bits.
+  FUSEDOPS_INLINE VisibleColumns
+  visible_columns(OperandRows& operands, MaskBits<In>& bits, MaskedRow<In>& row) const {
     row.bits = nullptr;
     if constexpr (kComputesTwice) {
       if (keeps_bits) {
         const RowRange range = operands.interval(args.cols);
         const RowBits& mask = bits.of(static_cast<const Bool*>(operands.mask()));
-        if (mask.all) return set(row.visible, range.begin, range.end), true;
+        if (mask.all) return {range, true};
         row.bits = mask.bits;
-        const RowRange both = intersection(range, mask.shown);
-        return set(row.visible, both.begin, both.end), false;
+        return {intersection(range, mask.shown), false};
       }
     }
-    const VisibleColumns seen = operands.visible(args.cols);
-    return set(row.visible, seen.range.begin, seen.range.end), seen.all;
-  }
-
-  static FUSEDOPS_INLINE void set(RowRange& range, int64_t begin, int64_t end) {
-    range.begin = begin;
-    range.end = end;
+    return operands.visible(args.cols);
   }
 
   // Describes row `index`, which has place `place` in its group, and thus in scratch memory. The
@@ -759,15 +751,15 @@ struct MaskedSoftmax {
     const Scores& scores = args.scores;
     const int64_t chunk = args.cols < kSoftmaxChunk<C> ? args.cols : kSoftmaxChunk<C>;
     char* copies = repeated + place * chunk * sizeof(C);
-    const bool all_visible = set_visible(operands, bits, row);
+    const VisibleColumns seen = visible_columns(operands, bits, row);
     row.scores = &scores;
     row.input = start_of<In>(args.input, index);
     row.next = row.input + group_rows * args.input.spacing.stride;
     row.bias = values_of(scores.bias, operands.bias(), copies, chunk);
-    row.mask = all_visible
-        ? nullptr
-        : values_of(scores.mask, operands.mask(), copies + kRepeatedBytes, chunk);
-    set(row.computed, row.visible.begin / kFoldedCols * kFoldedCols, row.visible.end);
+    row.mask = seen.all ? nullptr
+                        : values_of(scores.mask, operands.mask(), copies + kRepeatedBytes, chunk);
+    row.visible = seen.range;
+    row.computed = RowRange{seen.range.begin / kFoldedCols * kFoldedCols, seen.range.end};
     row.cols = args.cols;
     row.sink = operands.sink<C>();
     row.scratch = reinterpret_cast<C*>(scratch + place * row_bytes);

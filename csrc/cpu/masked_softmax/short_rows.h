@@ -76,10 +76,8 @@ class ShortRows {
       const bool is_bias = args_.scores.bias.data != nullptr;
       row.values = static_cast<Values>(is_bias ? operands_.bias() : operands_.mask());
     }
-    row.seen.begin = seen.begin;
-    row.seen.end = seen.end;
-    row.computed.begin = seen.begin / kFoldedCols * kFoldedCols;
-    row.computed.end = seen.end;
+    row.seen = seen;
+    row.computed = RowRange{seen.begin / kFoldedCols * kFoldedCols, seen.end};
     return seen.begin < seen.end;
   }
 

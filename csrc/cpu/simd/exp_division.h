@@ -88,16 +88,12 @@ struct Divisor<double> {
   }
 };
 
-// Divides scaled exponentials by what a Divisor holds. None of them is between 0 and its `least`.
-template <class Out, class C>
-FUSEDOPS_INLINE Tile<C> divided(Tile<C> e, C high, C low) {
-  if constexpr (sizeof(Out) == sizeof(double)) return e * high / low;
-  if constexpr (sizeof(Out) == sizeof(float)) return e * high + e * low;
-  return e * high;
-}
+// Divides scaled exponentials, none of which is between 0 and by.least.
 template <class Out, class C>
 FUSEDOPS_INLINE Tile<C> divided(Tile<C> e, const Divisor<Out>& by) {
-  return divided<Out>(e, by.high, by.low);
+  if constexpr (sizeof(Out) == sizeof(double)) return e * by.high / by.low;
+  if constexpr (sizeof(Out) == sizeof(float)) return e * by.high + e * by.low;
+  return e * by.high;
 }
 
 template <class C>

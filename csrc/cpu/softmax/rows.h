@@ -229,8 +229,7 @@ FUSEDOPS_NOINLINE void write_as_needed(
 }
 
 // Writes columns of a chunk: the exponentials, of which `least` are the smallest, times `factor`,
-// divided by the sum of the row. The loop gets the fields that it needs: a copy of the Divisor
-// would wait for the stores of its fields, which takes as long as 64 columns.
+// divided by the sum of the row.
 template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_INLINE void write_divided(
     Out* output, Exponentials exponentials, C shift, Vec<C> least, double factor, double sum,
@@ -239,10 +238,9 @@ FUSEDOPS_INLINE void write_divided(
   if (__builtin_expect(any_below(least, by.least), false)) {
     return write_as_needed<In>(output, exponentials, shift, factor, sum, cols);
   }
-  const auto high = by.high, low = by.low;
   for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
-    const Tile<C> e = divided<Out>(exponentials.at(col, part, shift), high, low);
+    const Tile<C> e = divided(exponentials.at(col, part, shift), by);
     mode.store(output + col, part, NormalTile<C>{in_order<In, Out>(e)});
   });
 }
