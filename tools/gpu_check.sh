@@ -210,8 +210,8 @@ stage entry-point correctness 10 "$PYTHON" setup.py -q egg_info
 stage env correctness 20 "$PYTHON" -m fusedops env
 
 # The tests that need a GPU. Those that run every kernel once come first.
-DECISIVE=(tests/cuda/test_cuda_{every_kernel,long_rows,library,c_api,streams}.py)
-CUDA_TESTS=(tests/cuda/test_cuda_{values,gradients,softmax_family,norm_family,parallel_stack}.py
+DECISIVE=(tests/cuda/test_cuda_{every_kernel,cross_entropy_kernels,long_rows,library,c_api,streams}.py)
+CUDA_TESTS=(tests/cuda/test_cuda_{values,gradients,softmax_family,norm_family,losses,parallel_stack}.py
   tests/cuda/test_cuda_{determinism,layout,opcheck,compile,large}.py)
 if [[ $DRY == yes ]] || has expecttest; then
   CUDA_TESTS+=(tests/cuda/test_cuda_opinfo.py)

@@ -64,3 +64,16 @@ def test_dynamic_batches_compile_once(model):
             x = torch.randn(rows, 64, device="cuda")
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_loss_over_logits_is_replaced_and_trains_as_eager():
+    def step(x, weight, target):
+        return F.cross_entropy((x @ weight.t()).float(), target)
+
+    x, target = torch.randn(64, 32, device="cuda"), torch.randint(0, 3001, (64,), device="cuda")
+    leaves = x.requires_grad_(), torch.randn(3001, 32, device="cuda", requires_grad=True)
+    losses = [f(*leaves, target) for f in (torch.compile(step, backend="fusedops"), step)]
+    ours, eager = (torch.autograd.grad(loss, leaves) for loss in losses)
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-6)
+    assert dict(counters["fusedops"]) == {"cross_entropy": 1}

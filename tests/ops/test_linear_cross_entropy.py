@@ -24,16 +24,22 @@ TOLERANCES = {
 
 
 def randn(*shape, dtype=torch.float64, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return drawn.to(torch.get_default_device(), dtype)
 
 
 def problem(rows=CHUNK + 5, dtype=torch.float64, ignored=0.3):
     """Input, weight, bias and classes, a share of which are ignored."""
     x, w, b = randn(rows, FEATURES, seed=1), randn(CLASSES, FEATURES, seed=2) / 3, randn(CLASSES)
     generator = torch.Generator().manual_seed(3)
-    target = torch.randint(0, CLASSES, (rows,), generator=generator)
-    target[torch.rand(rows, generator=generator) < ignored] = -100
-    return *(t.to(dtype) for t in (x, w, b)), target
+    target = torch.randint(0, CLASSES, (rows,), generator=generator, device="cpu")
+    target[torch.rand(rows, generator=generator, device="cpu") < ignored] = -100
+    return *(t.to(dtype) for t in (x, w, b)), target.to(x.device)
+
+
+def with_weight(settings):
+    """The settings with the weights of classes that "weight" asks for."""
+    return settings | {"weight": randn(CLASSES, seed=5).abs()} if "weight" in settings else settings
 
 
 def expected(x, w, b, target, weight=None, reduction="mean", z_loss=0.0, softcap=None, **settings):
@@ -66,6 +72,7 @@ def assert_close(actual, exact, tolerance):
 
 def assert_as_expected(rows, dtype=torch.float64, ignored=0.3, **settings):
     x, w, b, target = problem(rows, dtype, ignored)
+    settings = with_weight(settings)
 
     def ours(x, w, b):
         return fusedops.linear_cross_entropy(x, w, target, linear_bias=b, **settings)
@@ -100,8 +107,8 @@ SETTINGS = [
     {"z_loss": 0.1},
     {"softcap": 2.0},
     {"ignore_index": 5},
-    {"weight": randn(CLASSES, seed=5).abs()},
-    {"weight": randn(CLASSES, seed=5).abs(), "z_loss": 0.1, "softcap": 2.0},
+    {"weight": True},
+    {"weight": True, "z_loss": 0.1, "softcap": 2.0},
 ]
 
 
@@ -270,6 +277,7 @@ def test_a_weight_that_is_an_embedding_too_gets_both_gradients():
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_derivatives_of_gradients(settings, reduction):
     *tensors, target = problem(9, ignored=0.0 if "ignore_index" in settings else 0.3)
+    settings = with_weight(settings)
     results = []
     for loss_of in (fusedops.linear_cross_entropy, None):
         leaves = [t.clone().requires_grad_() for t in tensors]
