@@ -125,6 +125,21 @@ FUSEDOPS_DEVICE uint16_t load_streaming(const uint16_t* from) {
   return v;
 }
 
+// Store a vector in global memory by one instruction. The compiler would take apart some of the
+// stores behind a branch for the dtype of results, into one for each element.
+FUSEDOPS_DEVICE void store_vector(uint4* to, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+FUSEDOPS_DEVICE void store_vector(uint2* to, uint2 v) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
+}
+template <class Word>
+FUSEDOPS_DEVICE void store_vector(Word* to, Word word) {
+  *to = word;
+}
+
 // Returns `pointer`, which is to global memory, as one value that the compiler cannot take apart.
 // Otherwise the compiler computes the sum of base, row and column anew for every vector of a row,
 // in 9 instructions each in place of one.
@@ -429,6 +444,10 @@ inline float fast_exp2(float x) { return flushed(exp2f(x)); }
 template <class Word>
 Word load_streaming(const Word* from) {
   return *from;
+}
+template <class Word>
+void store_vector(Word* to, Word word) {
+  *to = word;
 }
 template <class T>
 T* whole(T* pointer) {

@@ -196,19 +196,34 @@ struct Vec {
     return vec;
   }
 
+  // Stores the vector in global memory, each word by one instruction.
   FUSEDOPS_DEVICE void store(T* to) const {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      Word word;
-      pack(registers + i * kWordRegisters, word);
-      reinterpret_cast<Word*>(to)[i] = word;
-    }
+    for (int i = 0; i < kWords; ++i) device::store_vector(reinterpret_cast<Word*>(to) + i, word(i));
+  }
+
+  // Stores the vector in shared or global memory. The compiler may take words apart, but has more
+  // registers left than with store(): with that, kernels of stacks of norms spill on sm_120.
+  FUSEDOPS_DEVICE void store_plain(T* to) const {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) reinterpret_cast<Word*>(to)[i] = word(i);
+  }
+
+ private:
+  FUSEDOPS_DEVICE Word word(int i) const {
+    Word word;
+    pack(registers + i * kWordRegisters, word);
+    return word;
   }
 };
 
 template <class T, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store(T* to, const Acc (&values)[kWidth]) {
   Vec<T, kWidth>::rounded(values).store(to);
+}
+template <class T, int kWidth, class Acc>
+FUSEDOPS_DEVICE void store_plain(T* to, const Acc (&values)[kWidth]) {
+  Vec<T, kWidth>::rounded(values).store_plain(to);
 }
 
 }  // namespace fusedops::cuda

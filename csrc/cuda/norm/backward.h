@@ -112,9 +112,14 @@ FUSEDOPS_DEVICE void add_column_sums(const Acc* shared, int32_t cols, Acc* to) {
 template <int kThreads, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void write_column_sums(
     const Acc (&own)[kVectors][kWidth], int32_t cols, Acc* shared, Acc* to) {
-  Acc* const sums = kThreads == kByWarp ? to : shared + threadIdx.y * cols;
   for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
-    if (is_inside) store(sums + column_of<kWidth, kThreads>(i), own[i]);
+    if (!is_inside) return;
+    const int32_t column = column_of<kWidth, kThreads>(i);
+    if constexpr (kThreads == kByWarp) {
+      store(to + column, own[i]);
+    } else {
+      store_plain(shared + threadIdx.y * cols + column, own[i]);
+    }
   });
   if constexpr (kThreads != kByWarp) add_column_sums(shared, cols, to);
 }

@@ -198,7 +198,7 @@ FUSEDOPS_DEVICE void store_scaled(
   }
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) result[j] = result[j] * weight[j] + bias[j];
-  store(to, result);
+  store_plain(to, result);
 }
 
 // Returns whether there is a weight, in the rows' dtype, without an offset or rounding of the
@@ -284,7 +284,7 @@ FUSEDOPS_DEVICE void store_wide(
       for (int j = 0; j < kWidth; ++j) {
         result[j] = normalised[first + i][j] * weight[i].at(j) + bias[i].at(j);
       }
-      store(output + column, result);
+      store_plain(output + column, result);
     }
   }
 }
@@ -307,22 +307,25 @@ FUSEDOPS_DEVICE void store_unaligned(
     for (int j = 0; j < kWidth; ++j) {
       result[j] = normalised[i][j] * factors.at(j) + summands.at(j);
     }
-    store(to, result);
+    store_plain(to, result);
   });
 }
 
-// Scales and stores a row, with any options.
+// Scales and stores a row, with any options. With a kGroup of 0 the usual options have no loop of
+// their own.
 template <int kGroup, int kThreads, class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void store_row(
     T* output, const NormForward& args, int32_t start, int32_t cols,
     const Acc (&normalised)[kVectors][kWidth]) {
-  if (is_usual<T>(args)) {
-    if constexpr (kIsWide<T, kWidth>) {
-      return store_wide<kGroup, kThreads>(output, args, start, cols, normalised);
-    } else if (args.bias.data) {
-      return store_unaligned</*kHasBias=*/true, kThreads>(output, args, start, cols, normalised);
-    } else {
-      return store_unaligned</*kHasBias=*/false, kThreads>(output, args, start, cols, normalised);
+  if constexpr (kGroup > 0) {
+    if (is_usual<T>(args)) {
+      if constexpr (kIsWide<T, kWidth>) {
+        return store_wide<kGroup, kThreads>(output, args, start, cols, normalised);
+      } else if (args.bias.data) {
+        return store_unaligned</*kHasBias=*/true, kThreads>(output, args, start, cols, normalised);
+      } else {
+        return store_unaligned</*kHasBias=*/false, kThreads>(output, args, start, cols, normalised);
+      }
     }
   }
 #pragma unroll

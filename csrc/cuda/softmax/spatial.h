@@ -85,7 +85,7 @@ class SpatialStrip {
     load_global(start, fill);
     if (staged_ == nullptr) return;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) vectors[i].store(place(start, i));
+    for (int i = 0; i < kVectors; ++i) vectors[i].store_plain(place(start, i));
   }
 
   // Loads a tile for the second pass, unless it is the only one of the strip, and so still in
@@ -132,14 +132,14 @@ FUSEDOPS_DEVICE void column_reduce(Acc (&values)[kWidth], Acc* shared) {
   const int32_t dim_threads = blockDim.y, y = threadIdx.y;
   if (dim_threads == 1) return;
   Acc* const own = shared + (y * blockDim.x + threadIdx.x) * kWidth;
-  store(own, values);
+  store_plain(own, values);
   for (int32_t half = dim_threads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (y >= half) continue;
     const auto other = Vec<Acc, kWidth>::load_cached(own + half * blockDim.x * kWidth);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) values[j] = Op::combine(values[j], other.at(j));
-    store(own, values);
+    store_plain(own, values);
   }
   __syncthreads();
   const auto total = Vec<Acc, kWidth>::load_cached(shared + threadIdx.x * kWidth);
