@@ -2,9 +2,9 @@
 //
 // Contract: rows and classes are as in args.h, blocks as in forward.h. A vector of results is
 // aligned in grad_input, wherever the row of logits lies: the segments of a row begin at an aligned
-// address of grad_input, which for the first segment may lie before the row. Each thread writes
-// only elements that it has read and that no other thread reads, so that grad_input may be the
-// logits' memory.
+// address of grad_input (class_alignment), which for the first segment may lie before the row. Each
+// thread writes only elements that it has read and that no other thread reads, so that grad_input
+// may be the logits' memory.
 //
 // Numerics: p = e^((x - lse) - lse_error) is computed in float (double for double), and results are
 // rounded once. The gradient in the column of the class is computed once more, in double, and
@@ -129,7 +129,7 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
   const int64_t row = block.row();
   if (row >= args.rows) return;
   T* output = static_cast<T*>(args.grad_input.data) + args.grad_input.spacing.offset(row);
-  const int32_t before = misalignment<kWidth>(output);
+  const int32_t before = elements_behind(output, class_alignment(args.cols * sizeof(T)));
   const int64_t first = int64_t{block.segment} * segments.cols - before;
   const int64_t left = args.cols - first;
   const int32_t begin = block.segment == 0 ? before : 0;

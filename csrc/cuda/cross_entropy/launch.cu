@@ -60,18 +60,19 @@ int64_t workspace_bytes(const CrossEntropyForward& args) {
   return args.rows * segments.count * static_cast<int64_t>(each);
 }
 
-// Returns whether every row of gradients is aligned for 16-byte vectors. A row that is not may lie
-// in one vector more.
-inline bool are_aligned(const Rows& rows) {
-  const int64_t bytes = (rows.spacing.stride | rows.spacing.run_gap) * size_of(rows.dtype);
-  return (reinterpret_cast<int64_t>(rows.data) | bytes) % kMaxVectorBytes == 0;
+// Returns the most columns that a row of gradients takes, counted from its first vector's address.
+inline int64_t cols_from_alignment(const Rows& rows, int64_t cols) {
+  const int64_t item = size_of(rows.dtype), alignment = class_alignment(cols * item);
+  const int64_t strides = (rows.spacing.stride | rows.spacing.run_gap) * item;
+  const bool are_aligned = (reinterpret_cast<int64_t>(rows.data) | strides) % alignment == 0;
+  return are_aligned ? cols : cols + alignment / item - 1;
 }
 
 Status launch(const CrossEntropyBackward& args, Stream stream) {
   const DType dtype = args.logits.input.dtype;
   if (args.grad_input.dtype != dtype) return device::kInvalidValue;
   const int32_t width = width_of(dtype);
-  const int64_t cols = are_aligned(args.grad_input) ? args.cols : args.cols + width - 1;
+  const int64_t cols = cols_from_alignment(args.grad_input, args.cols);
   const Segments segments = plan_class_segments(cols);
   const auto kernel = find_kernel<CrossEntropyBackwardRows>(dtype, width);
   if (kernel == nullptr) return device::kInvalidValue;

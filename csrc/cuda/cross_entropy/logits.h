@@ -26,6 +26,13 @@ constexpr Segments plan_class_segments(int64_t cols) {
   return {static_cast<int32_t>(segment), static_cast<int32_t>(ceil_div(cols, segment))};
 }
 
+// Returns the alignment, in bytes, of the first vector in a row of gradients: a line of the cache,
+// so that a warp writes whole lines. Short rows are aligned for a vector, because the columns
+// before them would take a share of their threads.
+FUSEDOPS_HOST_DEVICE constexpr int32_t class_alignment(int64_t row_bytes) {
+  return row_bytes >= 16384 ? 128 : kMaxVectorBytes;
+}
+
 // Says which rows and which segment of them a block has, in a launch of segments.count blocks for
 // each blockDim.y rows.
 struct ClassBlock {

@@ -13,10 +13,10 @@
 
 namespace fusedops::cuda {
 
-// Returns how many elements `pointer` lies behind the last address that is aligned for a vector.
-template <int kWidth, class T>
-FUSEDOPS_DEVICE int32_t misalignment(const T* pointer) {
-  return static_cast<int32_t>(reinterpret_cast<uintptr_t>(pointer) / sizeof(T) % kWidth);
+// Returns how many elements `pointer` lies behind the last multiple of `bytes`, a power of two.
+template <class T>
+FUSEDOPS_DEVICE int32_t elements_behind(const T* pointer, int32_t bytes) {
+  return static_cast<int32_t>(reinterpret_cast<uintptr_t>(pointer) & (bytes - 1)) / sizeof(T);
 }
 
 // Sets element j to the value that has these bits. If T has 16 bits, the upper half of `bits` is 0.
@@ -59,7 +59,7 @@ class RowVectors {
       : own_(origin + column_of<kWidth>(0)),
         begin_(begin - column_of<kWidth>(0)),
         end_(end - column_of<kWidth>(0)),
-        shift_(misalignment<kWidth>(origin)) {}
+        shift_(elements_behind(origin, kWidth * sizeof(T))) {}
 
   FUSEDOPS_DEVICE int32_t begin() const { return begin_; }
   FUSEDOPS_DEVICE int32_t end() const { return end_; }
