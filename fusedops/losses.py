@@ -267,7 +267,7 @@ def linear_cross_entropy(
 
     The result is that of ``cross_entropy(linear(input, linear_weight, linear_bias), target, ...)``.
     Chunks of rows are multiplied, one after the other, into one buffer: at most 192 rows on the CPU
-    and 4096 on CUDA, fewer if their logits would exceed 256 MiB. With the reductions "mean" and
+    and 4096 on CUDA, fewer if their logits would exceed 512 MiB. With the reductions "mean" and
     "sum" the forward pass computes the gradients that autograd will need, while a chunk's logits
     are in the buffer; the backward pass multiplies them by the gradient of the loss. With "none",
     or a ``weight`` that requires grad, the backward pass computes the logits again. Ignored rows

@@ -52,6 +52,10 @@ inline void multiply_matrices(const Tensor& a, const Tensor& b, const Tensor& pr
 inline void add_product(const Tensor& a, const Tensor& b, const Tensor& sum) {
   call_aten("aten::linear", "out", a, transposed(b), std::optional<Tensor>(sum), sum);
 }
+inline Tensor columns_from(const Tensor& matrix, int64_t first, int64_t count) {
+  Tensor whole = matrix;
+  return torch::stable::narrow(whole, /*dim=*/1, first, count);
+}
 
 // --- arguments ----------------------------------------------------------------------------------
 
@@ -64,6 +68,22 @@ struct LinearHead {
   int64_t rows() const { return input.sizes()[0]; }
   int64_t features() const { return input.sizes()[1]; }
   int64_t classes() const { return weight.sizes()[0]; }
+
+  // Returns the number of first classes that one matrix product has; a second one has the others,
+  // fewer than fill 16 bytes. A product of 16-bit matrices on CUDA is slow unless its sizes are
+  // multiples of 16 bytes: on an H100 those of 50,257 classes reach 100 of 700 TFLOP/s.
+  int64_t classes_at_once() const {
+    const auto unit = static_cast<int64_t>(16 / weight.element_size());
+    return input.is_cuda() && classes() > unit ? classes() / unit * unit : classes();
+  }
+
+  // Calls body(first, count) for the classes of each matrix product.
+  template <class Body>
+  void for_products(Body body) const {
+    const int64_t at_once = classes_at_once();
+    body(int64_t{0}, at_once);
+    if (at_once < classes()) body(at_once, classes() - at_once);
+  }
 };
 
 inline void check_linear_weight(const char* op, const LinearHead& head) {
@@ -152,7 +172,9 @@ CountedRows counted_rows(const LinearHead& head) {
 // bandwidth; they do not depend on the sizes of the weight.
 struct Chunks {
   static constexpr int64_t kRowsOnCpu = 192, kRowsOnCuda = 4096;
-  static constexpr int64_t kLogitsBytes = int64_t(256) << 20;  // of a chunk, at most
+  // The most bytes of a chunk's logits. A step of 8192 tokens, 4096 features and 128,256 classes on
+  // an H100 took 53 ms with 256 MB, 46 with 512 MB and 41 with 1 GB.
+  static constexpr int64_t kLogitsBytes = int64_t(512) << 20;
 
   int64_t rows, count, rows_each;
 
@@ -188,8 +210,7 @@ class ChunkedHead {
         head_(head),
         counted_(counted_rows<Launcher>(head)),
         chunks_(head, counted_.count),
-        buffer_(empty_contiguous(
-            op, head.input, Sizes{chunks_.rows_each, head.classes()}, dtype_of(head.input))) {}
+        buffer_(make_buffer()) {}
 
   const CountedRows& counted() const { return counted_; }
   const Chunks& chunks() const { return chunks_; }
@@ -203,7 +224,7 @@ class ChunkedHead {
           first, rows, counted_.select(head_.input, first, rows),
           as_contiguous(op_, counted_.select(head_.target, first, rows)),
           rows_from(buffer_, 0, rows)};
-      call_aten("aten::linear", "out", chunk.input, head_.weight, head_.bias, chunk.logits);
+      compute_logits(chunk);
       body(chunk);
     }
   }
@@ -229,6 +250,27 @@ class ChunkedHead {
   }
 
  private:
+  // Returns the buffer for the logits of a chunk. On CUDA its rows begin at lines of 128 bytes, so
+  // that kernels and matrix products read and write whole lines.
+  Tensor make_buffer() const {
+    const int64_t classes = head_.classes();
+    const auto line = static_cast<int64_t>(128 / head_.input.element_size());
+    const int64_t spacing = head_.input.is_cuda() ? (classes + line - 1) / line * line : classes;
+    const Tensor buffer = empty_contiguous(
+        op_, head_.input, Sizes{chunks_.rows_each, spacing}, dtype_of(head_.input));
+    return columns_from(buffer, 0, classes);
+  }
+
+  void compute_logits(const LinearChunk& chunk) const {
+    head_.for_products([&](int64_t first, int64_t count) {
+      std::optional<Tensor> bias;
+      if (head_.bias) bias = rows_from(*head_.bias, first, count);
+      call_aten(
+          "aten::linear", "out", chunk.input, rows_from(head_.weight, first, count), bias,
+          columns_from(chunk.logits, first, count));
+    });
+  }
+
   const char* op_;
   const LinearHead& head_;
   CountedRows counted_;
@@ -310,7 +352,9 @@ class LinearGradients {
     weight_sums_ = ChunkSums<Launcher>(op, array_of(weight_), chunked.chunks());
     const int64_t of_device = head.input.is_cuda() ? kProductBytesOnCuda : kProductBytesOnCpu;
     const auto class_bytes = static_cast<int64_t>(head.features() * head.weight.element_size());
-    const int64_t most = of_device / std::max<int64_t>(class_bytes, 1);
+    const int64_t fitting = of_device / std::max<int64_t>(class_bytes, 1);
+    const bool is_rounded = head.input.is_cuda() && fitting > kTileClasses;
+    const int64_t most = is_rounded ? fitting / kTileClasses * kTileClasses : fitting;
     product_ = empty_contiguous(
         op, weight_, Sizes{std::clamp<int64_t>(most, 1, head.classes()), head.features()},
         dtype_of(weight_));
@@ -331,6 +375,7 @@ class LinearGradients {
   // is large enough to keep the matrix units busy.
   static constexpr int64_t kProductBytesOnCpu = int64_t(1) << 20;
   static constexpr int64_t kProductBytesOnCuda = int64_t(64) << 20;
+  static constexpr int64_t kTileClasses = 128;  // of products on CUDA, whose tiles are then whole
 
   static Tensor array_of(const Tensor& contiguous) {
     return torch::stable::view(contiguous, {contiguous.numel()});
@@ -340,31 +385,47 @@ class LinearGradients {
   // logits. If ignored rows were left out, the rows are copied to where they belong.
   void write_input_gradient(const LinearChunk& chunk) const {
     if (!counted_.index) {
-      const Tensor rows = rows_from(input_, chunk.first, chunk.rows);
-      return multiply_matrices(chunk.logits, head_.weight, rows);
+      return multiply_by_weight(chunk.logits, rows_from(input_, chunk.first, chunk.rows));
     }
     const Tensor rows =
         empty_contiguous(op_, input_, Sizes{chunk.rows, head_.features()}, dtype_of(input_));
-    multiply_matrices(chunk.logits, head_.weight, rows);
+    multiply_by_weight(chunk.logits, rows);
     copy_rows(input_, rows_from(*counted_.index, chunk.first, chunk.rows), rows);
+  }
+
+  // Writes the product of the logits' gradient and the weight. The few classes of a second matrix
+  // product are first: the rounding of their sum is small beside that of the whole sum.
+  void multiply_by_weight(const Tensor& grad_logits, const Tensor& product) const {
+    const int64_t at_once = head_.classes_at_once(), others = head_.classes() - at_once;
+    if (others == 0) return multiply_matrices(grad_logits, head_.weight, product);
+    multiply_matrices(
+        columns_from(grad_logits, at_once, others), rows_from(head_.weight, at_once, others),
+        product);
+    add_product(
+        columns_from(grad_logits, 0, at_once), rows_from(head_.weight, 0, at_once), product);
   }
 
   void add_to_weight(const LinearChunk& chunk) const {
     const Tensor by_class = transposed(chunk.logits);
-    if (product_.defined()) return add_products(chunk, by_class);
-    if (chunk.first == 0) return multiply_matrices(by_class, chunk.input, weight_);
-    add_product(by_class, chunk.input, weight_);
+    head_.for_products([&](int64_t first, int64_t count) {
+      const Tensor grad_logits = rows_from(by_class, first, count);
+      if (product_.defined()) return add_products(chunk, grad_logits, first);
+      const Tensor gradient = rows_from(weight_, first, count);
+      if (chunk.first == 0) return multiply_matrices(grad_logits, chunk.input, gradient);
+      add_product(grad_logits, chunk.input, gradient);
+    });
   }
 
   // Has weight_sums_ add the products for as many classes at a time as `product_` has room for.
-  void add_products(const LinearChunk& chunk, const Tensor& by_class) const {
-    const int64_t classes = head_.classes(), most = product_.sizes()[0];
+  // `by_class` has the gradients of the logits of some classes, the first of which is `start`.
+  void add_products(const LinearChunk& chunk, const Tensor& by_class, int64_t start) const {
+    const int64_t classes = by_class.sizes()[0], most = product_.sizes()[0];
     for (int64_t first = 0; first < classes; first += most) {
       const int64_t count = std::min(most, classes - first);
       const Tensor product = rows_from(product_, 0, count);
       multiply_matrices(rows_from(by_class, first, count), chunk.input, product);
       const Tensor row = torch::stable::view(product, {1, product.numel()});
-      weight_sums_.add(row, chunk, first * head_.features());
+      weight_sums_.add(row, chunk, (start + first) * head_.features());
     }
   }
 
