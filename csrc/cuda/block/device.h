@@ -81,11 +81,17 @@ FUSEDOPS_DEVICE double reciprocal(double x) { return 1.0 / x; }
 
 inline int64_t max_grid() { return 2147483647; }  // the largest gridDim.x since sm_30
 
-// A Newton step brings the approximation within 1 ulp where x and 1 / x are normal. __frcp_rn would
-// call a function for denormals, which costs registers.
-FUSEDOPS_DEVICE float reciprocal(float x) {
+// Returns 1 / x within 1 ulp; denormals count as 0.
+FUSEDOPS_DEVICE float fast_reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// A Newton step halves the error of fast_reciprocal() where x and 1 / x are normal. __frcp_rn would
+// call a function for denormals, which costs registers.
+FUSEDOPS_DEVICE float reciprocal(float x) {
+  const float y = fast_reciprocal(x);
   return fmaf(y, fmaf(-x, y, 1.0f), y);
 }
 FUSEDOPS_DEVICE float rsqrt(float x) { return rsqrtf(x); }
@@ -434,8 +440,9 @@ inline void wait_for_launch_ahead() {}
 // Returns x, or a zero of its sign in place of a denormal number. Flushing makes reciprocal() NaN
 // for 0, denormals and infinities, as it is on a device.
 inline float flushed(float x) { return fabsf(x) < FLT_MIN ? copysignf(0.0f, x) : x; }
+inline float fast_reciprocal(float x) { return flushed(1.0f / flushed(x)); }
 inline float reciprocal(float x) {
-  const float y = flushed(1.0f / flushed(x));
+  const float y = fast_reciprocal(x);
   return fmaf(y, fmaf(-x, y, 1.0f), y);
 }
 inline float rsqrt(float x) { return 1.0f / sqrtf(x); }

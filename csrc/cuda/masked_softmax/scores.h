@@ -306,14 +306,20 @@ FUSEDOPS_DEVICE void add_operand(
   add_elements<In>(sums, operand.data, offset, operand.col_stride, cols);
 }
 
-// Returns tanh(x), so precise that its exponential has the precision of `Out`. For 16 bits one ex2,
-// for e^(-2|x|), and a reciprocal are enough: their error is a few ulp of 1.
+// tanh(x) is 1 - 2 / (1 + 2^(kTwoLog2E x)). One ex2 and one rcp compute it to a few ulp of 1, which
+// is precise enough where its exponential is rounded to 16 bits.
+inline constexpr float kTwoLog2E = 2.88539008f;
+
+// Returns 1 / (1 + 2^x), which for infinities is 0 and 1.
+FUSEDOPS_DEVICE float logistic(float x) {
+  return device::fast_reciprocal(1 + device::fast_exp2(x));
+}
+
+// Returns tanh(x), so precise that its exponential has the precision of `Out`.
 template <class Out, class Acc>
 FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
-  constexpr float kTwoLog2E = 2.88539008f;
   if constexpr (sizeof(Out) == 2) {
-    const float e = device::fast_exp2(-kTwoLog2E * fabsf(x));
-    return copysignf((1 - e) * device::reciprocal(1 + e), x);
+    return device::fma(-2.0f, logistic(kTwoLog2E * x), 1.0f);
   } else {
     return device::tanh(x);
   }
@@ -337,7 +343,12 @@ struct SoftCap {
         cap(static_cast<Acc>(scores.softcap)),
         inverse(device::reciprocal(cap)) {}
   FUSEDOPS_DEVICE Acc operator()(Acc x) const {
-    return cap * hyperbolic_tangent<Out>(scale * x * inverse);
+    if constexpr (sizeof(Out) == 2) {
+      // Each factor of x is the same for all elements, and the sum is one instruction.
+      return device::fma(-2 * cap, logistic(kTwoLog2E * scale * inverse * x), cap);
+    } else {
+      return cap * device::tanh(scale * x * inverse);
+    }
   }
 };
 
