@@ -231,6 +231,7 @@ bench() {
     --csv "$OUT/bench/$name.csv" --plot "$OUT/bench"
 }
 bench peers 75 --op softmax layer_norm rms_norm --dtype bfloat16
+bench losses 30 --op cross_entropy --dtype bfloat16
 stage cuda correctness 90 "${PARALLEL[@]}" "${CUDA_TESTS[@]}"
 
 # The sanitizers run the kernels without torch, each array in an allocation of its own.
