@@ -145,6 +145,7 @@ def _square(x):
 ADDED = {
     "triu of -inf": lambda x: _square(x).to(x.dtype),
     "1 - tril": lambda x: (1.0 - torch.ones(x.shape[-2:], dtype=x.dtype).tril()) * -1e30,
+    "rsub": lambda x: torch.rsub(torch.ones(x.shape[-2:], dtype=x.dtype).tril(), 1.0) * -1e30,
     "where": lambda x: torch.where(torch.ones(x.shape[-2:]).tril() == 1, 0.0, -1e30),
     "filled zeros": lambda x: torch.zeros(x.shape[-2:]).masked_fill(_square(x) < 0, -1e30),
     "two of -inf": lambda x: _square(x) + _square(x)[None, None],
@@ -168,6 +169,16 @@ def test_a_mask_that_is_added_becomes_bounds_of_rows(rewrite_dynamo, name, dynam
     (call,) = rewritten.calls
     assert call.startswith("masked_softmax(x, mask=bias, scale=1.0, causal=True")
     assert_agrees(rewritten.call, model, inputs(9 if dynamic else 6))
+
+
+def test_one_minus_a_mask_is_read_in_an_exported_graph(entries):
+    """It is aten.rsub there."""
+
+    def model(x):
+        return (x + (1.0 - torch.ones(6, 6).tril()) * -1e30).softmax(-1)
+
+    x = torch.randn(2, 6, 6, dtype=torch.float64)
+    assert "causal=True" in rewritten_alike(entries["export"], model, [x]).calls[0]
 
 
 def test_a_part_of_an_added_mask_hides_what_it_hides_in_eager_mode(rewrite_dynamo):

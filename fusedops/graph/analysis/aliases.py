@@ -188,6 +188,8 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 METHODS["new_full"] = ("full", ("input", "shape", "fill_value"))
 METHODS |= {f"new_{kind}": (kind, ("input", "shape")) for kind in ("zeros", "ones")}
+#: Functions that subtract their first argument from the second.
+REVERSED = {torch.rsub, aten.rsub}
 #: Kinds whose last parameter may be passed as several arguments, as in x.view(2, 3) and
 #: torch.einsum("ij,jk->ik", x, y).
 VARIADIC = {"reshape", "permute", "expand", "zeros", "ones", "matmul"}

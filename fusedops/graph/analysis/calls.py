@@ -93,6 +93,8 @@ def _alias(node: Node) -> tuple[str, tuple[str, ...]] | None:
     if node.op == "call_method":
         return aliases.METHODS.get(str(node.target))
     target = packet(node)
+    if target in aliases.REVERSED:
+        return ("sub", ("other", "input")) if len(node.args) == 2 else None
     if target in aliases.ATEN and isinstance(node.target, OPS):
         return aliases.ATEN[target], tuple(aliases.parameters_of(node.target))
     return aliases.FUNCTIONS.get(target)
