@@ -12,14 +12,18 @@ inline int32_t width_of(DType dtype) {
 }
 
 // Returns the shape of a block: x threads share a row of `cols` columns, and a block has y rows. x
-// is the least power of two whose tile holds the row, at most kClassThreads. A row of more than one
-// vector has at least two threads, which read neighbouring vectors of a sector.
+// is the least power of two whose tile holds the row or, from a line of 128 bytes of each vector
+// on, half of it, at most kClassThreads: a block's reductions and its rows' ends cost as much as a
+// tile. A row of more than one vector has at least two threads, which read neighbouring vectors of
+// a sector.
 inline dim3 class_threads(int64_t cols, int32_t width) {
   const int32_t elements = width *
       (width > 1 ? kLoopVectors</*kWidth=*/2, /*kTensors=*/1>
                  : kLoopVectors</*kWidth=*/1, /*kTensors=*/1>);
+  constexpr int32_t kLineThreads = 128 / kMaxVectorBytes;
   int32_t threads = cols > width ? 2 : 1;
-  while (threads < kClassThreads && threads * elements < cols) threads *= 2;
+  while (threads < kLineThreads && threads * elements < cols) threads *= 2;
+  while (threads < kClassThreads && threads * elements * 2 < cols) threads *= 2;
   return dim3(threads, kClassThreads / threads);
 }
 
