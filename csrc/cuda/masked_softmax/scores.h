@@ -10,6 +10,8 @@
 // have kernels of their own, because the other kernels have no register left.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/softmax/rows.h"
 
 namespace fusedops::cuda {
@@ -306,20 +308,20 @@ FUSEDOPS_DEVICE void add_operand(
   add_elements<In>(sums, operand.data, offset, operand.col_stride, cols);
 }
 
-// tanh(x) is 1 - 2 / (1 + 2^(kTwoLog2E x)). One ex2 and one rcp compute it to a few ulp of 1, which
-// is precise enough where its exponential is rounded to 16 bits.
+// tanh(x) is 1 - doubled_logistic(kTwoLog2E x).
 inline constexpr float kTwoLog2E = 2.88539008f;
 
-// Returns 1 / (1 + 2^x), which for infinities is 0 and 1.
-FUSEDOPS_DEVICE float logistic(float x) {
-  return device::fast_reciprocal(1 + device::fast_exp2(x));
+// Returns 2 / (1 + 2^x), which for infinities is 2 and 0, to a few ulp of 1: that is precise enough
+// where an exponential of the result is rounded to 16 bits.
+FUSEDOPS_DEVICE float doubled_logistic(float x) {
+  return device::fast_reciprocal(device::fma(0.5f, device::fast_exp2(x), 0.5f));
 }
 
 // Returns tanh(x), so precise that its exponential has the precision of `Out`.
 template <class Out, class Acc>
 FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
   if constexpr (sizeof(Out) == 2) {
-    return device::fma(-2.0f, logistic(kTwoLog2E * x), 1.0f);
+    return 1 - doubled_logistic(kTwoLog2E * x);
   } else {
     return device::tanh(x);
   }
@@ -344,8 +346,9 @@ struct SoftCap {
         inverse(device::reciprocal(cap)) {}
   FUSEDOPS_DEVICE Acc operator()(Acc x) const {
     if constexpr (sizeof(Out) == 2) {
-      // Each factor of x is the same for all elements, and the sum is one instruction.
-      return device::fma(-2 * cap, logistic(kTwoLog2E * scale * inverse * x), cap);
+      // The factor of x is the same for all elements. It is finite, so that 0 stays 0.
+      const float factor = fmaxf(fminf(kTwoLog2E * scale * inverse, FLT_MAX), -FLT_MAX);
+      return device::fma(-cap, doubled_logistic(factor * x), cap);
     } else {
       return cap * device::tanh(scale * x * inverse);
     }
