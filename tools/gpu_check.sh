@@ -262,6 +262,7 @@ if [[ $DRY == yes ]]; then
 fi
 stage bench-models speed 150 "$PYTHON" -m tools.bench models gpt2 bert llama vit --device cuda \
   --dtype bfloat16 --batch 8 --length 1024 --csv "$OUT/bench-models.csv"
+stage policy-table speed 150 "$PYTHON" -m fusedops tune --device cuda --budget 140 --output "$OUT/policy-table.csv"
 OPS=(softmax layer_norm masked_softmax rms_norm log_softmax softmax_dropout std_norm add_layer_norm
   add_rms_norm)
 for direction in forward backward; do

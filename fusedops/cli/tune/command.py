@@ -129,10 +129,9 @@ def measure_all(graphs: Sequence[Graph], start: float, budget: float) -> Measure
     with Progress(
         *columns, TextColumn("{task.description}"), console=Console(stderr=True), auto_refresh=False
     ) as progress:
-        if graphs[0].device == "cpu":  # CUDA does not work in a forked process
-            ahead = compile_ahead(graphs, start + COMPILING * budget)
-            for _ in _shown(progress, "compiling", ahead, len(graphs)):
-                pass
+        ahead = compile_ahead(graphs, start + COMPILING * budget)
+        for _ in _shown(progress, "compiling", ahead, len(graphs)):
+            pass
         return _timed(progress, graphs, start + budget)
 
 

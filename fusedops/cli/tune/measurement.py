@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -30,14 +31,21 @@ LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 #: A minimum is accepted if it is at most the share STEADY below the next larger time; otherwise the
 #: size is measured again, ATTEMPTS times in all at most.
 STEADY, ATTEMPTS = 0.1, 3
+#: The most processes that compile for a GPU. Each takes about half a gigabyte of its memory.
+MOST_ON_GPU = 8
 
 
 def compile_ahead(graphs: Sequence[Graph], deadline: float) -> Iterator[Graph]:
-    """Fills Inductor's cache with the code of `graphs`, with one process for each core. Yields each
-    graph when it is compiled, until the deadline."""
-    # Forked workers need not import the modules again. A fork loses all threads, but none run yet.
-    context = multiprocessing.get_context("fork")
-    with context.Pool(os.cpu_count(), initializer=_leave_interrupts_alone) as pool:
+    """Fills Inductor's cache with the code of `graphs`, all for one device, with one process for
+    each core. Yields each graph when it is compiled, until the deadline."""
+    workers = os.cpu_count() or 1
+    if graphs[0].device == "cpu":
+        # Forked workers need not import the modules again. A fork loses threads, but none run yet.
+        context: BaseContext = multiprocessing.get_context("fork")
+    else:
+        context = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
+        workers = min(workers, MOST_ON_GPU)
+    with context.Pool(workers, initializer=_leave_interrupts_alone) as pool:
         done = pool.imap_unordered(_compile_ahead, graphs)
         for _ in graphs:
             try:
