@@ -49,14 +49,19 @@ def models() -> Figure:
     """Draws the speed-up over Inductor of whole models, with a panel for each mode."""
     table = pd.read_csv(ZEN4 / "bench-models.csv").query("threads == 1")
     table["case"] = table.model + ", width " + table.width.astype(str)
-    figure, panels = plt.subplots(
-        2, 1, height_ratios=[3, 8], sharex=True, figsize=(9, 7), layout="constrained"
-    )
-    for axes, mode in zip(panels, ("training", "inference"), strict=True):
-        cells = table[table["mode"] == mode].pivot_table(
+    cells = {
+        mode: table[table["mode"] == mode].pivot_table(
             index="case", columns="dtype", values="speedup", sort=False
         )
-        _bars(cells[::-1], axes, {"float32": "#56B4E9", "bfloat16": COLOURS["fusedops"]}, "%.2f")
+        for mode in ("training", "inference")
+    }
+    heights = [len(each) for each in cells.values()]
+    figure, panels = plt.subplots(
+        2, 1, height_ratios=heights, sharex=True, figsize=(9, 8), layout="constrained"
+    )
+    colours = {"float32": "#56B4E9", "bfloat16": COLOURS["fusedops"]}
+    for axes, (mode, each) in zip(panels, cells.items(), strict=True):
+        _bars(each[::-1], axes, colours, "%.2f")
         axes.axvline(1, color="black", linewidth=0.8, zorder=0)
         axes.set_title(mode)
     figure.suptitle("Whole models: times as fast as Inductor (1 is Inductor)")
