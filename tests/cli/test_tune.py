@@ -255,3 +255,5 @@ def test_code_is_compiled_ahead_in_other_processes_until_the_time_is_up(monkeypa
     done = measurement.compile_ahead([SOFTMAX, SOFTMAX], time.monotonic() + 60)
     assert [*done] == [SOFTMAX, SOFTMAX] and compiled == []
     assert [*measurement.compile_ahead([SOFTMAX], time.monotonic() - 1)] in ([], [SOFTMAX])
+    on_a_gpu = replace(SOFTMAX, device="cuda:0")  # in processes that are not forked
+    assert [*measurement.compile_ahead([on_a_gpu], time.monotonic() + 60)] == [on_a_gpu]
