@@ -8,7 +8,7 @@ from test_cross_entropy_kernels import *  # noqa: F403
 # No kernel can raise an error, and torch's number of threads is the CPU's.
 del test_a_target_out_of_range_is_named  # noqa: F821
 del test_threads_change_no_bit  # noqa: F821
-# The CPU adds up the logits for label smoothing in double, a GPU in float (docs/numerics.md).
+# The CPU adds up the logits for label smoothing in double, a GPU in float (docs/losses.md).
 del test_a_common_offset_costs_no_digits  # noqa: F821
 
 

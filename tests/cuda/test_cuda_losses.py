@@ -22,13 +22,7 @@ from test_linear_cross_entropy import (  # noqa: F401
 
 import fusedops
 
-
-@pytest.fixture(autouse=True)
-def on_gpu():
-    before = torch.get_default_device()
-    torch.set_default_device("cuda")
-    yield
-    torch.set_default_device(before)
+pytestmark = pytest.mark.usefixtures("tensors_on_gpu")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -1,7 +1,6 @@
 """The tests in tests/ops of the norms, also after a residual, with tensors on a GPU."""
 
 import pytest
-import torch
 from test_add_norm import *  # noqa: F403
 from test_norm import *  # noqa: F403
 
@@ -10,10 +9,4 @@ from test_norm import *  # noqa: F403
 del test_rows_whose_squares_overflow_are_right_where_eagers_are_not  # noqa: F821
 del test_a_constant_row_of_large_numbers_is_zero_as_in_float64  # noqa: F821
 
-
-@pytest.fixture(autouse=True)
-def on_gpu():
-    before = torch.get_default_device()
-    torch.set_default_device("cuda")
-    yield
-    torch.set_default_device(before)
+pytestmark = pytest.mark.usefixtures("tensors_on_gpu")

@@ -9,13 +9,7 @@ from test_softmax_inplace import *  # noqa: F403
 
 import fusedops
 
-
-@pytest.fixture(autouse=True)
-def on_gpu():
-    before = torch.get_default_device()
-    torch.set_default_device("cuda")
-    yield
-    torch.set_default_device(before)
+pytestmark = pytest.mark.usefixtures("tensors_on_gpu")
 
 
 def test_a_replayed_cuda_graph_draws_fresh_numbers():

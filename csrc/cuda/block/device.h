@@ -77,6 +77,12 @@ FUSEDOPS_DEVICE float tanh(float x) { return tanhf(x); }
 FUSEDOPS_DEVICE double tanh(double x) { return ::tanh(x); }
 FUSEDOPS_DEVICE double reciprocal(double x) { return 1.0 / x; }
 
+// Stores a vector in global memory. Under nvcc, words of 8 and 16 bytes have overloads below.
+template <class Word>
+FUSEDOPS_DEVICE void store_vector(Word* to, Word word) {
+  *to = word;
+}
+
 #if defined(__CUDACC__)
 
 inline int64_t max_grid() { return 2147483647; }  // the largest gridDim.x since sm_30
@@ -140,10 +146,6 @@ FUSEDOPS_DEVICE void store_vector(uint4* to, uint4 v) {
 }
 FUSEDOPS_DEVICE void store_vector(uint2* to, uint2 v) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
-}
-template <class Word>
-FUSEDOPS_DEVICE void store_vector(Word* to, Word word) {
-  *to = word;
 }
 
 // Returns `pointer`, which is to global memory, as one value that the compiler cannot take apart.
@@ -451,10 +453,6 @@ inline float fast_exp2(float x) { return flushed(exp2f(x)); }
 template <class Word>
 Word load_streaming(const Word* from) {
   return *from;
-}
-template <class Word>
-void store_vector(Word* to, Word word) {
-  *to = word;
 }
 template <class T>
 T* whole(T* pointer) {
