@@ -2,12 +2,12 @@
 
 One set of rules serves torch IR (Dynamo, `fx.symbolic_trace`) and ATen IR (`torch.export`):
 
-analysis/   what a graph computes: calls in normal form, values, writes, memory, modes, masks
+analysis/   finds what a graph computes: calls in normal form, values, writes, memory, modes, masks
 readers/    recognises parts of softmaxes and norms, for several rules
-rules/      one rewrite a file, and how to write one
-policy/     whether a replacement pays on this machine
-rewriting/  replaces the sites that the rules find, or reports why it does not
-memory/     after Inductor's own passes: runs ops in place, and drops unused outputs
+rules/      has one rewrite in each file; its `__init__.py` shows how to write one
+policy/     estimates whether a replacement pays on this machine
+rewriting/  replaces the softmaxes and norms that the rules find, or reports why one stays
+memory/     runs after Inductor's own passes: lets ops write in place, and drops unused outputs
 
 `passes.py`, `fx.py` and `explain.py` are the entry points. Nothing here imports a kernel: the ops
 are referred to as `torch.ops.fusedops.*`.

@@ -1,4 +1,5 @@
-"""`fusedops.explain`: which sites of a model are replaced, which are not, and why."""
+"""Defines `fusedops.explain`, which reports the softmaxes and norms of a model (its sites): which
+of them are replaced, which are not, and why."""
 
 from __future__ import annotations
 
@@ -92,9 +93,9 @@ def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mode(model: Callable[..., Any]) -> tuple[bool, str]:
-    """Returns whether the call is run with gradients, and the mode of the report. If the caller has
-    disabled gradients, the mode is "inference"; else a module's training mode decides both. For a
-    function, whose modules may differ, gradients are on and the mode is ""."""
+    """Returns whether the model is run with gradients, and the mode that the report names. If the
+    caller has disabled gradients, the mode is "inference"; else a module's `training` flag decides
+    both. For a function, whose modules may differ, gradients are on and the mode is ""."""
     if not torch.is_grad_enabled():
         return False, "inference"
     root = _root(model)
@@ -110,8 +111,8 @@ def _root(model: Callable[..., Any]) -> nn.Module | None:
 
 
 def _module_names(model: Callable[..., Any]) -> dict[str, str]:
-    """Returns the dotted path of each module in the model, by `str(id(module))`. Dynamo's own paths
-    are not used, because after a graph break they start at the inner frame."""
+    """Maps `str(id(module))` to the dotted path of the module, for each module in the model.
+    Dynamo's own paths are not used, because after a graph break they start at the inner frame."""
     root = _root(model)
     modules = root.named_modules() if root is not None else ()
     return {str(id(module)): name for name, module in modules}

@@ -1,4 +1,4 @@
-"""`fusedops.rewrite`, for graphs of `torch.fx.symbolic_trace`."""
+"""Defines `fusedops.rewrite`, which rewrites graphs of `torch.fx.symbolic_trace`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fusedops.graph.rewriting.rewriter import rewrite_module
 
 
 def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
-    """Replaces softmax, log_softmax, layer_norm and rms_norm in a `torch.fx.symbolic_trace` graph
-    by operators of fusedops.
+    """Replaces softmaxes, norms and cross entropies in a `torch.fx.symbolic_trace` graph by
+    operators of fusedops.
 
     Args:
         graph_module: changed in place.
@@ -48,7 +48,8 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
 def _check_example_inputs(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> None:
     """Raises TypeError if there are more example inputs than the graph takes, or too few."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
-    required = sum(not node.args for node in placeholders)  # args hold the default, if any
+    # The args of a placeholder hold its default value, if it has one.
+    required = sum(not node.args for node in placeholders)
     if not required <= len(example_inputs) <= len(placeholders):
         names = ", ".join(node.name for node in placeholders)
         raise TypeError(
@@ -58,7 +59,7 @@ def _check_example_inputs(graph_module: GraphModule, example_inputs: tuple[Any, 
 
 
 def _propagate(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> None:
-    """Runs the graph on fake tensors, which records a value for each node."""
+    """Runs the graph on fake tensors, which records a value in the metadata of each node."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         _Propagate(graph_module, mode).propagate(*example_inputs)

@@ -4,12 +4,12 @@ The first bug is a wrong index. torch 2.10 to 2.13 generate it where an accumula
 gradient of an embedding, `index_put(accumulate=True)`, `scatter_add`) is tiled over two dimensions
 and runs on several threads: the offset inside the tile is added twice, so that values are written
 to other elements, some of them past the end of the tensor. torch 2.14 is fixed as in this module
-(pytorch/pytorch#191837). Plain Inductor has the bug too, but rarely tiles in this way: for that, a
-value has to be read in two layouts, such as the gradient of a position bias that two layers share.
-Our ops are fusion barriers that keep both layouts in the graph, which makes this case more
-frequent. The method with the bug is replaced when the first of our passes is made. The new method
-behaves like the original in graphs that are compiled without our passes, even concurrently, and
-with the setting `repair_inductor="never"`.
+(pytorch/pytorch#191837). Plain Inductor has the bug too, but it tiles in this way only where a
+value is read in two layouts, such as the gradient of a position bias that two layers share.
+Inductor cannot fuse across our ops, so that both layouts stay in the graph more often. The method
+with the bug is replaced when the first of our passes is made. The new method behaves like the
+original in graphs that are compiled without our passes, even concurrently, and with the setting
+`repair_inductor="never"`.
 
 The second bug is a wrong dtype. AOTInductor packages of torch 2.10 and 2.11 hold the dtype
 arguments of custom ops as the numbers of `torch.export`'s files (float32 is 7), but read them as

@@ -1,4 +1,5 @@
-"""The rewriter and the memory passes as Inductor's custom passes, alone or after a user's own."""
+"""Makes the rewriter and the memory passes custom passes of Inductor, alone or after the passes
+that a user has set there."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ GraphPass = Callable[[Graph], Any]
 
 
 class _Pass(CustomGraphPass):
-    """A pass of ours. The first one to be created installs the workarounds of `inductor.py`."""
+    """A custom pass of fusedops. The first one to be created installs the workarounds for bugs of
+    Inductor that `inductor.py` describes."""
 
     def __init__(self) -> None:
         repair_scatters(_runs_ours)
@@ -63,7 +65,7 @@ class ReusePass(_Pass):
         use_no_autograd_variants(graph)
 
 
-#: Our pass for each of Inductor's options.
+#: Option of Inductor that takes a custom pass -> the class of our pass for it.
 PASSES: dict[str, type[_Pass]] = {
     "pre_grad_custom_pass": Pass,
     "post_grad_custom_post_pass": ReusePass,
@@ -99,7 +101,7 @@ def options_without_ours(current: Callable[[str], Any]) -> dict[str, Any]:
 
 
 class Chain(CustomGraphPass):
-    """Runs `existing`, one or several passes as Inductor accepts them, then one of ours."""
+    """Runs `existing`, which is one pass or a list of them as Inductor accepts it, then `ours`."""
 
     def __init__(
         self, existing: GraphPass | list[GraphPass] | tuple[GraphPass, ...], ours: _Pass

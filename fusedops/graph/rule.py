@@ -1,4 +1,8 @@
-"""The interface of rewrite rules: the site that a rule finds, and the calls that replace it."""
+"""Defines the interface of rewrite rules.
+
+A rule finds a site, which is one softmax, norm or cross entropy with the calls around it that an op
+replaces too, and it emits the calls that take the site's place.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,9 @@ from fusedops.graph.analysis.calls import Call
 
 @dataclass(frozen=True)
 class OpCall:
-    """A call to insert: of an op, `operator.getitem` or a function that computes a size. `args` may
-    contain graph nodes, `ModuleAttribute`s and other `OpCall`s; `kwargs` are plain values."""
+    """A call to insert into the graph. It calls an op, `operator.getitem` or a function that
+    computes a size. `args` may contain graph nodes, parameters of modules (`ModuleAttribute`) and
+    other `OpCall`s; `kwargs` are plain values."""
 
     op: Callable[..., Any]
     args: tuple[Any, ...]
@@ -24,8 +29,8 @@ class OpCall:
 
 
 def viewed(operand: Node | OpCall) -> Node:
-    """Returns `operand` if it is a node, else the node that its innermost call takes as its first
-    argument: the calls in an operand are views of that node, or elementwise calls on it."""
+    """Returns the node from which `operand` is computed: `operand` itself, or if it is a call, the
+    first argument of its innermost call. All calls in an operand are views or elementwise."""
     while isinstance(operand, OpCall):
         operand = operand.args[0]
     return operand
@@ -42,8 +47,8 @@ def nodes_of(arguments: Any) -> Iterator[Node]:
             yield from nodes_of(argument)
 
 
-#: What replaces a node. An int is the index of one of the op's outputs, None stands for the op's
-#: single output, and a function computes the replacement from the op's call.
+#: Says what replaces a node. An int is the index of one of the op's outputs, None stands for the
+#: op's single output, and a function computes the replacement from the op's call.
 Output = int | None | Callable[[OpCall], OpCall]
 
 
@@ -56,13 +61,13 @@ class Match:
     results: the nodes that would be replaced. Each maps to the index of the op's output that
         replaces it, to None if the op has a single output, or to a function that computes what
         replaces it from the op's call.
-    fused_nodes: the calls that the op replaces, in program order, if there are several. Those with
-        other users remain in the graph.
+    fused_nodes: the calls that the op replaces, in program order, if there are several. Those that
+        other calls use too remain in the graph.
     insert_before: the node before which the op is inserted; by default the node of `call`.
-    mask_calls: the calls that compute masks which the op does not need. They are erased with the
-        last site that uses them.
-    any_strides: whether nothing depends on the strides of the results.
-    note: what the op cannot take over, and why, for the report.
+    mask_calls: the calls that compute masks which the op does not need. They are erased once the
+        last site that uses them has been replaced.
+    any_strides: whether nothing depends on the strides of the results, so that the op's may differ.
+    note: a text for the report that says what the op cannot take over, and why.
     order: the permutation of the input's dimensions that the op needs; None if it needs none.
     """
 
@@ -90,7 +95,8 @@ def arguments_by_name(call: OpCall) -> dict[str, Any]:
 
 
 def op_of(match: Match) -> OpCall:
-    """Returns the op call of a match whose call has the op's arguments in the op's order."""
+    """Returns the call of the match's op. The arguments of `match.call` have to be those of the op,
+    in the op's order."""
     op = getattr(torch.ops.fusedops, match.op).default
     return OpCall(op, tuple(match.call.arguments.values()))
 

@@ -1,1 +1,1 @@
-"""Analysis of graphs: what a node computes, where its memory is, and in which modes it runs."""
+"""Finds out what a node computes, where its memory is, and in which modes it runs."""

@@ -1,4 +1,4 @@
-"""The tables of `calls.py`: the names of each operation in torch IR and in ATen IR."""
+"""Has the tables of `calls.py`: the names of each operation in torch IR and in ATen IR."""
 
 from __future__ import annotations
 
@@ -285,15 +285,15 @@ LEAVES: dict[Any, tuple[str, str]] = {
 
 
 def leaf(target: Any, kwargs: dict[str, Any]) -> tuple[str, str]:
-    """Returns the name of an opaque call, and why it is not replaced. Multi-head attention that
-    returns no weights runs as SDPA."""
+    """Returns the name of an opaque call, which is a key of `LEAVES`, and why it is not replaced.
+    Multi-head attention that returns no weights runs as SDPA."""
     name, reason = LEAVES[target]
     if target is F.multi_head_attention_forward and kwargs.get("need_weights") is False:
         return name, SDPA
     return name, reason
 
 
-#: Calls that change the grad, inference or autocast mode of the calls after them, and how.
+#: Function that changes the grad, inference or autocast mode of the calls after it -> its effect.
 MODE_SWITCHES: dict[Any, str] = {
     torch._C._set_grad_enabled: "set_grad",
     torch.autograd.grad_mode._enter_inference_mode: "enter_inference",
@@ -302,7 +302,7 @@ MODE_SWITCHES: dict[Any, str] = {
     _exit_autocast: "exit_autocast",
 }
 
-#: The functions of `operator` that write into their first operand.
+#: The names of the functions of `operator` that write into their first operand.
 IN_PLACE = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
 IN_PLACE |= {"imatmul", "iand", "ior", "ixor", "ilshift", "irshift", "setitem"}
 

@@ -1,4 +1,5 @@
-"""The normal form of nodes: the same for all aliases of an operation at every capture level.
+"""Defines the normal form of nodes, which is the same for all aliases of an operation at every
+capture level.
 
 The capture levels are torch IR (Dynamo and `fx.symbolic_trace`: functions, tensor methods,
 modules) and ATen IR (`torch.export`, before and after decomposition). `as_call` turns a node of any
@@ -118,7 +119,8 @@ def _attribute_call(node: Node) -> Call | None:
 
 
 def _cast_call(node: Node) -> Call | None:
-    """Returns a cast to the dtype that capture recorded, if device and memory format stay."""
+    """Returns a cast to the dtype that capture recorded, or None if the call may also change the
+    device or the memory format."""
     source, result = value(node.args[0]), value(node)
     if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
@@ -173,8 +175,8 @@ _NLL_LOSS = {
     "size_average": None,
     "reduce": None,
 }
-#: Kind -> its arguments after the input, with the defaults of torch's functions, in the order of
-#: the op that replaces the kind, if there is one.
+#: Kind -> its arguments after the input, with the defaults of torch's functions. They are in the
+#: order of the fusedops op of that kind, if there is one.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("softmax", "safe_softmax", "log_softmax"), _SOFTMAX),
     "layer_norm": {"normalized_shape": None, "weight": None, "bias": None, "eps": 1e-5},
@@ -186,7 +188,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _VARIANCE),
     **dict.fromkeys(("norm", "linalg_norm"), _VECTOR_NORM),
 }
-#: The arguments that are read as Python numbers, for kinds whose name contains the key.
+#: Part of a kind's name -> the arguments of such kinds that are read as Python numbers.
 _NUMERIC_ARGUMENTS = {
     "softmax": ["dim"],
     "dropout": ["p", "train"],
@@ -229,7 +231,8 @@ def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _module_call(node: Node) -> Call | None:
-    """Returns the call of a module in normal form: the module's settings are its arguments."""
+    """Returns the call of a module in normal form, in which the module's settings are arguments.
+    Returns None if no rule refers to modules of this class."""
     module = submodule(node)
     if type(module) in aliases.LEAVES:
         return _leaf(node, *aliases.LEAVES[type(module)])

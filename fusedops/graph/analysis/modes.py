@@ -1,8 +1,9 @@
-"""The grad mode, inference mode and autocast state in which each call of a graph runs.
+"""Finds the grad mode, inference mode and autocast state in which each call of a graph runs.
 
 Calls can be fused only if all of them run in the same modes: under `no_grad` a sum has no gradient,
-but a norm of it after the block has one. While the rules match, a barrier node is therefore
-inserted wherever a tensor is used in other modes than those it was computed in:
+but a norm of it after the block has one. While the rewrite rules match, a barrier node, which
+returns its argument, is therefore inserted wherever a tensor is used in other modes than those in
+which it was computed:
 
     with torch.no_grad():              _set_grad_enabled(False)
         s = x + r                      s = x + r
@@ -35,7 +36,7 @@ from fusedops.graph.analysis.writes import written
 
 @dataclass(frozen=True)
 class Modes:
-    """The modes that the graph has set so far.
+    """The modes that the graph has set up to some node.
 
     grad, inference: None if the graph has not set them; the caller's modes then apply.
     autocast: the arguments of `torch.autocast` for each device type that the graph has set.
@@ -47,7 +48,7 @@ class Modes:
 
 
 def modes(graph: Graph) -> Iterator[tuple[Node, Modes]]:
-    """Yields each node with the modes after it. A call that is not a switch runs in these modes."""
+    """Yields each node with the modes after it. Calls that switch no mode run in these modes."""
     current = Modes()
     before: dict[Node, Modes] = {}
     for node in graph.nodes:
@@ -71,8 +72,9 @@ def _has_mode_switches(graph: Graph) -> bool:
 
 
 def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
-    """Returns the modes after the switch `node`. `before` maps it and each earlier switch to the
-    modes before that switch: an exit returns to the modes before the call that entered."""
+    """Returns the modes after `node`, which switches a mode. `before` maps this switch and each
+    earlier one to the modes before it: an exit restores the modes from before the call that entered
+    the mode."""
     current = before[node]
     # The argument is a bool for set_grad and enter_inference, a device type for enter_autocast, and
     # for exits the node that entered the mode.
@@ -113,7 +115,7 @@ def _modes_of(node: Node) -> Modes:
 
 @contextmanager
 def evaluating(site: Node) -> Iterator[None]:
-    """Sets the autocast state of `site`, and no gradients, for computations on fake tensors.
+    """Sets the autocast state of `site` and disables gradients, for computations on fake tensors.
 
     Calls are dispatched in Python, because C++ decompositions of torch 2.10, such as linear's, turn
     symbolic sizes into constants. The tracing context is unset: torch 2.10's Dynamo leaves one with
@@ -131,8 +133,8 @@ def has_left_inference_mode(site: Node, other: Node) -> bool:
 
 
 def are_alike(call: Node, other: Node) -> bool:
-    """Returns whether two calls run in the same modes. If all that connects them is an input of the
-    graph, barriers do not ensure this: a barrier is inserted only between a call and its users."""
+    """Returns whether two calls run in the same modes. This has to be asked for two calls that only
+    read the same graph input: barriers are inserted only between a call and its users."""
     first, second = (_with_inferred_grad(node, _modes_of(node)) for node in (call, other))
     return first == second
 
@@ -145,7 +147,7 @@ def barriers(graph: Graph) -> Iterator[None]:
         yield
     finally:
         for barrier in inserted:
-            if barrier._erased:  # it was erased with a mask that nothing uses any more
+            if barrier._erased:  # the rewriter erased it with a mask that nothing uses any more
                 continue
             barrier.replace_all_uses_with(barrier.all_input_nodes[0])
             graph.erase_node(barrier)
@@ -187,7 +189,8 @@ def _with_inferred_grad(node: Node, graph_modes: Modes) -> Modes:
 
 
 def _carries_gradients(node: Node) -> bool:
-    """Returns whether modes matter for a result. They do not for numbers and masks."""
+    """Returns whether the modes matter for a node's result. They do not for numbers and for tensors
+    of ints or bools, such as masks, which have no gradients."""
     recorded = value(node)
     if isinstance(recorded, torch.Tensor):
         return recorded.is_floating_point() or recorded.is_complex()

@@ -1,4 +1,4 @@
-"""Helpers for nodes of any kind: users, outputs, metadata, and the graphs inside of graphs."""
+"""Has helpers for nodes of any kind: for their users, outputs and metadata, and for subgraphs."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def outputs(node: Node) -> dict[Node, int] | None:
 
 def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:
     """Yields the nodes that the graph has when the walk begins, and whether each is inside a
-    `torch.func` transform, where the recorded values are wrappers. The caller may erase nodes;
-    erased ones are skipped."""
+    `torch.func` transform, where the recorded values are functorch's wrapper tensors. The caller
+    may erase nodes during the walk; erased ones are skipped."""
     depth = 0
     for node in list(graph.nodes):
         if not node._erased:
@@ -79,6 +79,7 @@ def subgraphs(graph_module: GraphModule) -> Iterator[GraphModule]:
             yield from subgraphs(child)
 
 
+#: The keys of a node's metadata that say where in the model the node comes from.
 _PROVENANCE = (
     "stack_trace",
     "nn_module_stack",
@@ -90,7 +91,7 @@ _PROVENANCE = (
 
 
 def annotate(node: Node, result: Any, like: Node) -> None:
-    """Sets a new node's metadata: `result` under the keys that `like` uses for its own value, and
-    copies of the entries of `like` in `_PROVENANCE`, such as its source line."""
+    """Sets a new node's metadata: `result` under the keys that the node `like` uses for its own
+    value, and copies of the entries of `like` in `_PROVENANCE`, such as its source line."""
     node.meta = {key: like.meta[key] for key in _PROVENANCE if key in like.meta}
     node.meta |= {key: result for key in ("val", "example_value") if key in like.meta}

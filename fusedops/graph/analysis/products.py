@@ -1,4 +1,4 @@
-"""Matrix products, and calls that do not change the elements of a tensor."""
+"""Recognises matrix products, and calls that do not change the elements of a tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fusedops.graph.analysis.calls import as_call, kind_of
 from fusedops.graph.analysis.steps import call_of, is_number, tensor_and_number
 from fusedops.graph.analysis.values import value
 
-#: The kinds of calls that change only shapes and strides.
+#: The kinds of calls that change only shapes and strides. "same" is contiguous, clone or alias.
 VIEWS = {"reshape", "same", "unsqueeze", "squeeze", "transpose", "permute", "movedim", "expand"}
 VIEWS |= {"flatten", "unflatten", "t", "view_as"}
 
@@ -34,7 +34,8 @@ def is_product(node: Any) -> bool:
 
 
 def unscaled(node: Any) -> Any:
-    """Returns what a node was before it was cast, viewed and scaled by numbers."""
+    """Returns the node from which `node` is computed by casts, views and products with numbers, or
+    `node` itself if it is none of these."""
     while isinstance(node, Node) and (source := _source(node)) is not None:
         node = source
     return node

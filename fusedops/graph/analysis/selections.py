@@ -1,4 +1,5 @@
-"""Reads calls that select between a tensor and a number: limits, and guards against infinities."""
+"""Reads calls that select between a tensor and a number: lower limits, and guards against
+infinities."""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ def filled_number(argument: Any) -> float | None:
 
 
 def same_number(a: Any, b: Any, dtype: torch.dtype) -> bool:
-    """Returns whether two operands are, or are filled with, a number that is the same in `dtype`:
-    1e-12 is not quite the number that fills torch.full_like(x, 1e-12)."""
+    """Returns whether two operands are, or are filled with, a number that is the same in `dtype`.
+    Without the rounding to `dtype` they would differ: the float32 tensor full_like(x, 1e-12) is
+    filled with a number that is not quite Python's 1e-12."""
     first, other = filled_number(a), filled_number(b)
     if first is None or other is None:
         return False
@@ -44,8 +46,8 @@ def same_number(a: Any, b: Any, dtype: torch.dtype) -> bool:
 
 
 def maximum_with_number(call: Call) -> tuple[Any, float] | None:
-    """Returns x and eps, if the call is their maximum in any form: max(x, eps), where(x > eps, x,
-    eps) or x.masked_fill(x < eps, eps)."""
+    """Returns x and eps, if the call is their maximum in one of the forms max(x, eps), where(x >
+    eps, x, eps) and x.masked_fill(x < eps, eps); else None."""
     if call.kind == "max":
         other = call.arguments.get("other", call.arguments.get("dim"))
         limit = filled_number(other) if isinstance(value(other), torch.Tensor) else None
@@ -68,8 +70,8 @@ def maximum_with_number(call: Call) -> tuple[Any, float] | None:
 
 
 def without_guard(node: Any) -> Any:
-    """Returns x, if `node` is x with a finite number in place of -inf: by where, by clamp or by
-    nan_to_num, which also replaces NaN and inf. Returns `node` if it is something else."""
+    """Returns x, if `node` is x with a finite number in place of -inf, else `node`. The call may be
+    where, masked_fill, clamp or nan_to_num, the last of which also replaces NaN and inf."""
     call = call_of(node)
     if call is None or not isinstance(value(node), torch.Tensor):
         return node

@@ -1,4 +1,4 @@
-"""Helpers to walk from node to node, for rules that match several of them."""
+"""Has helpers that walk from node to node, for rules that match several nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def call_of(node: Any, kind: str | None = None) -> Call | None:
 
 
 def before(node: Any, kind: str) -> Any:
-    """Returns the input of `node`, if this is a call of that kind, and else `node`."""
+    """Returns the input of `node`, if `node` is a call of that kind, else `node` itself."""
     call = call_of(node, kind)
     return call.arguments["input"] if call else node
 
@@ -50,7 +50,7 @@ def only_user(node: Node, kind: str | None = None) -> Call | None:
 
 
 def tensor_and_number(call: Call) -> tuple[Any, Any]:
-    """Returns the operands of a sum or product; if one is a number, it is the last."""
+    """Returns the two operands of a sum or product; if one of them is a number, it comes last."""
     first, other = call.arguments.get("input"), call.arguments.get("other")
     # `number` is not called here: reading a symbol makes it a constant of the compiled graph.
     return (other, first) if is_number(first) and not is_number(other) else (first, other)
@@ -73,20 +73,23 @@ def is_number(argument: Any) -> bool:
 
 
 def number(argument: Any) -> int | float | None:
-    """Returns `constant(argument)`, or the number that a tensor without dimensions is made from."""
+    """Returns an operand as a Python number: `constant(argument)`, or for a tensor without
+    dimensions the number that it is made from. Returns None if it is not known."""
     if isinstance(value(argument), torch.Tensor):
         return _tensor_number(argument) if isinstance(argument, Node) else None
     return constant(argument)
 
 
+#: The functions that make a tensor from a number, and those that copy or alias one unchanged.
 _TENSOR_OF_NUMBER = {torch.tensor, torch.scalar_tensor, aten.scalar_tensor}
 _FULL = {torch.full, aten.full}
 _UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone}
 
 
 def _tensor_number(node: Node) -> int | float | None:
-    """Reads torch.tensor(2.0), torch.full((), 2.0), a constant that export lifted, and copies of
-    them. Returns None if a call may write into the tensor, be it through a view."""
+    """Returns the number in torch.tensor(2.0), torch.full((), 2.0), a constant that export lifted,
+    or a copy of one of these. Returns None for other tensors, and if a call may write into the
+    tensor, be it through a view."""
     tensor, target = value(node), packet(node)
     changed = any(packet(writer) not in _UNCHANGED for writer in storages.writers_of(node))
     if tensor.dim() > 0 or tensor.is_complex() or changed:
@@ -102,7 +105,7 @@ def _tensor_number(node: Node) -> int | float | None:
 
 
 def difference(node: Any) -> tuple[Any, Any] | None:
-    """Returns a and b, if `node` is a - b, also as a + (-b) or -(b - a)."""
+    """Returns a and b, if `node` is a - b, also written as a + (-b) or -(b - a); else None."""
     call = call_of(node)
     if call is None or call.kind not in ("sub", "add", "neg"):
         return None
@@ -119,7 +122,7 @@ def difference(node: Any) -> tuple[Any, Any] | None:
 
 
 def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
-    """Returns the dimensions that a reduction of `reduced` removes or keeps with size 1, ascending.
+    """Returns the dimensions over which a call reduces the tensor `reduced`, in ascending order.
     Returns None if they are not known, if the call names none and `reduced` is no vector, or if the
     call also changes the dtype."""
     argument, rank = reduction.arguments.get("dim"), reduced.dim()
@@ -205,7 +208,8 @@ def before_view_chain(node: Any) -> Any:
 
 
 def cast_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
-    """Returns the lossless casts that end in `node`, the last first, and the first one's input."""
+    """Returns the casts that end in `node`, the last first, and the input of the first cast. Only
+    casts that lose nothing (`is_widening`) are part of the chain."""
     casts: tuple[Node, ...] = ()
     while (call := call_of(node, "cast")) is not None and is_widening(call):
         casts, node = (*casts, node), call.arguments["input"]
@@ -213,8 +217,9 @@ def cast_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
 
 
 def upstream(node: Node, until: set[Node]) -> set[Node]:
-    """Returns `node` and all calls that its elements depend on, up to but without `until`, and
-    reads of attributes that only these calls use, such as a dtype."""
+    """Returns `node` and all calls that its elements depend on, but neither the nodes in `until`
+    nor what lies before those. Reads of attributes, such as a dtype, that only these calls use are
+    part of the result."""
     calls: set[Node] = set()
     waiting = [node]
     while waiting:
@@ -247,9 +252,9 @@ def _same_argument(a: Any, b: Any, depth: int) -> bool:
     return same_value(a, b, depth - 1) if isinstance(a, Node) else bool(a == b)
 
 
-#: For each dtype that ops read, the dtypes to which a cast loses nothing. float64 is left out for
-#: the narrower dtypes: an op that reads one of these, instead of a cast of it to float64, computes
-#: in float32.
+#: Dtype that an op reads -> the dtypes in which the model may compute without a difference. float64
+#: is left out for the narrower dtypes: an op that reads one of these, instead of a cast of it to
+#: float64, computes in float32.
 _LOSSLESS_CASTS = {
     torch.float16: (torch.float16, torch.float32),
     torch.bfloat16: (torch.bfloat16, torch.float32),

@@ -1,7 +1,8 @@
-"""Finds which nodes share memory, by the storages that capture recorded, and which calls write it.
+"""Finds which nodes share memory, by the storages that capture recorded, and which calls write into
+it.
 
 `record` reads once what the other functions need to know of the whole graph: a walk over the graph
-for each site would take time quadratic in the number of layers.
+for each softmax or norm in it would take time quadratic in the number of layers.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ Memory = int | None
 class _Facts:
     """Holds what was read about the memory of a graph.
 
-    eager_storage: for a call that returns its input in eager mode, but a copy in capture, maps the
-        copy's storage to the input's.
+    eager_storage: maps the storage of a copy to that of the tensor which was copied, for calls that
+        return their input in eager mode, but were captured as a copy.
     writers: the calls that write into memory, in program order.
-    writers_of, holders: for each memory the calls that write into it, and the nodes that hold it.
-    returned: the memory that the graph returns to its caller.
+    writers_of, holders: map each storage to the calls that write into it, and to the nodes that
+        hold it.
+    returned: the storages that the graph returns to its caller.
     """
 
     eager_storage: dict[Memory, Memory]
@@ -47,9 +49,9 @@ _FACTS: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
 
 
 def record(graph: Graph) -> None:
-    """Reads the memory of a graph, for all other functions. Call it again after editing the graph,
-    unless no new node writes into memory or returns its input, and `record_node` was called for
-    each new node that `holders_of` has to find."""
+    """Reads the memory of a graph, for all other functions. Call it again after an edit that adds a
+    node which writes into memory or returns its input. For other new nodes `record_node` suffices,
+    and only if `holders_of` has to find them."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
         if node.op != "output":  # it reads memory, but holds none
@@ -63,8 +65,8 @@ def record(graph: Graph) -> None:
 
 
 def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
-    """Maps the storage of a call that returns its input, but was captured as a copy, to the input's
-    storage."""
+    """Maps the storage of each call that may return its input, but was captured as a copy, to the
+    storage of that input."""
     returning = [node for node in graph.nodes if _returns_its_input(node)]
     pairs = (
         (_recorded_storage(node), _recorded_storage(node.all_input_nodes[0])) for node in returning
@@ -73,14 +75,14 @@ def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
 
 
 def _returns_its_input(node: Node) -> bool:
-    """Returns whether a call may return its input itself although the fake tensors have separate
-    memory: a dropout that is not known to be active."""
+    """Returns whether a call is a dropout that is not known to be active. It may then return its
+    input itself, although the fake tensors that capture recorded have separate memory."""
     call = as_call(node) if kind_of(node) == "dropout" else None
     return call is not None and not (call.arguments["train"] is True and call.arguments["p"])
 
 
 def record_node(node: Node) -> None:
-    """Records which memory a node holds, such as a new node that replaces another."""
+    """Records which memory a node holds, for nodes that were added after `record`."""
     _facts(node.graph).holders[storage(node)].append(node)
 
 
@@ -112,11 +114,9 @@ def _recorded_storage(node: Node) -> int | None:
 
 
 def written_between(fused_nodes: Sequence[Node]) -> str | None:
-    """Returns why nodes cannot all be computed at the place of the last one, or None if they can.
-
-    `fused_nodes` are in program order. They cannot be fused if another node in between writes into
-    memory that one of them reads, or if one of them writes into memory that another node reads.
-    """
+    """Returns why `fused_nodes`, which are in program order, cannot all be computed at the place of
+    the last one, or None if they can. They cannot if another node in between writes into memory
+    that one of them reads, or if one of them writes into memory that another node reads."""
     if not fused_nodes:
         return None
     ours = set(fused_nodes)
@@ -135,7 +135,7 @@ def _writers_between(first: Node, last: Node) -> list[Node]:
 
 
 def is_written_after(node: Node, place: Node, ours: set[Node]) -> bool:
-    """Returns whether a call after `place`, except `ours`, writes into the memory of a node."""
+    """Returns whether a call after `place` that is not in `ours` writes into a node's memory."""
     writers = (writer for writer in reversed(writers_of(node)) if writer not in ours)
     last = next(writers, None)
     return last is not None and place < last
@@ -160,17 +160,18 @@ def is_returned(node: Node) -> bool:
 
 def written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> bool:
     """Returns whether any tensor is written between the call that computes it and a call that reads
-    it. The reads that count are those by which `calls` read their inputs, and `reader` reads the
-    `operands`."""
+    it. Two kinds of reads count: those in which one of `calls` reads its inputs, and those in which
+    `reader` reads the `operands`."""
     reads = [(node, call) for call in calls for node in call.all_input_nodes]
     reads += [(node, reader) for node in operands]
     return any(node < writer < call for node, call in reads for writer in writers_of(node))
 
 
 def written_after_read(operand: Node, readers: set[Node], place: Node) -> bool:
-    """Returns whether an operand of a new call at `place` has other elements there than `readers`
-    have read: whether another call writes into its memory between the first of these reads and
-    `place`. If no reader uses the operand, the call that computes it counts as the first read."""
+    """Returns whether an operand of a new call at `place` has other elements there than those which
+    `readers` have read, because another call writes into its memory between the first of these
+    reads and `place`. If no reader uses the operand, the call that computes it counts as the first
+    read."""
     writers = [call for call in writers_of(operand) if call < place and call not in readers]
     if not writers:
         return False

@@ -1,4 +1,4 @@
-"""The values that capture recorded for nodes, and the numbers that are known of them."""
+"""Reads the values that capture recorded for nodes, and the numbers that are known of them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def hints(tensor: torch.Tensor) -> list[int] | None:
 
 
 def sizes_are_symbols(tensor: torch.Tensor) -> bool:
-    """Returns whether sizes that may change from call to call are symbols. For torch.fx all sizes
-    are numbers, those of the example inputs."""
+    """Returns whether sizes that may change from call to call were recorded as symbols. In graphs
+    of `torch.fx.symbolic_trace` all sizes are numbers, namely those of the example inputs."""
     mode = getattr(tensor, "fake_mode", None)
     return mode is None or mode.shape_env is not None
 
@@ -71,7 +71,7 @@ def _plain_tensors(recorded: Any) -> list[Any]:
 
 
 def constant(argument: Any) -> int | float | None:
-    """Returns `argument` as a Python number, or None.
+    """Returns `argument` as a Python number, or None if it is no number, or one that is not known.
 
     With dynamic=True module attributes such as eps are graph inputs. Reading one here adds a guard
     that makes it a constant of the compiled graph. Symbols that depend on a size are not read,
@@ -89,13 +89,13 @@ def constant(argument: Any) -> int | float | None:
 
 def is_readable(recorded: Any) -> bool:
     """Returns whether a value is a Python number, or a symbol for one that depends on no size and
-    on no element of a tensor, which has no value yet when the graph is compiled."""
+    on no element of a tensor: elements have no value yet when the graph is compiled."""
     if isinstance(recorded, (torch.SymInt, torch.SymFloat)):
         return all(symbol_is_type(symbol, SymT.FLOAT) for symbol in free_symbols(recorded))
     return isinstance(recorded, (int, float))
 
 
 def rounded(number: float, dtype: torch.dtype) -> int | float:
-    """Returns `number` rounded to `dtype`; the result is infinite if it is out of range."""
+    """Returns `number` rounded to `dtype`; infinity if a float dtype cannot represent it."""
     with _disable_current_modes():
         return torch.tensor(number, dtype=torch.float64).to(dtype).item()

@@ -1,4 +1,4 @@
-"""Reads which dimensions of a tensor a view has, and where it begins along each."""
+"""Reads which dimensions of a tensor a view has, and at which index it begins along each."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def _unsqueezed(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _in_order(places: Sequence[int], rank: int) -> DimMap:
-    """Returns the map of a view with `rank` dimensions. Those at `places` are the dimensions of the
-    viewed tensor, in its order and each from index 0 on; the view adds the others."""
+    """Returns the dimension map of a view with `rank` dimensions. Those at `places` are the
+    dimensions of the viewed tensor, in its order and each from index 0 on; the view adds the
+    others."""
     count = len(places)
     return {place - rank: (old - count, 0) for old, place in enumerate(places)}
 
@@ -64,8 +65,8 @@ def _long_dims(tensor: torch.Tensor) -> list[int]:
 
 
 def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
-    """Returns the dimension map of aten.slice; None if its dimension is not known, or if `_start`
-    does not know where it begins. The end of a slice does not matter, since it moves no element."""
+    """Returns the dimension map of aten.slice; None if its dimension or its first index (`_start`)
+    is not known. The end of a slice does not matter, since it moves no element."""
     arguments = call.arguments
     rank, start = source.dim(), _start(slice(arguments.get("start"), None, arguments.get("step")))
     dim = constant(arguments.get("dim", 0))
@@ -76,8 +77,8 @@ def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
-    """Returns the dimension map of tensor[index]; None if an item is no slice, None or ellipsis, or
-    if `_start` does not know where a slice begins."""
+    """Returns the dimension map of tensor[index]. Returns None if an item of the index is neither a
+    slice nor None nor an ellipsis, or if the first index of a slice (`_start`) is not known."""
     index = call.arguments["index"]
     items = list(index) if isinstance(index, (tuple, list)) else [index]
     if not all(item is None or item is ... or isinstance(item, slice) for item in items):
@@ -94,8 +95,8 @@ def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _start(part: slice) -> Any:
-    """Returns the first index of a slice, or None if the slice has gaps, or if that index may count
-    from the end."""
+    """Returns the first index of a slice. Returns None if the slice has a step other than 1, or if
+    that index may be negative, since it then counts from the end."""
     if part.step not in (None, 1):
         return None
     start = 0 if part.start is None else part.start

@@ -61,8 +61,8 @@ def _written_by_schema(
 
 
 def _is_in_place(node: Node) -> bool:
-    """Returns whether a call that has no schema is in place: by its name, as add_ or iadd, or by
-    inplace=True."""
+    """Returns whether a call that has no schema writes into its first argument. Its name says so,
+    such as add_ or iadd, or the argument inplace=True."""
     if node.op == "call_module":
         return bool(getattr(submodule(node), "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -83,9 +83,9 @@ def _argument(node: Node, name: str) -> Any:
 
 @functools.cache
 def _position(function: Callable[..., Any], name: str) -> int | None:
-    """Returns the position of a parameter in a Python function of torch, else None. It is needed
-    because Dynamo passes `inplace` by position, and because torch.norm and F.normalize take `out`
-    by position too. Functions in C++ take `out` by name alone."""
+    """Returns the position of a parameter in a Python function of torch, else None. Names alone do
+    not suffice, because Dynamo passes `inplace` by position, and because torch.norm and F.normalize
+    take `out` by position too. Functions in C++ take `out` by name alone."""
     if getattr(function, "__module__", "") not in ("torch.nn.functional", "torch.functional"):
         return None
     parameters = list(inspect.signature(function).parameters)

@@ -1,4 +1,5 @@
-"""Reads the mask that a graph computes, as bounds of rows where these are known."""
+"""Reads the attention mask that a graph computes: as bounds on the columns that each row sees,
+where these are known, else as bool tensors."""
 
 from fusedops.graph.analysis.masks.reading import Mask, read_added, read_bool, why_unknown
 

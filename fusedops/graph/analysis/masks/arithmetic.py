@@ -1,4 +1,8 @@
-"""Interprets calls on numbers: aranges, constants and arithmetic."""
+"""Interprets calls on numbers: aranges, constants and arithmetic.
+
+Each function takes a call, and returns what is known of the tensor that it computes (`Known`), or
+None if nothing is. An affine number is a sum of multiples of the tensor's indices and a constant.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ from fusedops.graph.analysis.values import value
 
 
 def _arange(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets arange: integers that rise by a known number from column to column."""
+    """Interprets arange: its integers rise by a known number from one column to the next."""
     start, step = (as_affine(reader.read(call.arguments[name])) for name in ("start", "step"))
     if not isinstance(start, Affine) or not isinstance(step, Affine) or step.terms:
         return None
@@ -37,9 +41,10 @@ def _arange(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
-    """Returns the step that interprets `compute` on two operands. On numbers and tensors of two
-    values (bools too) it is computed for each pair of values; integers that are affine in positions
-    stay affine in sums, differences and products with a number. Otherwise nothing is known."""
+    """Returns the function that interprets `compute` of two operands. For numbers and tensors with
+    at most two values (bools too), it computes the result of each pair of values. Integers that are
+    affine in the indices stay affine in sums, differences and products with a number. Otherwise
+    nothing is known."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
@@ -72,7 +77,8 @@ def _magnitude(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets cumsum: of a constant it is affine in the index, of numbers >= 0 it ascends."""
+    """Interprets cumsum. The sum of a constant is affine in the index along the summed dimension,
+    and that of numbers >= 0 ascends along it."""
     added, dim = reader.read(call.arguments["input"]), call.arguments["dim"]
     tensor = value(call.node)
     if tensor.dtype not in INTEGERS or type(dim) is not int or tensor.dim() == 0:
@@ -87,8 +93,8 @@ def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _without_jumps(count: Call) -> Node | None:
-    """Returns x, if `count` is (x.diff(prepend=...) != 1).cumsum(-1), else None. Between columns in
-    which this sum stays the same, x rises by one."""
+    """Returns x, if `count` is (x.diff(prepend=...) != 1).cumsum(-1), else None. The sum counts the
+    jumps of x: from a column to the next, either x rises by one or the sum grows."""
     jumps = call_of(count.arguments["input"], "ne")
     differences = call_of(jumps.arguments["input"], "diff") if jumps else None
     if jumps is None or differences is None or _differenced_dim(differences) != COLUMNS:
@@ -99,15 +105,16 @@ def _without_jumps(count: Call) -> Node | None:
 
 
 def _differenced_dim(call: Call) -> int | None:
-    """Returns the dimension along which a diff subtracts from each element the one before it; None
-    if the dimension is not known, or if the call takes differences of differences."""
+    """Returns the dimension, counted from the end, along which a diff subtracts from each element
+    the one before it. Returns None if the dimension is not known, or if the call takes differences
+    of differences (n > 1)."""
     tensor, dim = value(call.arguments["input"]), call.arguments.get("dim", -1)
     once = call.arguments.get("n", 1) == 1 and type(dim) is int and tensor.dim() > 0
     return dim % tensor.dim() - tensor.dim() if once else None
 
 
 def _differences(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets diff: numbers that rise evenly have equal differences."""
+    """Interprets diff: numbers that rise evenly have equal differences, which are one number."""
     dim, input = _differenced_dim(call), reader.affine(call.arguments["input"])
     if dim is None or input is None or input.tensors or call.arguments.get("append") is not None:
         return None
@@ -121,8 +128,8 @@ def _differences(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _count_below(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets bucketize: the number of boundaries below each number ascends where the numbers
-    do."""
+    """Interprets bucketize, which counts the boundaries below each number. This count ascends along
+    the dimension along which the numbers do."""
     boundaries = call.arguments.get("sorted_sequence", call.arguments.get("boundaries"))
     if not isinstance(boundaries, Node) or value(boundaries).dim() != 1:
         return None
@@ -131,7 +138,7 @@ def _count_below(reader: Interpreter, call: Call) -> Known | None:
 
 def _count_reached(reader: Interpreter, call: Call) -> Known | None:
     """Interprets (columns >= limits[:, None]).sum(0), which counts the limits that each column has
-    reached, and so ascends."""
+    reached. This count ascends from column to column."""
     reached = reader.read(call.arguments["input"])
     parts = reached.when_true if isinstance(reached, BoolTensor) else None
     dims = reduced_dims(call, value(call.arguments["input"]))
@@ -143,8 +150,8 @@ def _count_reached(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _repeated(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets repeat_interleave: it repeats ascending numbers or, with `repeats` alone, indices,
-    so that the result ascends."""
+    """Interprets repeat_interleave. The result ascends if the call repeats ascending numbers. A
+    call whose only argument is `repeats` does so: it repeats the indices 0, 1, ..."""
     input, repeats = call.arguments.get("input"), call.arguments.get("repeats")
     if input is None or repeats is None:
         return Ascending(call.node, COLUMNS)
@@ -152,7 +159,8 @@ def _repeated(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _ascending_as(reader: Interpreter, argument: Any, node: Node) -> Ascending | None:
-    """Returns `node` as a tensor that ascends, if `argument` does so along a single dimension."""
+    """Returns `node` as a tensor that ascends along the dimension along which `argument` does; None
+    if `argument` is not known to ascend, or varies along several dimensions."""
     numbers = reader.affine(argument)
     if numbers is None or numbers.tensors or value(node).dtype not in INTEGERS:
         return None

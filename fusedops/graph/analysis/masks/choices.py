@@ -1,4 +1,4 @@
-"""Tensors with two values, such as 0 and -inf, and calls on them."""
+"""Describes tensors with two values, such as 0 and -inf, and computes calls on them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def two_valued(truth: Logical, yes: Number, no: Number) -> Number | TwoValued:
 def elementwise(
     compute: Callable[[Any, Any], Number], a: Selectable, b: Selectable
 ) -> Number | TwoValued | None:
-    """Returns compute(a, b), or None if both operands have two values and fewer than three of the
-    four pairs of these have the same result (see `_elementwise_pair`)."""
+    """Returns compute(a, b) for operands of at most two values. Returns None if both have two, and
+    fewer than three of the four pairs of values have the same result (see `_elementwise_pair`)."""
     x, y = _as_two_valued(a), _as_two_valued(b)
     if x is None and y is None:
         return compute(a, b)
@@ -54,8 +54,9 @@ def elementwise(
 def _elementwise_pair(
     compute: Callable[[Any, Any], Number], a: TwoValued, b: TwoValued
 ) -> Number | TwoValued | None:
-    """Returns compute(a, b), or None unless three of the four pairs of values have the same result:
-    the fourth pair then occurs exactly where two conditions both hold."""
+    """Returns compute(a, b), or None unless three of the four pairs of values have the same result.
+    If they do, the result has two values, and the fourth pair occurs exactly where two conditions
+    both hold."""
     for x in (a, a.swapped):
         for y in (b, b.swapped):
             rest = {compute(x.yes, y.no), compute(x.no, y.yes), compute(x.no, y.no)}

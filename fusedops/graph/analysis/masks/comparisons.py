@@ -1,4 +1,7 @@
-"""Interprets comparisons of positions as the columns that each row sees."""
+"""Interprets comparisons of the positions of rows and columns as the columns that each row sees.
+
+In a mask of attention a row is a query and a column is a key; positions are integer tensors.
+"""
 
 from __future__ import annotations
 
@@ -54,15 +57,15 @@ def _is_unwritten(*nodes: Node) -> bool:
 _RELATIONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 
 
-#: x > y is y < x, and x >= y is y <= x.
+#: Comparison -> the one to which it is equal with swapped operands: x > y is y < x.
 _MIRRORED = {"gt": "lt", "ge": "le"}
 
 
 def _comparison(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets a comparison. Numbers, and tensors whose elements take at most two different
-    values, are compared value by value. Positions become bounds on the columns that a row sees; if
-    their order is not known, it may be known within a document (`_ordered_in_document`). Returns
-    None otherwise."""
+    """Returns what is known of a comparison's result, or None. Numbers, and tensors whose elements
+    take at most two different values, are compared value by value. A comparison of positions gives
+    bounds on the columns that a row sees. Positions whose order is not known in general may have a
+    known order within one document of a packed sequence (`_ordered_in_document`)."""
     a, b = reader.operands(call)
     if is_selectable(a) and is_selectable(b):
         first, other = (value(call.arguments.get(name)) for name in ("input", "other"))
@@ -84,8 +87,9 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _as_compared(operand: Selectable, argument: Any, other: Any) -> Selectable:
-    """Returns an operand as torch compares it: a number is rounded to the dtype of a floating-point
-    tensor beside it, so that float32's 0.9 equals 0.9."""
+    """Returns an operand as torch compares it. torch rounds a number to the dtype of the
+    floating-point tensor `other`, so that an element 0.9 of a float32 tensor equals the number
+    0.9."""
     is_single = not isinstance(argument, torch.Tensor) or argument.dim() == 0
     is_beside_floats = isinstance(other, torch.Tensor) and other.dtype.is_floating_point
     if is_single and is_beside_floats and isinstance(operand, (int, float)):
@@ -101,8 +105,9 @@ def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
 def _ordered_in_document(
     reader: Interpreter, kind: str, difference: Affine, node: Node
 ) -> BoolTensor | None:
-    """Compares a row's number with a column's, as in position_ids[:, None, :] <=
-    position_ids[:, :, None]. Within one document the numbers have the order of the indices."""
+    """Returns where position_ids[:, None, :] <= position_ids[:, :, None] or a similar comparison of
+    a column's number with a row's holds, or None if it is none. Within one document of a packed
+    sequence, the numbers are in the same order as the indices."""
     tensors = [term for term in difference.tensors if isinstance(term, Node)]
     columns = [term for term in tensors if Affine(terms={term: 1}).varies_over_columns]
     rows = [term for term in tensors if term not in columns]
@@ -113,23 +118,23 @@ def _ordered_in_document(
     if document is None or difference.terms[rows[0]] != -step:
         return None
     numbers = Affine(terms={columns[0]: step, rows[0]: -step})
-    # Within the document, indices take the place of the numbers.
+    # Within a document the numbers rise by one, so that their differences are those of indices.
     ordered = _ordered(kind, difference - numbers + document.difference * step, Affine())
     return _within(document, ordered, node) if isinstance(ordered, BoolTensor) else None
 
 
 def _document(rows: Pick, columns: Pick) -> Document | None:
     """Returns the document that the numbers of rows and of columns define, such as positions within
-    a packed sequence, if both are picked from one tensor at places that differ in the last index
-    alone."""
+    a packed sequence. Returns None unless both numbers are elements of one tensor, at places that
+    differ in the last index alone."""
     same = rows.source is columns.source and rows.places[:-1] == columns.places[:-1]
     return Document(rows.source, rows.places, columns.places) if same and rows.places else None
 
 
 def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
-    """Returns `ordered`, which says where `node` is True, with its bounds limited to `document`,
-    inside which alone they hold. In a mask without that document, `node` itself takes the place of
-    the bounds."""
+    """Returns `ordered`, which says where `node` is True, with its bounds limited to `document`:
+    they hold only for columns of the row's own document. In a mask that does not hide the other
+    documents, the tensor `node` itself takes the place of the bounds."""
 
     def limited(condition: Condition | None, fallback: Leaf) -> Condition | None:
         bounds = [part for part in condition or () if isinstance(part, Bound)]
@@ -140,8 +145,9 @@ def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
 
 
 def _with_known_column(equal: BoolTensor, x: Known | None, y: Known | None) -> BoolTensor:
-    """Returns `equal`, the condition x == y. If x and y are quotients with one divisor, its bounds
-    get the column in which the dividends are equal as their `known_column`."""
+    """Returns `equal`, the condition x == y, with the `known_column` of its bounds set if x and y
+    are quotients with the same divisor. It is the column in which the dividends are equal, since
+    the quotients are equal there too."""
     if not isinstance(x, Quotient) or not isinstance(y, Quotient) or x.divisor != y.divisor:
         return equal
     column = column_of_zero(x.dividend - y.dividend)
@@ -157,24 +163,26 @@ def _less(x: Any, y: Any) -> Logical | None:
 
 
 def _at_most(x: Any, y: Any) -> Logical | None:
-    """Returns where x <= y: in one interval of each row's columns, or outside of one; else None."""
+    """Returns where x <= y, if that is in one interval of each row's columns, or outside of one;
+    else None."""
     if isinstance(x, Affine) and isinstance(y, Affine):
         return at_most_zero(x - y)
-    if isinstance(x, Quotient) and isinstance(y, Affine):  # a // n <= y is a <= y * n + n - 1
+    if isinstance(x, Quotient) and isinstance(y, Affine):  # a // n <= y means a <= y * n + n - 1
         return at_most_zero(x.dividend - y * x.divisor + (1 - x.divisor))
-    if isinstance(x, Affine) and isinstance(y, Quotient):  # x <= b // n is x * n <= b
+    if isinstance(x, Affine) and isinstance(y, Quotient):  # x <= b // n means x * n <= b
         return at_most_zero(x * y.divisor - y.dividend)
-    if isinstance(x, Magnitude) and isinstance(y, Affine):  # |s| <= y is s <= y and -s <= y
+    if isinstance(x, Magnitude) and isinstance(y, Affine):  # |s| <= y means s <= y and -s <= y
         return _all_of(at_most_zero(x.signed - y), at_most_zero(-x.signed - y))
-    if isinstance(x, Affine) and isinstance(y, Magnitude):  # x <= |s| is not |s| <= x - 1
+    if isinstance(x, Affine) and isinstance(y, Magnitude):  # x <= |s| means not (|s| <= x - 1)
         smaller = _at_most(y, x - 1)
         return None if smaller is None else inverse(smaller)
     return None
 
 
 def _equal(reader: Interpreter, x: Any, y: Any) -> Logical | None:
-    """Returns where x == y: by a search if one of them ascends along the columns, else where x <= y
-    and y <= x. A magnitude equals a number in two columns, which is no interval."""
+    """Returns where x == y, or None if that is not known. If one of the two ascends along the
+    columns, searchsorted finds the columns; otherwise x == y is read as x <= y and y <= x. |s| == y
+    is not known, because it holds in two columns, which are no interval."""
     for keys, rows in ((x, y), (y, x)):
         if isinstance(keys, Ascending) and keys.dim == COLUMNS and isinstance(rows, Affine):
             return _searched_bounds(reader, keys, rows)
@@ -184,9 +192,9 @@ def _equal(reader: Interpreter, x: Any, y: Any) -> Logical | None:
 
 
 def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> BoolTensor | None:
-    """Returns where ascending keys equal the row's number, which is between two bounds that
-    searchsorted finds. Returns None unless searchsorted takes both tensors, and no tensor that they
-    depend on is written before it is read."""
+    """Returns where the ascending `keys` equal the row's number, which is between two bounds that
+    searchsorted finds. Returns None unless searchsorted accepts both tensors, and none of the
+    tensors that they depend on is written before it is read."""
     row = next(iter(rows.terms), None)
     if not isinstance(row, Node) or rows != Affine(terms={row: 1}):
         return None

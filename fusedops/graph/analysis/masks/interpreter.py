@@ -1,4 +1,5 @@
-"""Interprets the calls that build a mask, one by one, with what is known of their operands."""
+"""Interprets the calls that build a mask, one by one: from what is known of a call's operands
+follows what is known of its result."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from fusedops.graph.analysis.modes import is_barrier
 from fusedops.graph.analysis.steps import call_of, number
 from fusedops.graph.analysis.values import rounded, value
 
-#: At most this many of the nodes that build a mask are interpreted. The others count as unknown.
+#: At most this many of the nodes that build a mask are interpreted; the others count as unknown.
+#: This bounds the time for graphs in which a mask depends on many calls, such as a whole model.
 _MAX_CALLS = 96
 #: Tensors of these dtypes can be positions.
 INTEGERS = (torch.int64, torch.int32)
@@ -59,7 +61,7 @@ Known = Number | BoolTensor | TwoValued | Affine | Quotient | Magnitude | Ascend
 class Interpreter:
     """Finds out what is known of the tensors from which a mask is computed.
 
-    steps: for each kind of call the function that interprets it, or returns None if it cannot.
+    steps: kind of call -> the function that returns what is known of the call's result, or None.
     """
 
     def __init__(self, steps: Mapping[str, Step]) -> None:
@@ -86,7 +88,8 @@ class Interpreter:
             return Affine(terms={node: 1})
         if not isinstance(recorded, torch.Tensor):
             return None
-        if is_barrier(node):  # modes that a barrier separates change no element of a mask
+        # A barrier (`modes.py`) returns its argument where the grad or autocast mode changes.
+        if is_barrier(node):
             return self.read(node.args[0])
         if recorded.dim() == 0 and (single := number(node)) is not None:
             return single
@@ -100,9 +103,10 @@ class Interpreter:
         return first, other
 
     def position(self, argument: Any) -> Known | None:
-        """Reads an operand of a comparison. An integer tensor with one number for each row becomes
-        a single term, which can be the limit of a bound even if its formula, such as 2 * i, cannot.
-        The row's index plus a constant keeps its formula."""
+        """Returns what is known of an operand of a comparison. An integer tensor with one number
+        for each row becomes a single term of an `Affine`: a tensor can be the limit of a `Bound`
+        even if its formula, such as 2 * i for row i, cannot. The row's index plus a constant can,
+        and keeps its formula."""
         operand = as_affine(self.read(argument))
         if not isinstance(argument, Node) or isinstance(operand, (BoolTensor, TwoValued, float)):
             return operand
@@ -114,7 +118,7 @@ class Interpreter:
         return term
 
     def affine(self, argument: Any) -> Affine | None:
-        """Reads an argument as an affine number; returns None if it is not known to be one."""
+        """Returns an argument as an affine number, or None if it is not known to be one."""
         operand = as_affine(self.read(argument))
         return operand if isinstance(operand, Affine) else None
 
@@ -123,7 +127,7 @@ class Interpreter:
 
 
 def as_affine(operand: Known | None) -> Known | None:
-    """Returns an integer as an `Affine`, and anything else as it is."""
+    """Returns an integer as an `Affine`, and any other operand unchanged."""
     return Affine(operand) if type(operand) is int else operand
 
 
@@ -133,8 +137,8 @@ def is_selectable(operand: Known | None) -> TypeGuard[Selectable]:
 
 
 def _unknown(node: Node) -> Known | None:
-    """Lets a tensor of which nothing is known stand for itself: a bool tensor as a `Leaf`, an
-    integer tensor as a term of an `Affine`. Returns None for other nodes."""
+    """Describes a tensor of which nothing is known by the tensor itself: a bool tensor as a `Leaf`,
+    an integer tensor as a term of an `Affine`. Returns None for other nodes."""
     tensor = value(node)
     if not isinstance(tensor, torch.Tensor):
         return None
@@ -144,8 +148,9 @@ def _unknown(node: Node) -> Known | None:
 
 
 def _fitted(result: Known, node: Node) -> Known:
-    """Returns a result in the dtype of its node, and without steps along dimensions of size 1,
-    where the only index is 0. In a bool result, `node` stands for conditions that are not known."""
+    """Returns what is known of `node`, if its call computes `result` before the conversion to the
+    node's dtype. Steps along dimensions of size 1 are dropped, since the only index there is 0. In
+    a bool result, `node` itself takes the place of conditions that are not known."""
     tensor = value(node)
     if isinstance(result, (Affine, Quotient, Magnitude)):
         long = changed(result, lambda affine: without_short_dims(affine, tensor.shape))
@@ -167,7 +172,8 @@ def _fitted(result: Known, node: Node) -> Known:
 def changed(
     operand: Affine | Quotient | Magnitude, change: Callable[[Affine], Affine | None]
 ) -> Affine | Quotient | Magnitude | None:
-    """Returns `operand` with `change` applied to its affine part, or None if that returns None."""
+    """Returns `operand` with `change` applied to its affine part, or None if `change` returns
+    None."""
     if isinstance(operand, Affine):
         return change(operand)
     inner = change(operand.dividend if isinstance(operand, Quotient) else operand.signed)

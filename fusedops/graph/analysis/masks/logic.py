@@ -1,4 +1,7 @@
-"""Interprets logical calls, and calls that select by a condition."""
+"""Interprets logical calls, and calls that select by a condition, such as where and tril.
+
+Each function returns what is known of the tensor that a call computes (`Known`), or None.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ from fusedops.graph.analysis.values import value
 
 
 def _logic(connect: Callable[[Logical, Logical], Logical]) -> Step:
-    """Returns the step that interprets `and` or `or` of two bool tensors, which `connect` joins."""
+    """Returns the function that interprets `and` or `or` of two bool tensors, where `connect` joins
+    what is known of the two."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
@@ -72,7 +76,7 @@ def _selected(condition: Any, yes: Any, no: Any) -> Known | None:
 
 
 def _triangle(sign: int) -> Step:
-    """Returns the step that interprets tril (`sign` 1) or triu (-1)."""
+    """Returns the function that interprets tril (`sign` 1) or triu (-1)."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         input = reader.read(call.arguments["input"])
@@ -88,8 +92,8 @@ def _triangle(sign: int) -> Step:
 
 
 def _cast(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets a cast: of numbers and tensors with two values to any dtype, of positions from one
-    integer dtype to another."""
+    """Interprets a cast. Numbers and tensors with at most two values stay known in any dtype,
+    positions only between integer dtypes."""
     operand = reader.read(call.arguments["input"])
     if is_selectable(operand):
         if value(call.node).dtype == torch.bool and not isinstance(operand, BoolTensor):

@@ -1,4 +1,4 @@
-"""Finds which elements of a tensor are picked by views, and by indexing with positions."""
+"""Finds which elements of a tensor views, and indexing with integer tensors, pick from it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import value
 from fusedops.graph.analysis.views import DimMap, dim_map_of
 
-#: Reads an argument as an affine number, or as None where it is not known to be one.
+#: A function that returns an argument as an affine number (`Affine`), or None if it is not one.
 Reader = Callable[[Any], Affine | None]
 
 
 @dataclass(frozen=True)
 class Pick:
-    """The elements of `source` at `places`, which are functions of the indices in the tensor that
-    consists of these elements."""
+    """A tensor that consists of the elements of `source` at `places`. Each place is a function of
+    the indices in that tensor."""
 
     source: Node
     places: Places
 
 
 def pick_of(read: Reader, node: Node) -> Pick:
-    """Returns the tensor from which views and indices pick the elements of `node`, and their places
-    in that tensor, which is `node` itself if no view or index is known to pick them."""
+    """Returns the tensor from which views and indexing pick the elements of `node`, with their
+    places in it. If `node` is not known to be picked from another tensor, that is `node` itself."""
     call, sizes = call_of(node), value(node).shape
     move = _move(read, call) if call else None
     source, places = node, [Affine(steps={dim: 1}) for dim in range(-len(sizes), 0)]
@@ -43,9 +43,9 @@ def pick_of(read: Reader, node: Node) -> Pick:
 
 
 def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
-    """Returns a function that takes a number, which depends on the indices of a call's input, and
-    expresses it by those of the result; None if the call is neither a view with a known dimension
-    map nor an indexing by positions."""
+    """Returns a function that takes a number which depends on the indices in a call's input, and
+    returns the same number in terms of the indices in the call's result. Returns None if the call
+    is neither a view with a known dimension map nor an indexing by integer tensors."""
     dim_map = dim_map_of(call)
     if dim_map is not None:
         return lambda number: through_view(read, number, dim_map)
@@ -54,7 +54,7 @@ def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
 
 
 def indices_of(read: Reader, call: Call) -> Places | None:
-    """Returns the index along each dimension of the tensor that a call indexes by positions.
+    """Returns the indices in a call tensor[i, j, ...] with an affine integer for each dimension.
     Returns None for other calls, and if an index may be negative, since it then counts from the
     end."""
     if call.kind not in ("item", "index"):
@@ -79,9 +79,9 @@ def at(number: Affine, indices: Sequence[Affine]) -> Affine:
 
 
 def through_view(read: Reader, number: Affine, dim_map: DimMap) -> Affine | None:
-    """Returns `number`, which depends on a tensor's indices, in terms of those of a view. Returns
-    None if it depends on tensors, or on a dimension that the view lacks or whose first index is not
-    known."""
+    """Returns `number`, which depends on the indices in a tensor, in terms of the indices in a view
+    of that tensor. Returns None if the number depends on the elements of tensors, or on a dimension
+    that the view lacks or whose first index is not known."""
     places = {old: (dim, start) for dim, (old, start) in dim_map.items()}
     if number.tensors or not places.keys() >= number.steps.keys():
         return None

@@ -1,5 +1,5 @@
-"""What masks are made of: integers that are affine in the indices of rows and columns, and the
-conditions that follow from comparing them.
+"""Defines what masks are made of: integers that are affine in the indices of rows and columns, and
+the conditions that follow from comparing them.
 
 A mask over the positions of queries and keys is a comparison of such integers: `keys <= queries`
 of two broadcast aranges is `j - i <= 0`, which says that row i sees the columns before i + 1. A
@@ -24,10 +24,9 @@ ROWS, COLUMNS = -2, -1
 
 @dataclass(frozen=True)
 class Search:
-    """For each row, how many keys are less than the row's number or, if `right`, at most that.
-
-    The keys are in ascending order along the columns.
-    """
+    """An integer for each row, which searchsorted finds: how many of the row's keys are less than
+    the row's number, or if `right`, how many are at most that number. The keys ascend along the
+    columns."""
 
     keys: Node
     rows: Node
@@ -74,7 +73,8 @@ class Affine:
 
     @property
     def is_index(self) -> bool:
-        """Whether the elements are the row's index plus a constant, or the constant alone."""
+        """Whether each element is the row's index plus a constant, or the constant alone. Symbols,
+        such as a sequence length, count as constants."""
         return not self.tensors and self.steps in ({}, {ROWS: 1})
 
     @property
@@ -84,7 +84,7 @@ class Affine:
 
     @property
     def offset(self) -> int | torch.SymInt:
-        """The value of the element whose indices are all 0, if no term is a tensor."""
+        """The value of the element whose indices are all 0. No term may be a tensor."""
         total: int | torch.SymInt = self.constant
         for term, times in self.terms.items():
             total = total + times * value(term)
@@ -92,7 +92,8 @@ class Affine:
 
     @property
     def is_positive(self) -> bool | None:
-        """True if all elements are known to be above 0, False if all to be at most 0; else None."""
+        """True if all elements are known to be above 0, False if all of them are known to be at
+        most 0, else None."""
         if self.tensors:
             return None
         steps = self.steps.values()
@@ -104,7 +105,8 @@ class Affine:
 
 
 def without_short_dims(affine: Affine, sizes: Sequence[int | torch.SymInt]) -> Affine:
-    """Drops the indices of dimensions of size 1, which are 0, from a tensor of these sizes."""
+    """Returns `affine`, a tensor of these sizes, without its steps along dimensions of size 1,
+    where the only index is 0."""
     long = {d: n for d, n in affine.steps.items() if not statically_known_true(sizes[d] == 1)}
     return replace(affine, steps=long)
 
@@ -132,10 +134,11 @@ Places = tuple[Affine, ...]
 
 @dataclass(frozen=True)
 class Bound:
-    """Row i sees the columns from `limit` on (`is_start`), or those before `limit`.
+    """A limit of the columns that each row sees. It sees those from `limit` on if `is_start`, else
+    those before `limit`.
 
-    known_column: a column that each row sees whatever values the tensors in `limit` have, if a
-        column with that index exists; None if none is known.
+    known_column: a column that each row sees whatever values the tensors in `limit` have, provided
+        that the scores have a column of that index; None if no such column is known.
     """
 
     limit: Affine
@@ -153,9 +156,10 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Document:
-    """Says that a row sees only columns of its own document, one of the texts packed into a tensor.
-    Each row and each column has a number, the element of `numbers` at its place in `rows` or
-    `columns`. Within a document these numbers rise by one from column to column."""
+    """The condition that a row sees only columns of its own document, which is one of the texts
+    packed into one sequence. Each row and each column has a number, which is the element of
+    `numbers` at its place in `rows` or `columns`. Within a document these numbers rise by one from
+    column to column."""
 
     numbers: Node
     rows: Places
@@ -169,8 +173,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Within:
-    """A bound that holds only within a document. In a mask without that document, the bool tensor
-    `fallback` takes its place."""
+    """A bound that holds only for columns of the row's own document. In a mask that does not also
+    have `document` as a condition, the bool tensor `fallback` takes the place of the bound."""
 
     document: Document
     bound: Bound
@@ -211,7 +215,8 @@ def inverse(truth: Logical) -> Logical:
 
 
 def both(a: Logical, b: Logical) -> Logical:
-    """Returns "a and b". Its `when_false` is not known: "not a or not b" is no conjunction."""
+    """Returns "a and b". Its `when_false` is not known, because "not a or not b" is not a
+    conjunction of conditions, which is the only form that `BoolTensor` has."""
     if isinstance(a, bool):
         return b if a else False
     if isinstance(b, bool):
@@ -223,7 +228,7 @@ def both(a: Logical, b: Logical) -> Logical:
 
 
 def either(a: Logical, b: Logical) -> Logical:
-    """Returns a or b."""
+    """Returns "a or b"."""
     return inverse(both(inverse(a), inverse(b)))
 
 
@@ -236,8 +241,8 @@ def column_of_zero(number: Affine) -> Affine | None:
 
 
 def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
-    """Returns a condition as bounds and bool tensors. A bound within a document holds if the
-    document is part of the condition; otherwise its bool tensor takes its place."""
+    """Returns a condition as bounds and bool tensors alone. A bound that holds within a document
+    (`Within`) stays if that document is part of the condition, else its `fallback` replaces it."""
     documents = [part for part in condition if isinstance(part, Document)]
     parts: list[Bound | Leaf] = []
     for part in condition:
@@ -249,13 +254,13 @@ def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
 
 
 def at_most_zero(affine: Affine) -> Logical | None:
-    """Returns where affine <= 0, if that is everywhere, nowhere, in the columns of each row before
-    a limit, or in those from a limit on; None if it is not known to be one of these."""
+    """Returns where affine <= 0 holds, if that is everywhere, nowhere, in each row's columns before
+    a limit, or in those from a limit on. Returns None if none of these is known."""
     step = affine.steps.get(COLUMNS, 0)
     rest = affine + Affine(steps={COLUMNS: -step})
     if step == 0:
         return None if rest.is_positive is None else not rest.is_positive
-    # -j + rest <= 0 holds from column rest on, j + rest <= 0 in the columns before 1 - rest.
+    # For column j, -j + rest <= 0 holds from column `rest` on, and j + rest <= 0 before 1 - rest.
     limit = rest if step < 0 else -rest + 1
     one_per_row = limit.is_index or not (limit.steps or limit.varies_over_columns)
     if abs(step) != 1 or not one_per_row:

@@ -1,11 +1,11 @@
-"""Reads the mask that a graph computes: the columns that each row sees, as bounds if they follow
-from positions, else as bool tensors.
+"""Reads the mask that a graph computes, which says which columns each row sees: as bounds if they
+follow from the positions of row and column, else as bool tensors.
 
 The calls that build a mask are interpreted with the values of `positions.py` and `choices.py`:
 `arithmetic.py` begins with aranges, `comparisons.py` makes bounds of them, and `logic.py` and
 `views.py` take these through logical calls and views to the mask. A tensor that is a graph input or
-a buffer has unknown elements, but can be a bound: `keys <= position[:, None]` ends each row at a
-position that the graph reads.
+a buffer has unknown elements, but can still be a bound: `keys <= position[:, None]` ends each row
+at the element of `position`, which the compiled graph reads.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _STEPS = {**arithmetic.STEPS, **comparisons.STEPS, **logic.STEPS, **views.STEPS}
 class Mask:
     """Says which columns a mask hides.
 
-    visible: the bounds and bool tensors that all hold in the columns that a row sees.
+    visible: bounds and bool tensors. A row sees the columns in which all of them hold.
     added: the number that is added to hidden scores; None for a bool mask.
-    calls: the calls that compute the mask from other tensors, and do nothing else.
+    calls: the calls that compute the mask, and may be erased once nothing uses it.
     """
 
     visible: tuple[Bound | Leaf, ...]
@@ -59,8 +59,8 @@ class Mask:
 
 
 def read_bool(mask: Node, hides: bool, reader: Node) -> Mask | None:
-    """Reads a bool mask, which is True for hidden columns if `hides`, and else for visible ones, as
-    the call `reader` sees it. Returns None if nothing is known of it."""
+    """Returns what is known of a bool mask that the call `reader` uses, or None if nothing is. The
+    mask is True for hidden columns if `hides`, else for visible ones."""
     result = Interpreter(_STEPS).read(mask)
     if not isinstance(result, (BoolTensor, bool)):
         return None
@@ -68,8 +68,9 @@ def read_bool(mask: Node, hides: bool, reader: Node) -> Mask | None:
 
 
 def read_added(addend: Node, reader: Node) -> Mask | None:
-    """Reads a mask that the call `reader` adds to scores: 0 in visible columns, another number in
-    hidden ones. Returns None if `addend` is not known to be one."""
+    """Returns what is known of a mask that the call `reader` adds to scores, which has 0 in visible
+    columns and another number in hidden ones. Returns None if `addend` is not known to be such a
+    mask."""
     result = Interpreter(_STEPS).read(addend)
     if not isinstance(result, TwoValued) or 0 not in (result.yes, result.no):
         return None
@@ -90,8 +91,9 @@ def why_unknown(mask: Node) -> str:
 
 def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> Mask | None:
     """Returns the mask that `node` computes, in which the columns are visible where `visible` is
-    True. Returns None if that is nowhere, is not known, or refers to `node` itself, or if the mask,
-    or a tensor that `visible` refers to, is written before `reader` would read it."""
+    True. Returns None if `visible` is True nowhere, is not known, or refers to `node` itself, or if
+    a call writes into the mask, or into a tensor that `visible` refers to, before `reader` reads
+    it."""
     if isinstance(visible, bool):
         condition: Condition | None = () if visible else None
     else:
@@ -109,9 +111,9 @@ def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> M
 
 
 def _may_be_erased(node: Node) -> bool:
-    """Returns whether a call does nothing but compute a tensor. A random call, of which a mask may
-    use only the shape, also changes the numbers that later calls draw; what a call without a normal
-    form does is not known."""
+    """Returns whether a call only computes a tensor, so that it may be erased. A dropout, of which
+    a mask may use only the shape, also changes the random numbers that later calls draw. What a
+    call without a normal form does is not known."""
     call = call_of(node)
     is_pure = call is not None and call.kind != "dropout" and not written(node)
     return is_pure and isinstance(value(node), torch.Tensor)

@@ -1,4 +1,7 @@
-"""Interprets views of tensors, and tensors that are indexed by positions."""
+"""Interprets views of tensors, and tensors that are indexed by integer tensors.
+
+Each function returns what is known of the tensor that a call computes (`Known`), or None.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from fusedops.graph.analysis.views import DimMap, dim_map_of
 
 
 def _view(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets a view, and a tensor that is indexed by positions."""
+    """Interprets a view, or the elements that a tensor has at integer indices (`_gathered`)."""
     operand, dim_map = reader.read(call.arguments.get("input")), dim_map_of(call)
     if operand is None or dim_map is None:
         return _gathered(reader, call) if call.kind in ("item", "index") else None
@@ -44,22 +47,23 @@ def _view(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _bool_tensor_view(truth: BoolTensor, dim_map: DimMap, call: Call) -> BoolTensor:
-    """Returns a view of a bool tensor. A condition is no longer known if the view moves or cuts a
-    dimension that it refers to."""
+    """Returns a view of the bool tensor `truth`. One of its conditions is no longer known if the
+    view moves or cuts a dimension that the condition refers to."""
     kept = {dim for dim in dim_map if dim_map[dim] == (dim, 0) and _keeps_size(call, dim)}
     return BoolTensor(*(_viewed(each, kept) for each in (truth.when_true, truth.when_false)))
 
 
 def _keeps_size(call: Call, dim: int) -> bool:
     """Returns whether a dimension has the same size before and after a view, or has size 1 before
-    it, so that nothing depends on the index there. A cut matters even if it keeps the first index:
-    mask[:1] may be broadcast where mask is not."""
+    it, so that no element depends on that index. A slice that keeps the first index is a change
+    too: mask[:1] may be broadcast later where mask is not."""
     before, after = (value(node).shape[dim] for node in (call.arguments["input"], call.node))
     return statically_known_true(before == after) or statically_known_true(before == 1)
 
 
 def _viewed(condition: Condition | None, kept: set[int]) -> Condition | None:
-    """Returns the condition, or None if it refers to a dimension that a view has not `kept`."""
+    """Returns the condition, or None if it refers to a dimension that is not in `kept`, the
+    dimensions that the view leaves as they are."""
     if condition is None:
         return None
     parts = [part.fallback if isinstance(part, Within) else part for part in condition]
@@ -71,7 +75,7 @@ def _viewed(condition: Condition | None, kept: set[int]) -> Condition | None:
 
 
 def _gathered(reader: Interpreter, call: Call) -> Known | None:
-    """Reads a tensor that is indexed by positions, as in segments[batch, keys]."""
+    """Interprets a tensor that is indexed by integer tensors, as in segments[batch, keys]."""
     source, places = reader.read(call.arguments["input"]), indices_of(reader.affine, call)
     if places is None:
         return None
@@ -92,6 +96,6 @@ def _ascending_at(ascending: Ascending, places: Sequence[Affine], node: Node) ->
     return Ascending(node, dims[0], ascending.numbers) if ascends else None
 
 
-#: The kinds of views and of indexing.
+#: The kinds of calls that are views or indexing.
 KINDS = ("same", "detach", "expand", "unsqueeze", "reshape", "slice", "item", "index")
 STEPS: dict[str, Step] = dict.fromkeys(KINDS, _view)
