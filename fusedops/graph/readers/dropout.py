@@ -1,4 +1,4 @@
-"""Helpers of the rules that fuse a dropout."""
+"""Has helpers for the rules that fuse a dropout."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from fusedops.graph.rule import OpCall
 
 
 def draws_own_numbers(dropout: Call) -> bool:
-    """Returns whether a dropout is active, makes a new tensor, and may use other random numbers
-    than eager mode: Inductor's setting fallback_random asks for the same numbers."""
+    """Returns whether an op may replace a dropout: it has to be active, to make a new tensor, and
+    to be free to use other random numbers than eager mode. With Inductor's setting fallback_random
+    it is not, since that asks for eager's numbers."""
     arguments = dropout.arguments
     if arguments["train"] is not True or not arguments["p"] or inductor_config.fallback_random:
         return False

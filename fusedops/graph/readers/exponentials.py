@@ -1,8 +1,9 @@
-"""Reads quotients of exponentials and their sum: decomposed softmaxes in all their forms.
+"""Recognises softmaxes that models write as quotients of exponentials and their sum.
 
-exp(x - m) / sum(exp(x - m))                          m: the maximum, as `maximum_of` reads it
-exp(x - m) / (sum(exp(x - m)) + exp(t - m))           t: a sink, such as 0 in softmax1
-e / sum(e), e = exp(x - m) * mask                     hidden columns
+exp(x - m) / sum(exp(x - m))                  where m is the maximum of a row (`maximum_of`)
+exp(x - m) / (sum(exp(x - m)) + exp(t - m))   where t is a sink: one more score of the row, whose
+                                              probability is dropped, such as 0 in softmax1
+e / sum(e), e = exp(x - m) * mask             where the mask hides columns
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ OVERFLOWS = "in float16, the exponential of the sink overflows where the op does
 
 
 def read_quotient(call: Call) -> SoftmaxChain | None:
-    """Returns the softmax that a quotient, or a product with a reciprocal, computes; or None."""
+    """Returns the softmax that `call` computes as a quotient, as a product with a reciprocal, or by
+    F.normalize; None if it computes something else."""
     if call.kind == "normalize":
         return _read_normalize(call)
     for numerator, divisor in _quotients(call):
@@ -57,8 +59,9 @@ def read_quotient(call: Call) -> SoftmaxChain | None:
 
 
 def _read_normalize(call: Call) -> SoftmaxChain | None:
-    """Reads F.normalize(exp(x - max), p=1, dim). It is refused if eps, the lower limit of the sum,
-    is above 1, which is the least sum."""
+    """Returns the softmax in F.normalize(exp(x - max), p=1, dim), or None. It is refused if eps,
+    the lower limit of the sum, is above 1 and so has an effect: the sum contains exp(max - max) =
+    1."""
     arguments = call.arguments
     dim, eps = constant(arguments.get("dim", 1)), known_number(arguments.get("eps", 1e-12))
     rank = value(arguments["input"]).dim()
@@ -73,7 +76,7 @@ def _read_normalize(call: Call) -> SoftmaxChain | None:
 
 
 def _quotients(call: Call) -> Iterator[tuple[Any, Any]]:
-    """Yields the numerator and the divisor of a quotient, or of a product with a reciprocal."""
+    """Yields the numerator and divisor of a quotient, or each way to read a product as one."""
     if call.kind not in ("mul", "div"):
         return
     first, other = call.arguments["input"], call.arguments["other"]
@@ -87,7 +90,7 @@ def _quotients(call: Call) -> Iterator[tuple[Any, Any]]:
 
 
 def _inverted(node: Any) -> Any:
-    """Returns s, if `node` is 1 / s."""
+    """Returns s, if `node` is 1 / s, else None."""
     call = call_of(node)
     if call is None:
         return None
@@ -109,9 +112,9 @@ def _inverted(node: Any) -> Any:
 class _Total:
     """A sum of exponentials, and what is added to it.
 
-    sink_exponent: t - m, if one more term exp(t - m) is added, which a sink t makes; else None.
-    floor: a positive number that is added to the sum, or its lower limit; 0 if there is none. The
-        sum without it is at least 1, since it contains exp(max - max).
+    sink_exponent: t - m, if a sink t adds the term exp(t - m) to the sum; else None.
+    floor: a positive number that is added to the sum, or that is its lower limit; 0 if there is
+        none. The sum alone is at least 1, since it contains exp(max - max).
     """
 
     summed: Node
@@ -122,8 +125,9 @@ class _Total:
 
 
 def _read_denominator(node: Any, steps: int = 4) -> _Total | None:
-    """Reads `node` as a sum of exponentials, behind fewer than `steps` additions or lower limits. A
-    lower limit of at most 1 has no effect: the sum contains exp(max - max) = 1."""
+    """Returns the sum of exponentials that `node` is, or None. Fewer than `steps` additions and
+    lower limits may follow the sum. A lower limit of at most 1 has no effect, because the sum
+    contains exp(max - max) = 1."""
     call = call_of(before_view_chain(node))
     if call is None or steps == 0:
         return None
@@ -142,8 +146,9 @@ def _read_denominator(node: Any, steps: int = 4) -> _Total | None:
 
 
 def _summed(call: Call) -> _Total | None:
-    """Reads a sum, or a norm with p=1, which is the sum of numbers that are positive. A sum of
-    integers sums no exponentials."""
+    """Returns the total that a sum computes, or a norm with p=1, which is a sum too for numbers
+    that are positive. Returns None for others, such as a sum of integers, which are no
+    exponentials."""
     summed = call.arguments["input"]
     if not value(summed).is_floating_point():
         return None
@@ -153,8 +158,9 @@ def _summed(call: Call) -> _Total | None:
 
 
 def _with_addend(call: Call, steps: int) -> _Total | None:
-    """Reads sum + eps, refused unless eps is lost in the rounding of any sum from 1 on; or sum +
-    exp(t - m), where t is a sink."""
+    """Returns the total in sum + eps, or in sum + exp(t - m), where t is a sink; else None. It is
+    refused if eps is so large that adding it to a sum of 1 or more may change the rounded
+    result."""
     first, other = tensor_and_number(call)
     if is_number(other):
         total = _read_denominator(first, steps)
@@ -172,8 +178,8 @@ def _with_addend(call: Call, steps: int) -> _Total | None:
 
 
 def _with_limit(total: _Total, floor: float, has_no_effect: bool) -> _Total:
-    """Returns the sum with `floor` as what is added to it, or as its lower limit; refused if that
-    has an effect."""
+    """Returns the sum with the number `floor` added to it, or as its lower limit. It is refused
+    unless that has no effect."""
     refusal = total.refusal or (None if has_no_effect else ADDED_TO_SUM)
     return replace(total, floor=max(total.floor, floor), refusal=refusal)
 
@@ -208,7 +214,8 @@ def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
 
 
 def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
-    """Returns s, the mask and the refusal, if `node` is exp(s), with 0 where a mask hides it."""
+    """Returns s, the mask and the refusal, if `node` is exp(s) or is exp(s) with 0 in the columns
+    that a mask hides; else None. The mask and the refusal are None where there is none."""
     call = call_of(node)
     if call is None:
         return None
@@ -227,8 +234,8 @@ def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
 
 
 def _masked(exp: Call, factor: Any, node: Node) -> tuple[Node, Hidden | None, str | None] | None:
-    """Reads exp(s) * mask; refused if the mask is not bool. Returns None if `factor` is a
-    number."""
+    """Returns s, the mask and the refusal of exp(s) * factor, as `_exponential` does. It is refused
+    unless the factor is a bool mask, cast or not. Returns None if `factor` is a number."""
     scores = exp.arguments["input"]
     if not isinstance(value(factor), torch.Tensor) or is_number(factor):
         return None
@@ -243,9 +250,10 @@ def _masked(exp: Call, factor: Any, node: Node) -> tuple[Node, Hidden | None, st
 
 @dataclass(frozen=True)
 class Shift:
-    """x - m, where m is the maximum of x, or of x and the sink.
+    """The difference x - m, where m is the maximum of the row x, or of x and the sink.
 
-    is_masked: whether m is the maximum of the columns that are not hidden.
+    input: the tensor x.
+    is_masked: whether m is the maximum of only those columns that the mask does not hide.
     gives_zeros: whether the exponentials of a row of -inf are 0, and not NaN.
     """
 
@@ -259,9 +267,9 @@ class Shift:
 def read_shift(
     node: Node, dim: int, sink_exponent: Node | None = None, hidden: Hidden | None = None
 ) -> Shift:
-    """Reads `node` as x minus its maximum over `dim`, which may leave out the columns of `hidden`,
-    and `sink_exponent` as a sink minus the same maximum. The result is refused if either is
-    something else."""
+    """Reads `node` as x minus the maximum of x over `dim`, and `sink_exponent` as a sink minus the
+    same maximum. The maximum may leave out the columns that `hidden` hides. The result has a
+    refusal if `node` or `sink_exponent` is something else."""
     operands = difference(node)
     if operands is None:
         return Shift(node, NO_MAXIMUM)
@@ -279,8 +287,8 @@ def read_shift(
         return Shift(x, OTHER_MAXIMUM)
     kept = has_keepdim_shape(subtracted, x, (dim,))
     is_of_rows = reduced_dims(maximum, value(x)) == (dim,) and kept
-    # Without a visible column, exp(x - max) is inf or NaN. where(mask, e, 0) replaces that by 0,
-    # which the product e * mask does not.
+    # In a row without a visible column, e = exp(x - max) is inf or NaN. where(mask, e, 0) replaces
+    # that by 0, but e * mask does not.
     is_selected = is_masked and call_of(hidden.node, "mul") is None  # type: ignore[union-attr]
     refusal = None if is_of_rows else OTHER_MAXIMUM
     return Shift(x, refusal, sink, is_masked, gives_zeros=is_guarded or is_selected)
@@ -297,7 +305,8 @@ def _is_masked(node: Any, x: Node, hidden: Hidden) -> bool:
 
 
 def _sink(sink_exponent: Node, subtracted: Node, x: Node) -> Node | float | None:
-    """Returns t if `sink_exponent` is t - m, and 0 if it is -m, where m is `subtracted`."""
+    """Returns t if `sink_exponent` is t - m, and 0 if it is -m, where m is `subtracted`. Returns
+    None if it is neither, or if t is not one number for each row of x."""
     negation = call_of(before_view_chain(sink_exponent), "neg")
     if negation is not None and _is_same(negation.arguments["input"], subtracted):
         return 0.0
@@ -335,14 +344,16 @@ def _without_sink(node: Node, sink: Node | float) -> Any:
 
 
 def maximum_of(node: Any) -> Call | None:
-    """Returns the maximum that `node` is: an amax, a max, or the values of a max with indices. It
-    may be detached, because a softmax does not depend on what is subtracted, and be replaced where
-    it is -inf, because a row of -inf is NaN either way."""
+    """Returns the call that computes a maximum, if `node` is its result: an amax, a max, or the
+    values of a max with indices; else None. The maximum may be detached, because a softmax does not
+    depend on what is subtracted. It may also be replaced where it is -inf, which changes only rows
+    that are -inf everywhere."""
     return _maximum(node)[0]
 
 
 def _maximum(node: Any) -> tuple[Call | None, bool]:
-    """Returns the maximum, and whether it is replaced where it is -inf."""
+    """Returns the call as `maximum_of` does, and whether its result is replaced where it is
+    -inf."""
     is_guarded, last = False, None
     while node is not last:
         last = node

@@ -1,4 +1,5 @@
-"""Turns bounds, which limit the columns that each row sees, into arguments of masked_softmax."""
+"""Turns bounds, which limit the columns of the scores that each row sees, into arguments of
+masked_softmax: a diagonal, or a tensor with the first or last column of each row."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def _rows_and_columns(scores: Node) -> tuple[Any, Any]:
 
 
 def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
-    """Returns whether each row is known to see at least one column."""
+    """Returns whether each row of the scores is known to see at least one column."""
     known_columns = [bound.known_column for bound in bounds if bound.known_column is not None]
     if any(_every_row_has(column, bounds, scores) for column in known_columns):
         return True
@@ -35,7 +36,7 @@ def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
     ends = [bound.limit for bound in bounds if not bound.is_start]
     if not all(limit.is_index for limit in (*starts, *ends)):
         return False
-    # Limits rise by 0 or 1 per row, so that comparing in the first or the last row suffices.
+    # A limit is constant or rises by 1 per row, so that the first or the last row decides.
     last = [limit.offset + limit.steps.get(ROWS, 0) * (rows - 1) for limit in starts]
     before_last = all(statically_known_true(start < columns) for start in last)
     positive = all(statically_known_true(end.offset > 0) for end in ends)
@@ -55,21 +56,22 @@ def _includes(bound: Bound, column: Affine, rows: Any) -> bool:
     """Returns whether `column` is known to be visible under a bound, in all rows."""
     if bound.known_column == column or not bound.limit.is_index:
         return bound.known_column == column
-    # A column is visible from the start on, and where column + 1 is at most the end.
+    # A column is visible if start <= column, or column + 1 <= end.
     first, last = (bound.limit, column) if bound.is_start else (column + 1, bound.limit)
     return _is_below(first, last + 1, rows)
 
 
 def _is_below(start: Affine, end: Affine, rows: Any) -> bool:
-    """Returns whether start < end holds in all rows: the difference is linear in the row, so that
-    the first and the last row decide."""
+    """Returns whether start < end is known to hold in all rows. The difference is linear in the
+    row's index, so that the first and the last row decide."""
     width = end - start
     at_last = width.offset + width.steps.get(ROWS, 0) * (rows - 1)
     return statically_known_true(width.offset > 0) and statically_known_true(at_last > 0)
 
 
 def arguments(bounds: Sequence[Bound], scores: Node) -> dict[str, Any]:
-    """Returns the arguments of masked_softmax for these bounds, by name."""
+    """Returns the arguments of masked_softmax that make each row see only the columns within these
+    bounds, by name."""
     needed = [bound for bound in bounds if not _is_implied(bound, scores)]
     diagonals = [bound for bound in needed if _is_diagonal(bound, scores)]
     starts = [bound.limit for bound in diagonals if bound.is_start]
@@ -87,13 +89,14 @@ def arguments(bounds: Sequence[Bound], scores: Node) -> dict[str, Any]:
 def _joined(
     join: Callable[..., Any], bounds: Sequence[Bound], scores: Node
 ) -> Node | OpCall | None:
-    """Returns a tensor of each row's greatest start or least end, or None without bounds."""
+    """Returns a tensor of each row's greatest start or least end, which `join` computes from two
+    bounds; None if there are no bounds."""
     limits = [_tensor(bound.limit, scores) for bound in bounds]
     return functools.reduce(lambda a, b: OpCall(join, (a, b)), limits) if limits else None
 
 
 def _is_implied(bound: Bound, scores: Node) -> bool:
-    """Returns whether a bound leaves out no column of any row."""
+    """Returns whether a bound is known to hide no column of any row, so that it is not needed."""
     if not bound.limit.is_index:
         return False
     rows, columns = _rows_and_columns(scores)
@@ -104,16 +107,17 @@ def _is_implied(bound: Bound, scores: Node) -> bool:
 
 
 def _is_diagonal(bound: Bound, scores: Node) -> bool:
-    """Returns whether a bound leaves the columns before a diagonal, or those from one on. In scores
-    of one row, this is so for every limit that depends on no tensor."""
+    """Returns whether a row sees the columns before a diagonal, or those from a diagonal on, so
+    that a number describes the bound. In scores of one row, every limit is such that depends on no
+    tensor."""
     if value(scores).dim() < 2 or not bound.limit.is_index:
         return False
     return ROWS in bound.limit.steps or statically_known_true(value(scores).shape[ROWS] == 1)
 
 
 def _extreme(limits: Sequence[Affine], least: bool) -> Scalar:
-    """Returns the least or the greatest of the limits. If their order is not known, this is a call
-    that computes it in the graph."""
+    """Returns the least or the greatest of the limits, in the first row. If their order is not
+    known at compile time, the result is a call that the graph computes."""
     is_better = operator.le if least else operator.ge
     best, offset = _scalar(limits[0]), limits[0].offset
     for limit in limits[1:]:
@@ -128,7 +132,8 @@ def _extreme(limits: Sequence[Affine], least: bool) -> Scalar:
 
 
 def _scalar(limit: Affine) -> Scalar:
-    """Returns the value of a limit in the first row, without its tensors."""
+    """Returns the part of a limit that is a number or a symbol: its value in the first row, without
+    the terms that are tensors."""
     total: Scalar = limit.constant
     for symbol, times in limit.terms.items():
         if isinstance(symbol, Search) or not is_symbol(symbol):
@@ -138,13 +143,15 @@ def _scalar(limit: Affine) -> Scalar:
     return total
 
 
-#: Numbers beyond this are cut off, so that a sum of a few of them fits an int32. Models mark rows
-#: without a limit by the largest int, to which 1 cannot be added. No row has so many columns.
+#: The elements of tensors in limits are clamped to +-2^29, so that a sum of up to three fits an
+#: int32. Models mark rows without a limit by the largest int, to which 1 cannot be added. No row
+#: has as many columns as this.
 _FARTHEST = 2**29
 
 
 def _tensor(limit: Affine, scores: Node) -> Node | OpCall:
-    """Returns a limit as a tensor with one number for each row, without the last dimension."""
+    """Returns a limit as a tensor with one number for each row: the tensor has no dimension for the
+    columns."""
     offset = _scalar(limit)
     is_number_alone = offset == 0 and list(limit.terms.values()) == [1]
     total: Node | OpCall | None = None
@@ -162,14 +169,15 @@ def _tensor(limit: Affine, scores: Node) -> Node | OpCall:
 
 
 def _without_columns(rows: Node) -> Node | OpCall:
-    """Returns a tensor with one number for each row, without its last dimension of size 1."""
+    """Returns the tensor `rows`, which has one number for each row, without its last dimension,
+    which has size 1."""
     return OpCall(aten.squeeze.dim, (rows, -1)) if value(rows).dim() else rows
 
 
 def _searched(search: Search) -> OpCall:
-    """Returns the call of searchsorted that finds the column of each row's limit."""
+    """Returns the call of searchsorted that finds the limit of each row among the keys."""
     rows = OpCall(aten.transpose.int, (search.rows, -1, -2))
-    # searchsorted would copy operands that are not contiguous too, but with a warning.
+    # searchsorted itself would also copy operands that are not contiguous, but it would warn.
     operands = (OpCall(aten.contiguous.default, (one,)) for one in (search.keys, rows))
     positions = OpCall(aten.searchsorted.Tensor, tuple(operands), {"right": search.right})
     return OpCall(aten.squeeze.dim, (positions, -2))

@@ -18,11 +18,11 @@ from fusedops.graph.readers.scores import Scores, through_factor
 
 
 def read_logits(logits: Node, readers: Iterable[Node]) -> Scores:
-    """Returns the tensor, scale and soft cap that give `logits`. The tensor's last dimension has
-    the same rows; the dimensions before it may be others. `readers` are the calls of the loss: a
-    call whose result something else uses too is not read through.
+    """Returns the tensor, scale and soft cap from which the model computes `logits`. The tensor has
+    the same rows in its last dimension, but the dimensions before it may differ. `readers` are the
+    calls of the loss: what another call uses too is not traced further back.
 
-    The shifted logits of a language model are read through the copy that makes them contiguous:
+    For the shifted logits of a language model, the copy that makes them contiguous is skipped:
 
         before    shifted = logits[:, :-1].contiguous();  flat = shifted.view(-1, classes)
         after     logits[:, :-1], whose rows the op reads where they are
@@ -39,7 +39,8 @@ def read_logits(logits: Node, readers: Iterable[Node]) -> Scores:
 
 
 def _through_view(read: Scores, call: Call) -> Scores | None:
-    """Returns the logits before a copy, or before a view that keeps the last dimension."""
+    """Returns `read` with the logits before a copy, or before a view that keeps the last dimension;
+    None if `call` is neither."""
     source, result = value(call.arguments.get("input")), value(call.node)
     if call.kind not in ("same", "reshape") or not isinstance(source, torch.Tensor):
         return None
@@ -50,7 +51,7 @@ def _through_view(read: Scores, call: Call) -> Scores | None:
 
 
 def _is_safe(read: Scores, step: Call) -> bool:
-    """Returns whether the op takes the dtype of `read.input`, and computes `step` in float64 if and
-    only if the model does."""
+    """Returns whether the loss's op takes the dtype of `read.input`, and computes `step` in float64
+    if and only if the model does."""
     dtype, result = value(read.input).dtype, value(step.node).dtype
     return dtype in KERNEL_DTYPES and (result == torch.float64) == (dtype == torch.float64)

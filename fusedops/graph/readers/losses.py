@@ -1,5 +1,5 @@
-"""Recognises the cross entropy of each row of logits with a class, in the forms in which models
-write it: as a call, as an element of a log_softmax, and as a logsumexp minus a logit."""
+"""Recognises the cross entropy of each row of logits with a class. Models write it as one call, as
+an element of a log_softmax, and as a logsumexp minus a logit."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ aten = torch.ops.aten
 class Loss:
     """The cross entropies of rows of logits, or what a model reduces them to.
 
-    logits: their dimension `dim` has the classes.
+    logits: a tensor whose dimension `dim` has the classes.
     target: the class of each row.
     nodes: the calls that compute the loss, in program order; the last one is the result.
-    ignore_index: the class whose rows do not count; None if all count.
-    is_log_probability: whether the result is the negative of the losses, as a gather of a
-        log_softmax is.
+    ignore_index: the class whose rows do not count; None if all rows count.
+    is_log_probability: whether the result is the negative of the losses, as if log_softmax(x)
+        is gathered at the target.
     refusal: why no op computes it, or None.
     """
 
@@ -81,7 +81,8 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def _read_call(call: Call) -> Loss | None:
-    """Reads F.cross_entropy(x, target), or F.nll_loss(F.log_softmax(x, 1), target)."""
+    """Returns the loss that F.cross_entropy(x, target) or F.nll_loss(F.log_softmax(x, 1), target)
+    computes. Returns None if an argument is not a tensor, or if nll_loss reads no log_softmax."""
     arguments = call.arguments
     logits, target = value(arguments["input"]), value(arguments["target"])
     if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
@@ -119,8 +120,8 @@ def _unsupported(arguments: dict[str, Any]) -> str | None:
 
 
 def _before_nll_loss(loss: Loss) -> Loss | None:
-    """Returns the loss with the log_softmax that an nll_loss reads, or None if it reads something
-    else."""
+    """Returns the loss of an nll_loss together with the log_softmax that it reads, or None if it
+    reads something else."""
     chain = _log_softmax(loss.logits, loss.last)
     if chain is None or not _is_over(chain, loss.dim):
         return None
@@ -128,7 +129,7 @@ def _before_nll_loss(loss: Loss) -> Loss | None:
 
 
 def _log_softmax(node: Any, reader: Node) -> SoftmaxChain | None:
-    """Returns the log_softmax that a node is, if `reader` alone reads it."""
+    """Returns the log_softmax that a node is, if `reader` is its only user; else None."""
     if not isinstance(node, Node) or users(node) != [reader]:
         return None
     cast = call_of(node, "cast")
@@ -142,8 +143,8 @@ def _log_softmax(node: Any, reader: Node) -> SoftmaxChain | None:
 
 
 def _has_precision_of_input(chain: SoftmaxChain) -> bool:
-    """Returns whether a softmax is computed in the precision in which the cross entropy op would
-    compute on its input. The op has no argument for another precision."""
+    """Returns whether the model computes a softmax in the precision in which the cross entropy op
+    would compute on the same input. The op has no argument for another precision."""
     return chain.dtype is None or is_lossless(value(chain.input).dtype, chain.dtype)
 
 
@@ -157,8 +158,8 @@ def _is_over(chain: SoftmaxChain, dim: int) -> bool:
 
 
 def _read_gather(call: Call) -> Loss | None:
-    """Reads log_softmax(x, -1).gather(-1, target.unsqueeze(-1)), also in the form of
-    torch.distributions.Categorical, which broadcasts both tensors first."""
+    """Returns the loss that log_softmax(x, -1).gather(-1, target.unsqueeze(-1)) computes, or None.
+    torch.distributions.Categorical broadcasts both tensors first, which is recognised too."""
     index = _class_index(call)
     input, reader = _before_broadcast(call.arguments["input"], call.node)
     chain = None if index is None else _log_softmax(input, reader)
@@ -170,7 +171,8 @@ def _read_gather(call: Call) -> Loss | None:
 def _loss_if_private(
     call: Call, logits: Node, target: OpCall | Node, is_log_probability: bool
 ) -> Loss | None:
-    """Returns the loss that `call` and the calls before it compute, if nothing else uses these."""
+    """Returns the loss that `call` and the calls before it compute from `logits` and `target`, or
+    None if something else uses one of the calls before it."""
     nodes = tuple(sorted(upstream(call.node, until={logits, viewed(target)})))
     is_private = all(set(nodes).issuperset(users(node)) for node in nodes if node is not call.node)
     loss = Loss(logits, -1, target, nodes, is_log_probability=is_log_probability)
@@ -178,7 +180,8 @@ def _loss_if_private(
 
 
 def _class_index(gather: Call) -> OpCall | None:
-    """Returns the classes of the rows, if a gather takes one column of each row."""
+    """Returns a call that gives the class of each row, if a gather takes one column of each row;
+    else None."""
     source, index = value(gather.arguments["input"]), value(gather.arguments["index"])
     if not isinstance(source, torch.Tensor) or not isinstance(index, torch.Tensor):
         return None
@@ -193,8 +196,8 @@ def _class_index(gather: Call) -> OpCall | None:
 
 
 def _before_slice(index: Node) -> Node:
-    """Undoes a broadcast and a slice: returns x for torch.broadcast_tensors(x, ...)[k][..., :1], if
-    x has the shape of the slice, else `index`. torch.distributions.Categorical writes this."""
+    """Returns x, if `index` is torch.broadcast_tensors(x, ...)[k][..., :1] and has the shape of x,
+    else `index`. torch.distributions.Categorical writes this."""
     call = call_of(index, "item")
     if call is None or call.arguments["index"] != (..., slice(None, 1, None)):
         return index
@@ -203,8 +206,8 @@ def _before_slice(index: Node) -> Node:
 
 
 def _before_broadcast(node: Any, reader: Node) -> tuple[Any, Node]:
-    """Returns what torch.broadcast_tensors broadcasts to `node`, and that call; else `node` and
-    `reader`."""
+    """Returns the tensor that torch.broadcast_tensors broadcasts to `node`, and that call, which is
+    the tensor's user. Returns `node` and its user `reader` if `node` is something else."""
     call = call_of(node, "item")
     source = call.arguments["input"] if call else None
     if call is None or not isinstance(source, Node) or kind_of(source) != "broadcast_tensors":
@@ -213,7 +216,8 @@ def _before_broadcast(node: Any, reader: Node) -> tuple[Any, Node]:
 
 
 def _read_one_hot(call: Call) -> Loss | None:
-    """Reads (log_softmax(x, -1) * one_hot(target, classes)).sum(-1)."""
+    """Returns the loss that (log_softmax(x, -1) * one_hot(target, classes)).sum(-1) computes, or
+    None for another sum."""
     product = call_of(call.arguments["input"], "mul")
     if product is None or users(product.node) != [call.node]:
         return None
@@ -231,7 +235,7 @@ def _read_one_hot(call: Call) -> Loss | None:
 
 def _one_hot_target(node: Any, logits: Node) -> Node | None:
     """Returns the target, if `node` is F.one_hot(target, classes), cast or not, with as many
-    classes as the logits."""
+    classes as the logits; else None."""
     call = call_of(before(node, "cast"), "one_hot")
     classes = constant(call.arguments.get("num_classes")) if call else None
     if call is None or not statically_known_true(classes == value(logits).shape[-1]):
@@ -244,7 +248,8 @@ def _one_hot_target(node: Any, logits: Node) -> Node | None:
 
 
 def _read_difference(call: Call) -> Loss | None:
-    """Reads logsumexp(x, -1) - x.gather(-1, target.unsqueeze(-1)).squeeze(-1), or its negative."""
+    """Returns the loss that logsumexp(x, -1) - x.gather(-1, target.unsqueeze(-1)).squeeze(-1), or
+    the negative of this, computes; None for another difference."""
     operands = difference(call.node)
     if operands is None or not isinstance(value(call.node), torch.Tensor):
         return None
@@ -257,7 +262,7 @@ def _read_difference(call: Call) -> Loss | None:
 
 def _of_parts(call: Call, total: Any, element: Any, is_log_probability: bool) -> Loss | None:
     """Returns the loss, if `total` is logsumexp(x, -1) and `element` is x.gather(-1,
-    target.unsqueeze(-1)).squeeze(-1)."""
+    target.unsqueeze(-1)).squeeze(-1), else None."""
     gather = call_of(_before_squeeze(element), "gather")
     index = _class_index(gather) if gather else None
     logits = _summed_logits(total)
@@ -271,7 +276,8 @@ def _of_parts(call: Call, total: Any, element: Any, is_log_probability: bool) ->
 
 
 def _summed_logits(total: Any) -> Node | None:
-    """Returns x, if a node is logsumexp(x, -1), or the stack of logsumexp(x[i], -1) for every i."""
+    """Returns x, if `total` is logsumexp(x, -1), or the stack of logsumexp(x[i], -1) for all i;
+    else None."""
     node = before_view_chain(total)
     logarithm, stack = call_of(node, "logsumexp"), call_of(node, "stack")
     if logarithm is not None:
@@ -298,7 +304,8 @@ def _before_squeeze(node: Any) -> Any:
 
 
 def log_sums(loss: Loss) -> list[Node]:
-    """Returns the calls beside a loss that compute the logsumexp of its logits, as for a z-loss."""
+    """Returns the calls that compute the logsumexp of a loss's logits, but are not part of the
+    loss. A model needs them for a z-loss, for example."""
     rank = value(loss.logits).dim()
     calls = (call_of(user, "logsumexp") for user in users(loss.logits))
     return [

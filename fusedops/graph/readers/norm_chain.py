@@ -1,8 +1,12 @@
-"""Decomposed norms: the product of a tensor and the scale of its rows, with what follows it.
+"""Recognises norms that several calls compute: the product of a tensor and the scale of its rows,
+and the weight, bias and casts that follow it.
 
 before    y = x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
           and the same with the factors in another order, with casts and with further factors
 after     the arguments of one op
+
+A norm is centred if it subtracts the mean of each row. A norm with a `refusal` is one that no op
+computes; the refusal is the reason that the report gives.
 """
 
 from __future__ import annotations
@@ -45,14 +49,14 @@ from fusedops.graph.readers.statistics import centred
 from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
-#: The types of intermediate results, which must have no users outside of the norm. Numbers, such as
-#: eps, may have some.
+#: The types of intermediate results, which must have no users outside of the norm. Nodes of other
+#: types, such as a number eps, may have such users.
 _RESULTS = (torch.Tensor, tuple)
 HALF_DTYPES = (torch.float16, torch.bfloat16)
-#: The kinds of norms that subtract the mean, and those that do not.
+#: The kinds of norms that subtract the mean (centred), and those that do not.
 _CENTRED = ("layer_norm", "std_norm")
 _UNCENTRED = ("rms_norm", "l2_norm")
-#: Factors that differ from 1 only by the rounding of Python's arithmetic count as 1.
+#: Factors count as 1 if they differ from 1 by no more than four roundings of a Python float.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 UNKNOWN_ROW = "the length of its rows is not known at compile time"
@@ -69,13 +73,13 @@ class Norm:
     kind: "layer_norm", "std_norm", "rms_norm" or "l2_norm".
     over: the dimensions that are normalised.
     input: the tensor that is normalised, before its casts.
-    computed_in: the tensor after these casts.
+    computed_in: the tensor after these casts, whose dtype the model computes in.
     last: the last call that has been matched.
-    source: the tensor that the scale of its rows is computed from, if that is not the input.
+    source: the tensor that the scale of the rows is computed from, if that is not the input.
     factor, scalars: a number, and tensors with a single element, that multiply the norm.
     rounded_to: the 16-bit dtype of a cast between the normalised value and the weight.
-    narrowed_to: the dtype of the casts that lose something, which has to be that of the result.
-    absorbed: calls that compute the weight or the bias, which the op does not need.
+    narrowed_to: the dtype of the casts that lose precision. The result has to have it too.
+    absorbed: calls between a parameter and its use, such as views, which the op does not need.
     """
 
     kind: str
@@ -97,7 +101,8 @@ class Norm:
 
     @property
     def op(self) -> str:
-        """The op that computes the norm, without "add_"; its kind if no op has these dimensions."""
+        """The name of the op that computes the norm, without the "add_" of ops with a residual; the
+        kind if no op of that kind normalises over these dimensions."""
         return self.over.ops.get(self.kind, self.kind)
 
     @property
@@ -135,7 +140,8 @@ class Norm:
 
 @dataclass(frozen=True)
 class _Factor:
-    """A factor of a product, or a divisor (`inverted`); `scale` is set if it scales rows."""
+    """A factor of a product, or a divisor (`inverted`). `scale` describes it if it is computed from
+    the squares of each row, and is None otherwise."""
 
     operand: Any
     inverted: bool
@@ -143,9 +149,9 @@ class _Factor:
 
 
 def read_norm(call: Call) -> Norm | None:
-    """Returns the norm that `call` completes: as F.normalize, or as a product or quotient with the
-    tensor among the factors of one operand and the scale of its rows among those of the other.
-    Returns None for other calls."""
+    """Returns the norm that `call` computes, without the weight and bias that later calls apply.
+    The call is F.normalize, or a product or quotient: one operand has the tensor among its factors,
+    and the other the scale of its rows. Returns None for other calls."""
     return read_once(call, "norm", _read_norm)
 
 
@@ -169,7 +175,8 @@ def _read_norm(call: Call) -> Norm | None:
 
 
 def _normalize(call: Call) -> Norm | None:
-    """Reads F.normalize(x, dim=-1), or over another dimension; refused unless p is 2."""
+    """Returns the norm that F.normalize computes, or None if its dimension or eps is not known. The
+    norm is refused unless p is 2."""
     arguments = call.arguments
     input, dim = arguments["input"], constant(arguments.get("dim", 1))
     rank = value(input).dim()
@@ -185,8 +192,8 @@ def _normalize(call: Call) -> Norm | None:
 
 
 def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_Factor]:
-    """Yields the factors of a product of products such as a * (b * scale / c), at most `steps`
-    deep. `inverted` says that the operand is itself a divisor."""
+    """Yields the factors of nested products such as a * (b * scale / c), at most `steps` deep.
+    `inverted` says whether `operand` itself is a divisor."""
     scale = read_row_scale(operand)
     if scale is not None:
         yield _Factor(operand, inverted, scale)
@@ -204,11 +211,12 @@ def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_
 def _product(
     node: Node, factors: list[_Factor], scale: _Factor, rest: list[_Factor]
 ) -> Norm | None:
-    """If `scale` is 1 / root of a statistic of the rows of a tensor among `factors`, returns the
-    norm of that tensor, times the other factors and `rest`; None if the op cannot take one of them.
-    Otherwise returns None, or for x / std(x) a refused norm (`_not_centred`). A norm without a mean
-    that is computed in 16 bits is refused, unless one function computes the scale and there is no
-    other factor."""
+    """Returns the norm of a tensor x among `factors`, times the other factors and `rest`. `scale`
+    has to be 1 / root of a statistic of x's rows. Returns None if it is something else, or if
+    the op cannot take one of the factors, and for x / std(x) a refused norm (`_not_centred`).
+
+    A norm that is not centred and is computed in 16 bits is refused, because eager rounds at every
+    step, unless one function computes the scale and there is no other factor."""
     by = as_one_per_row(scale.scale, scale.operand) if scale.scale else None
     if by is None:
         return None
@@ -231,8 +239,8 @@ def _product(
 
 
 def _not_centred(factors: list[_Factor], by: RowScale, node: Node) -> Norm | None:
-    """Returns x / std(x), which no op computes, as a refused norm for the report; None if `factors`
-    do not contain x."""
+    """Returns the norm x / std(x), which no op computes, with a refusal for the report; None if
+    `factors` do not contain x."""
     plain = replace(by, centred=False)
     if not by.centred or not any(_is_scaled_by(f.operand, plain) for f in factors):
         return None
@@ -245,8 +253,8 @@ def _is_computed_in_half(norm: Norm) -> bool:
 
 
 def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
-    """Returns whether `operand` is the tensor from which the scale is computed, cast or not, and
-    with the mean subtracted if the scale is centred."""
+    """Returns whether `operand` is the tensor from which `scale` is computed, cast or not. If the
+    scale is a variance (`centred`), it has to be that tensor minus its mean."""
     if not isinstance(operand, Node):
         return False
     if scale.centred:
@@ -260,13 +268,14 @@ def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
 
 
 def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
-    """Returns the norm of `tensor`, which is the scale's input, or that input minus its mean; None
-    if no op normalises over the scale's dimensions."""
+    """Returns the norm of `tensor`, which is the scale's input or that input minus its mean, with
+    `last` as its last call. Returns None if no op normalises over the scale's dimensions."""
     over = norm_dims(scale.dims, value(scale.input).shape)
     if over is None:
         return None
     source = None
-    if scale.centred and scale.eps_mode == "max":  # layer_norm adds eps, and has no lower limit
+    # No centred op takes eps as a lower limit. l2_norm of the centred tensor does.
+    if scale.centred and scale.eps_mode == "max":
         source, scale = scale.input, _as_mean_square_of(scale, tensor)
     read = _centred_kind if scale.centred else _uncentred_kind
     kind, eps, factor, refusal = read(scale, over)
@@ -278,9 +287,10 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
 
 
 def _as_mean_square_of(scale: RowScale, residue: Node) -> RowScale:
-    """Returns the scale in terms of the mean square of `residue`, which is its input minus the
-    mean. The two are equal if the variance divides by N; if it divides by another number, and N is
-    unknown or too small, the scale that is returned has a refusal."""
+    """Returns the scale, a function of the variance of its input, as a function of the mean square
+    of `residue`, which is that input minus its mean. Variance and mean square are equal if the
+    variance divides by N. If it divides by another number, and N is unknown or too small, the scale
+    that is returned has a refusal."""
     biased = scale.corrected(0)
     refusal = scale.refusal or (None if biased else _why_not_corrected(scale))
     return replace(
@@ -289,10 +299,11 @@ def _as_mean_square_of(scale: RowScale, residue: Node) -> RowScale:
 
 
 def _centred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
-    """Returns the kind of a norm with a mean, its eps, the factor between the model's result and
-    the op's, and the refusal if no op computes it. The kind is layer_norm if eps is added to the
-    variance, and std_norm if to the root. Without eps it is std_norm if the variance is over the
-    last dimensions, has the divisor N - 1 and no factor, and otherwise layer_norm."""
+    """Returns four things about a centred norm: its kind, its eps, the factor between the model's
+    result and the op's, and the refusal, or None if an op computes it. The kind is layer_norm if
+    the model adds eps to the variance, and std_norm if it adds eps to the root. Without eps it is
+    std_norm if the variance is over the last dimensions, has the divisor N - 1 and no factor, and
+    otherwise layer_norm."""
     is_unbiased = scale.correction == 1 and scale.inner == 1 and not over.order("std_norm")
     is_deviation = math.isclose(scale.power, 0.5) if scale.eps_mode else is_unbiased
     kind, correction = ("std_norm", 1) if is_deviation else ("layer_norm", 0)
@@ -315,18 +326,18 @@ def _why_not_corrected(scale: RowScale) -> str:
 
 
 def _uncentred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
-    """Returns the same as `_centred_kind`, for a norm without a mean. The kind is l2_norm if eps is
-    a lower limit, or if there is no eps and the model writes a sum over the last dimensions;
+    """Returns what `_centred_kind` does, for a norm that is not centred. The kind is l2_norm if eps
+    is a lower limit, or if there is no eps and the model writes a sum over the last dimensions;
     otherwise it is rms_norm."""
     columns = scale.columns
-    # Without eps an l2_norm is an rms_norm with another factor. Over a dimension that is not the
-    # last, rms_norm is the kind that needs no permuted input.
+    # Without eps, l2_norm and rms_norm differ by a factor alone, so that either would do. Over a
+    # dimension that is not the last, only rms_norm has an op that needs no permuted input.
     if scale.eps_mode == "max" or (
         not scale.eps_mode and scale.written_as_sum and not over.order("l2_norm")
     ):
         if columns is None:
             return "l2_norm", scale.eps, 1.0, UNKNOWN_ROW
-        # inner * mean ** power = unit * sum ** power
+        # With sum = columns * mean, inner * mean ** power is unit * sum ** power.
         unit = scale.inner * power_of(columns, -scale.power)
         if not in_range(unit, scale.input):
             return "l2_norm", scale.eps, 1.0, OUT_OF_RANGE
@@ -344,7 +355,8 @@ def _uncentred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float,
 
 
 def continued(norm: Norm | None) -> Iterator[Norm]:
-    """Yields the norm, then the norm extended by each cast, factor or bias that follows."""
+    """Yields the norm, then the norm extended by the cast, factor or bias that follows, and so on
+    until no op computes the next call too, or another call uses the result."""
     while norm is not None:
         yield norm
         step = only_user(norm.last)
@@ -353,8 +365,8 @@ def continued(norm: Norm | None) -> Iterator[Norm]:
 
 
 def _extended(extended: Norm, norm: Norm, step: Call) -> Norm | None:
-    """Returns `extended`, which is `norm` with `step` as its last call, with what the step adds: a
-    weight, a bias, a factor or a rounding. Returns None if no op computes that."""
+    """Returns `extended`, which is `norm` with `step` as its last call, with what `step` does: it
+    applies a weight, a bias or a factor, or casts. Returns None if no op computes that too."""
     if step.kind == "cast":
         return _after_cast(extended, value(norm.last).dtype, step.arguments["dtype"])
     if step.kind == "addcmul":
@@ -372,8 +384,8 @@ def _extended(extended: Norm, norm: Norm, step: Call) -> Norm | None:
 
 
 def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
-    """Returns bias + weight * norm, or bias + norm * weight, as a norm with these parameters; None
-    if the op cannot take them."""
+    """Returns `extended`, whose last call computes bias + weight * norm or bias + norm * weight,
+    with these parameters; None if the op cannot take them."""
     arguments = step.arguments
     bias, first, second = arguments["input"], arguments["tensor1"], arguments["tensor2"]
     weight = second if first is norm.last else first
@@ -385,10 +397,10 @@ def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
 
 
 def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> Norm | None:
-    """Returns a norm with the cast at its end. If the cast rounds an rms_norm to 16 bits before the
-    weight, it is recorded as `rounded_to`. Returns None for a cast from 16 bits of a norm without a
-    mean, for a second cast that loses something in another dtype than the first, and for a cast to
-    a dtype that no op gives, such as int8."""
+    """Returns a norm, whose last call is a cast from `input_dtype` to `result`, with what the cast
+    does: if it rounds an rms_norm to 16 bits before the weight, it is recorded as `rounded_to`.
+    Returns None for a dtype that no op gives, such as int8, for two casts that lose precision in
+    different dtypes, and for a cast from 16 bits of a norm that is not centred."""
     if input_dtype == result:
         return norm
     if not {input_dtype, result}.issubset(KERNEL_DTYPES):
@@ -409,8 +421,9 @@ def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> No
 def _multiplied(
     norm: Norm, operand: Any, inverted: bool, before: Norm | None = None
 ) -> Norm | None:
-    """Returns the norm times `operand`, or divided by it if `inverted`, or None if the op cannot do
-    that. `before` is the norm before this product, or None while `read_norm` reads the product."""
+    """Returns the norm times `operand`, or divided by it if `inverted`; None if the op cannot do
+    that. `before` is the norm before this product. It is None for the factors of the product that
+    is the norm itself, which `read_norm` reads."""
     if is_number(operand):
         takes = before is None or (_takes_scalars(before) and not before.is_half)
         return _times(norm, known_number(operand), inverted) if takes else None
@@ -428,8 +441,8 @@ def _multiplied(
 
 
 def _times(norm: Norm, factor: float | None, inverted: bool) -> Norm | None:
-    """Returns the norm times `factor`, or divided by it; None if a factor leaves the range of the
-    norm's dtype."""
+    """Returns the norm times `factor`, or divided by it if `inverted`. Returns None if the factor,
+    or the product of all factors, leaves the range of the norm's dtype."""
     if factor is None or not in_range(factor, norm.computed_in):
         return None
     product = norm.factor / factor if inverted else norm.factor * factor
@@ -450,9 +463,9 @@ def _takes_scalars(norm: Norm) -> bool:
 
 
 def _with_weight(norm: Norm, weight: Node) -> Norm:
-    """Returns the norm with that weight, as it is before casts and views that the op does not need.
-    A number that the model adds to the weight becomes `weight_offset`, if the op has this argument.
-    """
+    """Returns the norm with that weight. The op takes the tensor before the casts and views that it
+    does not need. A number that the model adds to the weight becomes `weight_offset`, if the op has
+    this argument."""
     absorbed: tuple[Node, ...] = ()
     offset = 0.0
     call = call_of(weight, "add") if norm.kind == "rms_norm" and norm.over.has_variants else None
@@ -482,8 +495,9 @@ def _is_affine(operand: Any, norm: Norm) -> bool:
 
 
 def input_of(norm: Norm) -> Node | None:
-    """Returns the norm's input, before or after its casts, whichever gives the op's output eager's
-    dtype; None if neither does, or if a cast has lost more than that dtype does."""
+    """Returns the norm's input before or after its casts: the one whose dtype is that of eager's
+    result, since the op's output has the dtype of its input. Returns None if neither is, or if a
+    cast to another dtype than the result's has lost precision."""
     result = value(norm.last).dtype
     if norm.narrowed_to not in (None, result):
         return None
@@ -492,7 +506,7 @@ def input_of(norm: Norm) -> Node | None:
 
 
 def arguments_of(norm: Norm, input: Node) -> dict[str, Any]:
-    """Returns the op's arguments by name, in its order."""
+    """Returns the arguments of the norm's op by name, in the op's order."""
     multiplies = norm.has_factors and None not in norm.over.known_row
     arguments = {"input": input, **norm.over.arguments(norm.kind)}
     arguments["weight"] = (
@@ -512,8 +526,8 @@ def _parameter(norm: Norm, operand: Node | None) -> Node | OpCall | None:
 
 
 def _weight_times_factors(norm: Norm) -> OpCall:
-    """Returns the weight times the factors, in the dtype of the computation. A product as long as a
-    row costs next to nothing, and the norm's result is rounded once."""
+    """Returns the weight times the factors, in the dtype of the computation. This is a product of
+    only as many elements as a row has, and lets the norm's result be rounded only once."""
     dtype = torch.promote_types(value(norm.input).dtype, torch.float32)
     weight = _parameter(norm, norm.weight)
     if weight is None:

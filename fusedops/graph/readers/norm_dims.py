@@ -1,5 +1,6 @@
-"""The dimensions over which a decomposed norm is computed: the last ones, or one that is not the
-last. They decide which op computes the norm, and how its parameters broadcast to the input."""
+"""Describes the dimensions over which a norm in several calls is computed: the last ones, or one
+that is not the last. They decide which op computes the norm, and how its weight and bias broadcast
+to the input."""
 
 from __future__ import annotations
 
@@ -47,18 +48,21 @@ class NormDims(ABC):
 
     @abstractmethod
     def has_parameter(self, operand: Node) -> bool:
-        """Returns whether a tensor broadcasts to a row, and is the same for all rows."""
+        """Returns whether a tensor can be a weight or bias: it broadcasts to the shape of a row,
+        and is the same for all rows."""
 
     def view_chain_of(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
-        """Returns a parameter's views that the op does not need, and the tensor before them."""
+        """Returns the views that end in a weight or bias and that the op does not need, and the
+        tensor before these views."""
         return (), operand
 
     @abstractmethod
     def parameter(self, operand: Node) -> Node | OpCall:
-        """Returns a parameter in the shape of a row."""
+        """Returns a weight or bias in the shape that the op takes, which is that of a row."""
 
     def order(self, kind: str) -> tuple[int, ...] | None:
-        """Returns the order of dimensions that the op of that kind needs, or None for any."""
+        """Returns the order in which the op of that kind needs the input's dimensions, or None if
+        it takes them as they are."""
         return None
 
     def arguments(self, kind: str) -> dict[str, Any]:
@@ -68,7 +72,7 @@ class NormDims(ABC):
 
 @dataclass(frozen=True)
 class LastDims(NormDims):
-    """The last dimensions of the input, whose shape the op's parameters have."""
+    """The last dimensions of the input. The op takes its weight and bias in their shape."""
 
     ops: ClassVar[dict[str, str]] = {
         kind: kind for kind in ("layer_norm", "std_norm", "rms_norm", "l2_norm")
@@ -76,9 +80,9 @@ class LastDims(NormDims):
     has_variants: ClassVar[bool] = True
 
     def has_parameter(self, operand: Node) -> bool:
-        """Returns whether a tensor broadcasts to a row, and is the same for all rows: with one
-        value for each element, or for each channel of an image, if the row has several
-        dimensions."""
+        """Returns whether a tensor can be a weight or bias: it is the same for all rows, and has
+        one value for each element of a row. If a row has several dimensions, the tensor may have
+        size 1 in some of them, such as one value for each channel of an image."""
         extra = value(operand).dim() - len(self.dims)
         if extra > len(self.sizes) - len(self.dims):
             return False
@@ -101,10 +105,10 @@ class LastDims(NormDims):
 
 @dataclass(frozen=True)
 class SpatialDim(NormDims):
-    """One dimension that is not the last, such as the channels of images. The parameters vary along
-    this dimension alone, as weight[:, None, None] does; the op takes them as vectors. Norms without
-    a spatial op run on the permuted input, which costs nothing where the channels are side by side
-    in memory."""
+    """One dimension that is not the last, such as the channels of images. Weight and bias vary
+    along this dimension alone, as weight[:, None, None] does; the op takes them as vectors.
+    std_norm and l2_norm have no op for such a dimension, so that their op runs on the permuted
+    input. Permuting costs nothing if the tensor is in the channels_last memory format."""
 
     ops: ClassVar[dict[str, str]] = {
         "layer_norm": "spatial_layer_norm",
@@ -142,7 +146,8 @@ class SpatialDim(NormDims):
 
 
 def norm_dims(dims: Sequence[int], sizes: torch.Size) -> NormDims | None:
-    """Returns the dimensions `dims` of a tensor, or None if no op normalises over them."""
+    """Returns the description of `dims`, dimensions of a tensor with these sizes, or None if no op
+    normalises over them."""
     if tuple(dims) == tuple(range(len(sizes) - len(dims), len(sizes))):
         return LastDims(tuple(dims), sizes)
     return SpatialDim(tuple(dims), sizes) if len(dims) == 1 else None

@@ -2,7 +2,9 @@
 
 Models compute it in many ways: by a mean, a sum, a norm or a variance; with eps added to the mean
 square or to its root, or as a lower limit; with factors in between; as a divisor or a reciprocal.
-All are one formula, `RowScale`, and each call that is read changes its parameters.
+All of these are one formula, `RowScale`. The calls are read from the last one back to the
+statistic, and then each call changes the formula's parameters. A function returns None if its call
+has another form, and a scale with a `refusal` if no op computes the norm.
 """
 
 from __future__ import annotations
@@ -45,13 +47,14 @@ CANCELS = "mean(x^2) - mean(x)^2 cancels where the variance is small, and the op
 
 @dataclass(frozen=True)
 class RowScale:
-    """outer * f(inner * m ** power) ** exponent, where f(x) is x + eps (`eps_mode` "add"), max(x,
-    eps) ("max") or x ("").
+    """The formula outer * f(inner * m ** power) ** exponent. `eps_mode` says which function f is:
+    x + eps ("add"), max(x, eps) ("max") or x alone ("").
 
-    m: the mean of the squares of `input` over its dimensions `dims`; if `centred`, of its
-        deviations from their mean, with the divisor N - correction.
+    m is the mean of the squares of `input` over its dimensions `dims`. If `centred`, m is the
+    variance over these dimensions, with the divisor N - correction for rows of N elements.
+
     written_as_sum: whether the model writes a sum or a norm instead of a mean.
-    by_norm: whether a single function computes the root of the sum of squares.
+    by_norm: whether one function, such as torch.norm, computes the root of the sum of squares.
     """
 
     input: Node
@@ -70,11 +73,12 @@ class RowScale:
 
     @property
     def columns(self) -> int | None:
-        """The number of elements of a row, if it is known."""
+        """The number of elements of a row, or None if it is not known at compile time."""
         return known_count(value(self.input), self.dims)
 
     def raised_to(self, exponent: float) -> RowScale | None:
-        """Returns the scale to that power, or None if a factor leaves the range of its dtype."""
+        """Returns the scale to the power `exponent`, or None if `inner` or `outer` leaves the range
+        of the dtype."""
         if self.eps_mode:
             outer = power_of(self.outer, exponent)
             return replace(self, outer=outer, exponent=self.exponent * exponent)._within_range()
@@ -82,8 +86,8 @@ class RowScale:
         return replace(self, inner=inner, power=self.power * exponent)._within_range()
 
     def times(self, factor: float) -> RowScale | None:
-        """Returns the scale times a positive number, or None if a factor leaves the range of its
-        dtype."""
+        """Returns the scale times `factor`, or None if that is not positive, or if `inner` or
+        `outer` leaves the range of the dtype."""
         if not (factor > 0 and in_range(factor, self.input)):
             return None
         if self.eps_mode:
@@ -91,14 +95,14 @@ class RowScale:
         return replace(self, inner=self.inner * factor)._within_range()
 
     def _within_range(self) -> RowScale | None:
-        """Returns the scale, or None if a factor is outside of the range of its dtype."""
+        """Returns the scale, or None if `inner` or `outer` is outside of the dtype's range."""
         fits = in_range(self.inner, self.input) and in_range(self.outer, self.input)
         return self if fits else None
 
     def with_eps(self, eps_mode: str, eps: float) -> RowScale | None:
-        """Returns the scale with eps. Returns None if it has one already, for a lower limit of
-        1 / norm, which is an upper limit of the norm, and for a negative lower limit, which has no
-        effect. An eps of 0 that is added is left out."""
+        """Returns the scale with eps, unchanged if the model adds 0. Returns None if the scale has
+        an eps already, and for two lower limits that no op has: a limit of 1 / norm, which limits
+        the norm from above, and a negative one."""
         if eps_mode == "add" and eps == 0:
             return self
         is_other_limit = eps_mode == "max" and (self.power < 0 or eps < 0)
@@ -107,9 +111,9 @@ class RowScale:
         return replace(self, eps_mode=eps_mode, eps=eps)
 
     def corrected(self, correction: int) -> RowScale | None:
-        """Returns the scale in terms of a variance with the divisor N - correction, or None if N is
-        not known, or so small that a divisor would not be positive, or if a factor leaves the range
-        of its dtype."""
+        """Returns the same scale in terms of a variance with the divisor N - correction. Returns
+        None if N is not known, or so small that a divisor would not be positive, or if `inner`
+        leaves the range of the dtype."""
         if correction == self.correction:
             return self
         columns = self.columns
@@ -125,7 +129,7 @@ class RowScale:
 
 
 def power_of(base: float, exponent: float) -> float:
-    """Returns base ** exponent for a base that is not negative; infinity where Python raises."""
+    """Returns base ** exponent for a base >= 0; infinity where Python would raise an error."""
     try:
         return float(base**exponent)
     except (OverflowError, ZeroDivisionError):
@@ -134,15 +138,16 @@ def power_of(base: float, exponent: float) -> float:
 
 def in_range(factor: float, tensor: Any) -> bool:
     """Returns whether a factor is a normal number in the dtype in which eager multiplies `tensor`
-    by it, which is float32 at least. Other factors are infinite there or lose digits: to multiply
-    by two of them in turn, as eager does, is not to multiply by their product in Python."""
+    by it, which is float32 at least. Other factors become infinite or denormal in that dtype. The
+    op would multiply by the product of all factors, and eager's result differs from that if one of
+    the factors is not normal."""
     limits = torch.finfo(torch.promote_types(value(tensor).dtype, torch.float32))
     return limits.tiny <= abs(factor) <= limits.max
 
 
 def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
-    """Returns the scale of rows that `node` computes in at most `steps` calls, or None if it is not
-    known to compute one."""
+    """Returns the scale of rows that `node` computes, or None if it is not known to compute one. At
+    most `steps` calls are followed back from `node`."""
     call = call_of(node)
     if call is None or steps == 0 or not isinstance(value(node), torch.Tensor):
         return None
@@ -154,8 +159,9 @@ def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
 
 
 def as_one_per_row(scale: RowScale, node: Node) -> RowScale | None:
-    """Returns the scale, if `node` has one element for each row of the scale's input, or of the
-    tensor that the input views, and broadcasts to it or is expanded to its shape; else None."""
+    """Returns the scale that `node` computes, if `node` has one element for each row of the scale's
+    input and broadcasts to it, or is expanded to the input's shape; else None. The tensor of which
+    the input is a view is tried too, and becomes the `input` of the result."""
     for input, dims in ((scale.input, scale.dims), before_views(scale.input, scale.dims)):
         if has_keepdim_shape(node, input, dims) or same_shape(node, input):
             return replace(scale, input=input, dims=dims)
@@ -166,21 +172,22 @@ def as_one_per_row(scale: RowScale, node: Node) -> RowScale | None:
 
 
 def _of_mean(call: Call) -> RowScale | None:
-    """Reads x.pow(2).mean(-1, keepdim=True), or the mean of such means over another dimension."""
+    """Reads x.pow(2).mean(-1, keepdim=True), or a mean of such means over another dimension."""
     scale = (_of_squares(*mean) for mean in means(call.node))
     return next(filter(None, scale), None)
 
 
 def _of_squares(squares: Node, dims: tuple[int, ...]) -> RowScale | None:
-    """Returns the scale for the mean over `dims` of `squares`, if they are squares."""
+    """Returns the scale for the mean of `squares` over `dims`; None if `squares` is no square."""
     squared = call_of(squares)
     base = base_of_square(squared) if squared else None
     return _scale_of_mean_square(base, dims) if base else None
 
 
 def _scale_of_mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
-    """Returns the scale for the mean over `dims` of the square of `base`: a variance, if `base` is
-    a tensor minus its mean over the same dimensions."""
+    """Returns the scale for the mean over `dims` of the square of `base`. This is a variance if
+    `base` is a tensor minus its mean over the same dimensions. Returns None if `base` is a tensor
+    minus its mean over other dimensions."""
     deviation = centred(base)
     if deviation is None:
         return RowScale(base, dims)
@@ -197,7 +204,8 @@ def _of_sum(call: Call) -> RowScale | None:
 
 
 def _times_columns(mean: RowScale) -> RowScale | None:
-    """Returns the scale of a sum: the mean times the number of columns, if that is known."""
+    """Returns the scale of a sum, which is the scale of a mean times the number of elements of a
+    row; None if that number is not known."""
     columns = mean.columns
     return replace(mean, written_as_sum=True, inner=float(columns)) if columns else None
 
@@ -220,8 +228,8 @@ def _of_einsum(call: Call) -> RowScale | None:
 
 
 def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
-    """Returns the dimensions that an einsum sums, if it keeps the others in their order. Dimensions
-    without a name ("...") have to be the first."""
+    """Returns the dimensions over which an einsum sums, if it keeps the others in their order, else
+    None. Dimensions without a name ("...") have to be the first."""
     names, kept = input.removeprefix("..."), output.removeprefix("...")
     is_plain = names.isalpha() and len(set(names)) == len(names)
     keeps_unnamed = input.startswith("...") == output.startswith("...")
@@ -232,12 +240,13 @@ def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
 
 
 def _of_norm(call: Call) -> RowScale | None:
-    """Reads x.norm(dim=-1, keepdim=True) and torch.linalg.norm(x, dim=-1); refused if the norm is
-    not the Euclidean one."""
+    """Reads x.norm(dim=-1, keepdim=True) and torch.linalg.norm(x, dim=-1). The scale is refused if
+    the norm is not the Euclidean one."""
     base, order = call.arguments["input"], call.arguments["p"]
     dims = reduced_dims(call, value(base))
     is_euclidean = order in (None, "fro") or constant(order) == 2
-    # Over two dimensions, linalg.norm is a norm of matrices; of these "fro" alone is read.
+    # Over two dimensions linalg.norm computes a norm of matrices. Only the Frobenius norm ("fro")
+    # is the root of a sum of squares.
     is_spectral = call.kind == "linalg_norm" and order != "fro"
     if dims is None or (is_spectral and len(dims) > 1):
         return None
@@ -251,7 +260,7 @@ def _of_norm(call: Call) -> RowScale | None:
 
 
 def _of_variance(call: Call) -> RowScale | None:
-    """Reads x.var(-1) or x.std(-1), also of x - x.mean(-1, keepdim=True)."""
+    """Reads x.var(-1) or x.std(-1), where x may also be a tensor minus its mean."""
     input, correction = call.arguments["input"], call.arguments["correction"]
     dims = reduced_dims(call, value(input))
     if dims is None or correction is None:
@@ -271,7 +280,7 @@ def _of_item(call: Call) -> RowScale | None:
 
 
 def _of_difference(call: Call) -> RowScale | None:
-    """Reads the variance mean(x^2) - mean(x)^2, which is always refused: see `CANCELS`."""
+    """Reads the variance mean(x^2) - mean(x)^2, which is always refused (`CANCELS` says why)."""
     first = read_row_scale(call.arguments["input"])
     subtracted = call.arguments["other"]
     if first is None or first.centred or not is_square_of_mean(subtracted, first.input):
@@ -279,6 +288,7 @@ def _of_difference(call: Call) -> RowScale | None:
     return replace(first, centred=True, refusal=CANCELS)
 
 
+#: Kind of call -> the function that reads the statistic which such a call computes from rows.
 _STATISTICS: dict[str, Callable[[Call], RowScale | None]] = {
     "mean": _of_mean,
     "sum": _of_sum,
@@ -334,7 +344,7 @@ def _through_div(call: Call, steps: int) -> RowScale | None:
 def _through_add(call: Call, steps: int) -> RowScale | None:
     """Reads scale + eps."""
     first, eps = tensor_and_number(call)
-    if not is_number(eps):  # it is a residual connection, which need not be followed
+    if not is_number(eps):  # the sum is a residual connection, which is no scale
         return None
     scale = read_row_scale(first, steps)
     eps_value = known_number(eps) if scale else None
@@ -355,14 +365,14 @@ def _through_larger(call: Call, steps: int) -> RowScale | None:
     scale = read_row_scale(maximum[0], steps) if maximum else None
     if maximum is None or scale is None:
         return None
-    # If eps has another shape, the maximum repeats the scale over the elements of a row. So does
-    # the product with the input, provided that the scale has one element for each row.
+    # If eps has the shape of the input, the maximum broadcasts the scale to that shape. This
+    # changes nothing, provided that the scale has one element for each row.
     is_alike = same_shape(call.node, maximum[0]) or as_one_per_row(scale, maximum[0])
     return scale.with_eps("max", maximum[1]) if is_alike else None
 
 
 def _through_cast(call: Call, steps: int) -> RowScale | None:
-    """Reads scale.to(dtype); refused if that rounds the scale."""
+    """Reads scale.to(dtype). The scale is refused if that rounds it."""
     scale = read_row_scale(call.arguments["input"], steps)
     if scale is None or is_widening(call):
         return scale
@@ -371,22 +381,25 @@ def _through_cast(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_reshape(call: Call, steps: int) -> RowScale | None:
-    """Reads a view, which keeps the order of rows; `as_one_per_row` compares the shape later."""
+    """Reads a view of the scale, which keeps the order of the rows. Whether its shape broadcasts to
+    the input is checked later, by `as_one_per_row`."""
     return read_row_scale(call.arguments["input"], steps)
 
 
 def _through_index(call: Call, steps: int) -> RowScale | None:
-    """Reads mean[..., None]."""
+    """Reads scale[..., None]."""
     return _through_reshape(call, steps) if inserts_dims(call.arguments["index"]) else None
 
 
 def _through_expand(call: Call, steps: int) -> RowScale | None:
-    """Reads an expansion to the shape of the input, from one element a row."""
+    """Reads scale.expand(shape), if the scale has one element for each row before that."""
     source = call.arguments["input"]
     scale = read_row_scale(source, steps)
     return as_one_per_row(scale, source) if scale is not None else None
 
 
+#: Kind of call -> the function that reads such a call of a scale, with the number of calls that may
+#: still be followed back.
 _STEPS: dict[str, Callable[[Call, int], RowScale | None]] = {
     **dict.fromkeys((*_EXPONENTS, "pow"), _through_power),
     "mul": _through_mul,

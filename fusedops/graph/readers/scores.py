@@ -1,5 +1,10 @@
-"""Matches the scale, soft cap, bias, masks and casts that models apply to scores before a
-softmax."""
+"""Recognises the scale, soft cap, bias, masks and casts that models apply to attention scores
+before a softmax.
+
+The calls are read from the softmax back to the scores. Each function `_through_*` reads one call:
+given what follows the call (`Scores`), it returns the same with the call included and the call's
+input as the new `input`. It returns None if the op cannot compute the call.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +50,13 @@ class Scores:
     bounds: limits of the columns that each row sees; `visible` does not repeat them.
     mask_calls: the calls that compute masks that `bounds` replace.
     mask_adds_finite: whether a mask adds a finite number, so that hidden scores may still differ.
-    mask_absorbs_scores: whether that number is so large that hidden scores are equal, and no
-        gradient is needed.
-    has_sink: whether each row has one more logit, beside which hidden columns have no weight.
-    notes: why masks are not, or not entirely, bounds.
-    product: a matrix product to insert as the input; used if `input` is a baddbmm, which contains
-        the scale or mask.
+    mask_absorbs_scores: whether that number is so large that all hidden scores are rounded to it,
+        and no gradient is needed.
+    has_sink: whether each row has one more score, whose probability is dropped. Beside it, hidden
+        columns have probability 0 even in a row that sees no column.
+    notes: for each mask that is not, or not entirely, read as bounds, why it is not.
+    product: a matrix product to insert as the input. It is set if `input` is a baddbmm, which also
+        computes the scale or adds the mask.
     """
 
     input: Node
@@ -74,12 +80,14 @@ class Scores:
 
     @property
     def hides_by_masks(self) -> bool:
-        """Whether masks alone make rows of -inf, so that the op knows which rows they are."""
+        """Whether only masks that the op knows of can make a whole row -inf, so that the op knows
+        which rows these are."""
         return self.is_masked and self.mask_value == -math.inf and not self.addends
 
 
 def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
-    """Returns the input of the softmax, with as many of the calls before it as the op can fuse."""
+    """Returns the scores that the softmax reads, with as many of the calls before it as the op can
+    fuse. `has_sink` says whether each row has one more score, whose probability is dropped."""
     scores = Scores(chain.input, has_sink=has_sink)
     if chain.hidden is not None:
         scores = _with_hidden(scores, chain.hidden) or scores
@@ -99,8 +107,9 @@ def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
 
 
 def _is_safe(scores: Scores, step: Call, chain: SoftmaxChain) -> bool:
-    """Returns whether the op can fuse `step`: it takes the dtype and shape of `scores.input`, and
-    no write comes between the fused calls."""
+    """Returns whether the op can fuse the call `step`, whose input is `scores.input`. The op has to
+    take the dtype and shape of this input, and no call in between may write into memory that the
+    fused calls read."""
     wide = torch.float64
     dtype = value(step.node).dtype
     narrows = dtype == wide and value(chain.last).dtype != wide  # the op would compute in float32
@@ -123,29 +132,31 @@ def _through_div(scores: Scores, call: Call) -> Scores | None:
 
 
 def _scaled(scores: Scores, input: Any, factor: Any, inverse: bool) -> Scores | None:
-    """Returns the scores of `input` times a number, or divided by it; None if the number, or the
-    product of all factors, is infinite, NaN or 0."""
+    """Returns the scores of `input` times `factor`, or divided by it if `inverse`. Returns None if
+    the factor, or the product of all factors, is infinite, NaN or 0."""
     if not isinstance(input, Node) or not is_number(factor):
         return None
     factor = number(factor)
     if not math.isfinite(factor) or factor == 0:
         return None
     scale = scores.scale * (1 / factor if inverse else factor)
-    # The op keeps the scale in the precision of its sums, in which it must neither overflow nor
-    # become 0: it would make NaN of scores that are 0 or infinite.
+    # The op rounds the scale to the precision of its sums. There it must neither overflow nor
+    # become 0, since infinity * 0 is NaN where eager's two products, of smaller factors, may be
+    # finite.
     precision = torch.promote_types(value(input).dtype, torch.float32)
     in_range = rounded(abs(scale), precision) not in (0, math.inf)
     return replace(scores, input=input, scale=scale) if in_range else None
 
 
-#: The least and greatest soft cap that the op takes in float32, its precision except for float64.
+#: The least and greatest soft cap that the op takes for inputs of any dtype. Both the cap and its
+#: reciprocal are normal numbers in float32, in which the op computes except for float64.
 _LEAST_CAP, _GREATEST_CAP = 2.0**-126, 2.0**126
 
 
 def _through_tanh(scores: Scores, call: Call) -> Scores | None:
-    """Reads a soft cap: the factor of a tanh. The factor also stays in the scale, since cap *
-    tanh(x) is cap * tanh(cap * x / cap). A tanh without a factor is an activation, which Inductor
-    fuses."""
+    """Reads a tanh whose result is multiplied by a number, the soft cap. The number stays in the
+    scale too, since cap * tanh(x) is cap * tanh(scale * x / cap) with scale = cap. A tanh without a
+    factor is no soft cap but an activation, which Inductor fuses with its neighbours."""
     cap = abs(scores.scale)
     if cap == 1 or not _LEAST_CAP <= cap <= _GREATEST_CAP:
         return None
@@ -161,7 +172,8 @@ def _through_add(scores: Scores, call: Call) -> Scores | None:
     if not pairs:
         return None
 
-    # If both operands have the full shape, the one that a matrix product computes is the scores.
+    # Which operand is the scores, and which the bias or mask? The scores have the shape of the sum.
+    # If both operands have it, the one that a matrix product computes is taken for the scores.
     def preference(pair: tuple[Node, Node]) -> tuple[bool, bool]:
         return same_shape(pair[1], pair[0]), not _has_product(pair[0])
 
@@ -172,7 +184,7 @@ def _through_add(scores: Scores, call: Call) -> Scores | None:
     return _noted(added, _MAY_SEE_NOTHING) if mask and not hidden and added else added
 
 
-#: Why an added mask stays a tensor.
+#: The note about an added mask that the op reads as a tensor instead of bounds.
 _MAY_SEE_NOTHING = "the mask adds a number, which rows that see no column may keep apart"
 
 
@@ -208,17 +220,18 @@ def _is_addend(addend: Any, input: Any) -> bool:
 
 
 def _has_product(node: Any) -> bool:
-    """Returns whether a node is a matrix product, or computed from one by calls that are read as
-    part of the scores."""
+    """Returns whether a node is a matrix product, or computed from one by calls of the kinds that
+    this module reads."""
     while (call := call_of(node := unscaled(node))) is not None and call.kind in _STEPS:
         node = call.arguments.get("input")
     return is_product(node)
 
 
 def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
-    """Returns the scores of `input` + `addend`. Returns None if the op's two operands, mask and
-    bias, are taken, or if the scale, which multiplies the sum, would have to multiply an addend as
-    large as the scores."""
+    """Returns the scores of `input` + `addend`. Returns None if the op has no operand left for the
+    addend: it has two, one for a mask and one for a bias. Also returns None if the model multiplies
+    the sum by the scale and the addend is as large as the scores, since the addend would have to be
+    multiplied by the scale in another pass."""
     if len(scores.addends) == (1 if scores.visible is not None else 2):
         return None
     if scores.scale != 1:  # scale * (input + addend)
@@ -229,8 +242,8 @@ def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
 
 
 def _through_selection(scores: Scores, call: Call) -> Scores | None:
-    """Reads torch.where(visible, scores, number), or torch.where(hidden, number, scores), which is
-    scores.masked_fill(hidden, number)."""
+    """Reads torch.where(visible, scores, number) or torch.where(hidden, number, scores). The latter
+    is the same as scores.masked_fill(hidden, number)."""
     condition, taken, other = selection(call) or (None, None, None)
     if is_number(other):
         return _filled(scores, call, taken, condition, other, hides=False)
@@ -264,7 +277,8 @@ def _filled(
 
 
 def _with_hidden(scores: Scores, hidden: Hidden) -> Scores | None:
-    """Returns the scores with a mask for the columns whose exponentials the model sets to 0."""
+    """Returns the scores with a mask for the columns whose exponentials the model sets to 0, or
+    None if the op cannot take this mask."""
     call = Call("masked_fill", "masked_fill", hidden.node)
     return _filled(scores, call, scores.input, hidden.mask, -math.inf, hidden.hides)
 
@@ -274,8 +288,9 @@ def _and(mask: Operand, other: Operand | None) -> Operand:
 
 
 def _bounded(scores: Scores, input: Node, mask: Mask, fill: float) -> Scores | None:
-    """Returns the scores of `input` with a mask, whose bounds are added to `bounds` and whose bool
-    tensors to `visible`; None if the op cannot compute them."""
+    """Returns the scores of `input` with the number `fill` where `mask` hides columns. The mask's
+    bounds are added to `bounds`, and its bool tensors to `visible`. Returns None if the op cannot
+    compute these scores."""
     visible = scores.visible
     for leaf in mask.leaves:
         if not broadcasts(leaf.node, input):
@@ -295,16 +310,18 @@ def _bounded(scores: Scores, input: Node, mask: Mask, fill: float) -> Scores | N
     return extended if fits and _keeps_values(extended) else None
 
 
-#: An added number hides a score if it is at most this, so that no score outweighs it.
+#: A mask that adds a number hides columns if the number is at most this, so that no score that
+#: occurs outweighs it. Models add -inf, -1e9 or the lowest number of the dtype, -65504 in float16.
 _HIDING = -3e4
 
 
 def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Scores | None:
-    """Returns the scores with an added mask as a mask that hides, or None if values would change.
+    """Returns the scores with a mask that fills hidden columns, in place of the mask that adds a
+    number to them, or None if values would change.
 
-    Adding -inf hides as a fill does. Adding a finite number does not in a row that sees no column:
-    the row's scores still differ and have gradients, unless the number is so large that it absorbs
-    them.
+    Adding -inf has the same result as filling. Adding a finite number has another one in a row that
+    sees no column: the row's scores still differ and have gradients, unless the number is so large
+    that the sums are rounded to it.
     """
     assert mask.added is not None  # it is no bool mask
     fill = rounded(mask.added, value(call.node).dtype) * scores.scale
@@ -318,14 +335,18 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
 
 
 def _absorbs_scores(sum: Node, fill: float) -> bool:
-    """Returns whether `fill` plus any score that occurs is `fill`, and `sum` needs no gradient. The
-    latter is known in Dynamo alone, which captures again for inputs that need one."""
-    absorbs = torch.finfo(torch.float32).min <= fill <= -(2.0**126)  # finite in float32
+    """Returns whether `fill` plus any score that occurs is rounded to `fill`, and `sum` needs no
+    gradient. Only in Dynamo's graphs is it known that no gradient is needed, because Dynamo
+    captures again for inputs that require grad."""
+    # `fill` is finite in float32, and the sum of -2^126 and a score below 2^101 is rounded to
+    # -2^126.
+    absorbs = torch.finfo(torch.float32).min <= fill <= -(2.0**126)
     return absorbs and "example_value" in sum.meta and not value(sum).requires_grad
 
 
 def _keeps_values(scores: Scores) -> bool:
-    """Returns whether rows that see no column get eager's values, or cannot exist."""
+    """Returns whether the op computes eager's values even in rows that see no column, or whether
+    there are no such rows."""
     if not scores.mask_adds_finite or scores.mask_absorbs_scores or scores.has_sink:
         return True
     return scores.visible is None and intervals.every_row_sees(scores.bounds, scores.input)
@@ -333,7 +354,7 @@ def _keeps_values(scores: Scores) -> bool:
 
 def _inverted(scores: Scores, mask: Node) -> tuple[Scores, Operand]:
     """Returns the scores and the inverse of a mask. If the mask is ~visible, the inverse is the
-    tensor `visible`, and the call of ~ becomes one of the nodes of the scores."""
+    tensor `visible`, and the call of ~ is added to the nodes that the op replaces."""
     call = call_of(mask, "not")
     if call is not None and value(call.arguments["input"]).dtype == torch.bool:
         return replace(scores, nodes=(*scores.nodes, mask)), call.arguments["input"]
@@ -351,13 +372,14 @@ _STEPS = {
     "where": _through_selection,
     "tanh": _through_tanh,
 }
-#: The calls that are read in the argument of a soft cap's tanh, which can only be the input, cast
-#: and multiplied by numbers.
+#: The calls that are read inside the tanh of a soft cap. The op has no bias and no mask there, so
+#: that these are only casts and factors.
 _STEPS_UNDER_A_CAP = {kind: _STEPS[kind] for kind in ("cast", "mul", "div")}
 
 
 def through_factor(scores: Scores, call: Call) -> Scores | None:
-    """Returns the scores with `call`, if this is a cast, a factor or a soft cap, else None."""
+    """Returns the scores with `call` included, if it is a cast, a factor or a soft cap; else
+    None."""
     steps = _STEPS_UNDER_A_CAP if scores.softcap is not None else _STEPS_UNDER_A_CAP | _CAP
     return steps[call.kind](scores, call) if call.kind in steps else None
 

@@ -1,4 +1,5 @@
-"""A softmax over scores and one more logit for each row, whose probability is dropped.
+"""Recognises a softmax over scores and a sink, which is one more logit for each row whose
+probability is dropped.
 
 before    s = torch.cat([scores, sinks], -1)        or F.pad(scores, (0, 1)), a sink of 0
           s = s - s.max(-1, keepdim=True).values    or without this
@@ -37,10 +38,12 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Sink:
-    """One logit for each row: a tensor whose last dimension has size 1, or a number.
+    """One more logit for each row.
 
-    calls: the call that expands or fills the tensor, which the op does not need.
-    is_joined: whether the model joins it to the scores, so that rows are longer in eager mode.
+    logit: a tensor whose last dimension has size 1, or a number.
+    calls: the call that expands or fills the tensor, which the op does not need, if there is one.
+    is_joined: whether the model concatenates the sink to the scores, which makes eager's rows
+        longer by one.
     """
 
     logit: Node | float
@@ -48,17 +51,17 @@ class Sink:
     is_joined: bool = True
 
     def may_need_gradient(self, result: Node) -> bool:
-        """Returns whether the sink's gradient may be needed. That is unknown outside of Dynamo,
-        which alone captures again for tensors that require grad."""
+        """Returns whether the sink's gradient may be needed. Only in Dynamo's graphs can it be
+        known that it is not, because Dynamo captures again for tensors that require grad."""
         if not isinstance(self.logit, Node):
             return False
         needed = value(self.logit).requires_grad and value(result).requires_grad
         return needed or "example_value" not in result.meta
 
     def operand(self, result: torch.Tensor) -> OpCall:
-        """Returns the call that makes the argument `sinks` of masked_softmax. The argument lacks
-        the logit's last dimension, in which the model joins it to the scores as a column; a number
-        becomes a tensor, in the precision in which the op computes its `result`."""
+        """Returns the call that makes the argument `sinks` of masked_softmax. The argument has no
+        dimension for the columns, which a logit that is a tensor has with size 1. A number becomes
+        a tensor, in the precision in which the op computes its `result`."""
         if isinstance(self.logit, Node):
             return OpCall(aten.squeeze.dim, (self.logit, -1))
         precision = torch.promote_types(result.dtype, torch.float32)
@@ -67,7 +70,7 @@ class Sink:
 
 
 def read_sink(chain: SoftmaxChain) -> tuple[SoftmaxChain, Sink] | None:
-    """Returns the softmax without its sink, and the sink, or None if there is none."""
+    """Returns the softmax of the scores alone, and its sink; None if the softmax has no sink."""
     if chain.sink is not None:
         sink = _sink(chain.sink) if isinstance(chain.sink, Node) else Sink(chain.sink)
         return replace(chain, sink=None), replace(sink, is_joined=False)
@@ -101,7 +104,8 @@ def _drops_last_column(call: Call) -> bool:
 
 
 def _without_maximum(joined: Node) -> Node:
-    """Returns x, if `joined` is x - x.max(-1, keepdim=True), which has the same softmax."""
+    """Returns x, if `joined` is x - x.max(-1, keepdim=True), since x has the same softmax; else
+    `joined`."""
     shifted = call_of(joined, "sub")
     maximum = maximum_of(shifted.arguments["other"]) if shifted else None
     if shifted is None or maximum is None:
@@ -113,7 +117,8 @@ def _without_maximum(joined: Node) -> Node:
 
 
 def _joined(joined: Node) -> tuple[Node, Sink] | None:
-    """Reads torch.cat([scores, sinks], -1), or F.pad(scores, (0, 1), value=sink)."""
+    """Returns the scores and the sink in torch.cat([scores, sinks], -1) or F.pad(scores, (0, 1),
+    value=sink); None for other calls."""
     if (padded := call_of(joined, "pad")) is not None:
         pad, fill = padded.arguments.get("pad"), known_number(padded.arguments.get("value") or 0.0)
         is_constant = padded.arguments.get("mode", "constant") == "constant"
@@ -139,8 +144,8 @@ def _is_per_row(scores: Node, logit: Node) -> bool:
 
 
 def _sink(logit: Node) -> Sink:
-    """Returns the sink that a tensor is: the number that fills it, the tensor that it expands, or
-    the tensor itself."""
+    """Returns the sink of a model that uses the tensor `logit` as one. The sink's logit is the
+    number that fills this tensor, the tensor of which it is an expansion, or the tensor itself."""
     fill = filled_number(logit)
     if fill is not None:
         return Sink(fill, frozenset([logit]))
@@ -151,6 +156,6 @@ def _sink(logit: Node) -> Sink:
 
 
 def _is_seen_by_products_alone(result: Node) -> bool:
-    """Returns whether nothing depends on the memory of a result or on its strides, which are those
-    of the longer rows in eager mode."""
+    """Returns whether nothing depends on the strides of a result or on its memory. In eager mode
+    the result is a slice of longer rows, so that its strides differ from those of the op's."""
     return feeds_products(result) and not storages.writers_of(result)

@@ -1,4 +1,4 @@
-"""Reads a softmax or log_softmax, with the casts and the `exp` that belong to it."""
+"""Recognises a softmax or log_softmax, with the casts and the `exp` that belong to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Hidden:
 
     mask: a bool tensor.
     hides: whether `mask` is True for the hidden columns; otherwise it is True for the others.
-    node: the call that hides them.
+    node: the call that sets the exponentials of hidden columns to 0.
     """
 
     mask: Node
@@ -33,16 +33,16 @@ class Hidden:
 
 @dataclass(frozen=True)
 class SoftmaxChain:
-    """A softmax that was matched in a graph.
+    """A softmax that was found in a graph.
 
     op: "softmax" or "log_softmax".
     dtype: the dtype of the computation, or None for that of `input`.
     nodes: the calls that compute it, including casts, in program order.
-    sink: one more logit for each row, whose probability is dropped: a number, or a tensor whose
-        last dimension has size 1.
+    sink: one more logit for each row, whose probability is dropped. It is a number, or a tensor
+        whose last dimension has size 1.
     hidden: the columns whose probabilities are 0 because of a mask; None if there is none.
     zeroes_hidden_rows: whether a row of -inf alone becomes zeros, and not NaN.
-    refusal: why no op computes it, or None.
+    refusal: why no op computes this softmax, or None.
     """
 
     op: str
@@ -98,8 +98,8 @@ def decomposed(
     hidden: Hidden | None = None,
     zeroes_hidden_rows: bool = False,
 ) -> SoftmaxChain:
-    """Returns a softmax of `input` that several calls compute, the last of which is `last`. It is
-    refused if something else uses the result of a call before `last`."""
+    """Returns the description of a softmax of `input` that several calls compute, the last of which
+    is `last`. It gets a refusal if something else uses the result of a call before `last`."""
     nodes: tuple[Node, ...] = (last,)
     if not refusal:
         operands = (input, sink, hidden.mask if hidden else None)
@@ -111,9 +111,10 @@ def decomposed(
 
 
 def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
-    """Returns the chain with the casts before it that widen its input, and with the cast of its
-    result back to the input's dtype. That last cast stays in the graph if the model computes in
-    float64 for another input dtype, or in a dtype of a smaller range than the input's."""
+    """Returns the softmax together with the casts before it that widen its input, and with the cast
+    of its result back to the input's dtype. The cast of the result is not included if the model
+    computes in float64 for another input dtype, or in a dtype of a smaller range than the input's,
+    because the op would then give other values."""
     casts, input = cast_chain(chain.input)
     result = value(chain.last).dtype
     if casts:

@@ -1,4 +1,5 @@
-"""Reads decomposed softmaxes and log_softmaxes: quotients of exponentials, and x - logsumexp(x)."""
+"""Recognises softmaxes and log_softmaxes that several calls compute: quotients of exponentials, and
+x - logsumexp(x)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from fusedops.graph.readers.softmax_chain import SoftmaxChain, decomposed, with_
 
 
 def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
-    """Returns the softmax or log_softmax that ends in `call`, or in the exp and casts after it."""
+    """Returns the softmax or log_softmax that `call` computes, together with an exp and a cast that
+    may follow it; None if `call` computes something else."""
     return read_once(call, "softmax", _read)
 
 
@@ -45,9 +47,9 @@ def _read(call: Call) -> SoftmaxChain | None:
 
 
 def _read_log_softmax(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | None:
-    """Reads `call`, which computes `x` - `subtracted`, as x - logsumexp(x), as x - (m +
-    log(sum(exp(x - m)))) with m = max(x), or as x - log(sum(exp(x))), where `x` is itself a tensor
-    minus its maximum."""
+    """Returns the log_softmax that `call`, which is `x` - `subtracted`, computes, or None. Its
+    forms are x - logsumexp(x), x - (m + log(sum(exp(x - m)))) with m = max(x), and x -
+    log(sum(exp(x))), where `x` is itself a tensor minus its maximum."""
     if not isinstance(x, Node) or not isinstance(subtracted, Node):
         return None
     total = call_of(before_view_chain(subtracted), "logsumexp")
@@ -61,7 +63,7 @@ def _read_log_softmax(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | Non
 
 
 def _log_of_sum(node: Any) -> tuple[Node, int] | None:
-    """Returns s and dim, if `node` is log(sum(exp(s), dim))."""
+    """Returns s and dim, if `node` is log(sum(exp(s), dim)), else None."""
     log = call_of(before_view_chain(node), "log")
     total = call_of(before_view_chain(log.arguments["input"]), "sum") if log else None
     exp = call_of(total.arguments["input"], "exp") if total else None
@@ -70,7 +72,7 @@ def _log_of_sum(node: Any) -> tuple[Node, int] | None:
 
 
 def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> SoftmaxChain | None:
-    """Reads s - log(sum(exp(s))), where s is x - max(x)."""
+    """Returns the log_softmax of x in s - log(sum(exp(s))), where s is x - max(x), or None."""
     log_of_sum = _log_of_sum(subtracted)
     if log_of_sum is None or not same_value(log_of_sum[0], shifted):
         return None
@@ -78,7 +80,8 @@ def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> SoftmaxChain | N
 
 
 def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> SoftmaxChain | None:
-    """Reads x - (m + log(sum(exp(x - m)))), where m is max(x)."""
+    """Returns the log_softmax of x in x - (m + log(sum(exp(x - m)))), where m is max(x), or
+    None."""
     both = call_of(subtracted, "add")
     operands = (both.arguments["input"], both.arguments["other"]) if both else ()
     for logarithm, maximum in (operands, operands[::-1]) if operands else ():
@@ -90,8 +93,8 @@ def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> SoftmaxChain |
 
 
 def _log_softmax(call: Call, shifted: Node, dim: int, subtracted: Node) -> SoftmaxChain | None:
-    """Returns the log_softmax of x that `call` computes, where `shifted` is x - max(x), or None if
-    `subtracted` is not one number a row."""
+    """Returns the log_softmax of x that `call` computes, where `shifted` is x - max(x). Returns
+    None if `subtracted` does not have one number for each row."""
     shift = read_shift(shifted, dim)
     chain = decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
     return chain if has_keepdim_shape(subtracted, shifted, (dim,)) else None

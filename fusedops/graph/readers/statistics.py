@@ -1,4 +1,4 @@
-"""Reads what several calls compute from rows: means, squares, and deviations from the mean."""
+"""Recognises what several calls compute from rows: means, squares, and deviations from the mean."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fusedops.graph.analysis.values import value
 
 
 def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
-    """Returns x and dims, if `node` is x - mean(x, dims)."""
+    """Returns x and dims, if `node` is x - mean(x, dims), else None."""
     operands = difference(node)
     if operands is None:
         return None
@@ -43,8 +43,8 @@ def is_square_of_mean(node: Any, input: Node) -> bool:
 
 
 def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """Yields each x and dims for which `node` is mean(x, dims), in a shape that broadcasts to x, or
-    expanded to its shape."""
+    """Yields each x and dims for which `node` is mean(x, dims). The node has to broadcast to x, or
+    to be an expansion to the shape of x."""
     kept = before(node, "expand")
     for mean in means(before_view_chain(kept)):
         for input, dims in (mean, before_views(*mean)):
@@ -53,8 +53,8 @@ def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
 
 
 def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """Yields x and dims, if `node` is mean(x, dims). If x is itself a mean of z, yields z and the
-    dimensions of both means too."""
+    """Yields x and dims, if `node` is mean(x, dims). If x is itself a mean of a tensor z, also
+    yields z and the dimensions of z over which the two means are taken."""
     call = _mean(node)
     input: Any = call.arguments["input"] if call else None
     dims = reduced_dims(call, value(input)) if call else None
@@ -73,8 +73,9 @@ def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
 
 def before_views(input: Node, dims: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
     """Returns the tensor before the order-keeping views that end in `input`, and the dimensions of
-    that tensor that `dims` cover: for x.view(n, -1) and dimension 1, all dimensions of x but the
-    first. Returns `input` and `dims` if `dims` are not the last ones, or a size is not known."""
+    that tensor whose elements are those along `dims` of `input`. For x.view(n, -1) and dimension 1,
+    these are all dimensions of x but the first. Returns `input` and `dims` themselves if `dims` are
+    not the last dimensions, or if a size is not known."""
     source = before_view_chain(input)
     shape, sizes = value(input).shape, value(source).shape
     row = known_count(value(input), dims)
@@ -119,8 +120,9 @@ def _sum_over_size(node: Any) -> Call | None:
 
 
 def base_of_square(call: Call) -> Node | None:
-    """Returns the tensor that a call squares: by square, by pow with exponent 2, or by a product
-    with itself; without abs, which a square does not need. None for another call."""
+    """Returns the tensor that a call squares, by square, by pow with exponent 2, or by a product
+    with itself; None for other calls. If that tensor is abs(x), the result is x, which has the same
+    square."""
     base = call.arguments.get("input")
     is_square = (
         call.kind == "square"
