@@ -23,13 +23,13 @@ constexpr int64_t size_of(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
-// Says where rows begin, in elements. Rows are evenly spaced or, for launchers with kReadsRuns,
-// form runs: the rows within a run are evenly spaced, and so are the runs, as in x[:, :-1] of a
-// three-dimensional x. A multiplication replaces the division that finds a row's run (Granlund and
-// Montgomery, 1994).
+// Says where rows begin, in elements. Rows are evenly spaced, or form runs: the rows within a run
+// are evenly spaced, and so are the runs, as in x[:, :-1] of a three-dimensional x. Only launchers
+// with kReadsRuns (cpu/launcher.h) accept runs. The run of a row is found by a multiplication in
+// place of a division (Granlund and Montgomery, 1994).
 struct RowSpacing {
-  int64_t stride;                      // from one row to the next in a run; 0 repeats one row
-  int64_t run_gap = 0;                 // added to `stride` from one run to the next
+  int64_t stride;       // from one row to the next in a run; 0 repeats one row
+  int64_t run_gap = 0;  // added to `stride` between the last row of a run and the first of the next
   uint32_t multiplier = 0, shift = 0;  // the run is row * multiplier >> 32 >> shift
 
   static constexpr int64_t kMaxRowsInRuns = int64_t{1} << 31;
@@ -305,9 +305,9 @@ struct Dropout {
 };
 
 // probabilities = softmax(scores) along each row, output = dropout(probabilities). A row without a
-// visible element (all are hidden, or -inf) becomes what the softmax makes of it or, with
-// zero_masked_rows, zeros. Columns outside a row's interval (Scores) are neither read nor computed,
-// unless they are in a tile or vector that also has a column inside.
+// visible element (all are hidden, or -inf) becomes zeros if zero_masked_rows is set; otherwise it
+// is computed like any other row. Columns outside a row's interval (Scores) are neither read nor
+// computed, unless they are in a tile or vector that also has a column inside.
 //
 // probabilities.data is null if the probabilities are not wanted. sink_probabilities is an array
 // with one value per row, of the dtype of RowValues, or null if it is not wanted. input and output

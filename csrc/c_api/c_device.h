@@ -37,7 +37,8 @@ class Device {
   // Sets `count` values to 0.
   void clear(float* values, int64_t count) const;
 
-  // These two convert element by element; rstd_to_variance() does so in place.
+  // These two functions convert, element by element, between variance + eps and rstd, which is 1 /
+  // sqrt(variance + eps). rstd_to_variance() does so in place.
   void rstd_to_variance(float* values, int64_t count) const;
   void variance_to_rstd(const float* variances, float* rstd, int64_t count) const;
 

@@ -1,4 +1,5 @@
-// The CUDA emulator in tests/simt compiles this file as C++, with its own cuda_runtime_api.h.
+// Implements c_memory_cuda.h. The CUDA emulator in tests/simt compiles this file as C++, with its
+// own cuda_runtime_api.h.
 #include "c_api/c_memory_cuda.h"
 
 #include <cuda_runtime_api.h>

@@ -10,7 +10,7 @@
 #pragma GCC visibility push(default)
 namespace fusedops::c_api::gpu {
 
-// These work in the order of the stream, so that no call waits for the device.
+// These functions work in the order of the stream, so that no call waits for the device.
 int allocate(void** memory, int64_t bytes, void* stream);
 int release(void* memory, void* stream);
 int clear(float* values, int64_t count, void* stream);

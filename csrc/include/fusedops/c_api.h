@@ -1,4 +1,4 @@
-/* Attention's softmax and LayerNorm on plain arrays in C, without C++, Python or torch.
+/* Declares attention's softmax and LayerNorm on plain arrays in C, without C++, Python or torch.
  *
  * Two libraries export these functions. libfusedops_c works on host memory; its streams are NULL,
  * and a call returns when the results are complete. libfusedops_c_cuda works on memory of the
@@ -10,8 +10,9 @@
  * fails has written nothing, except that results are undefined after FUSEDOPS_OUT_OF_MEMORY and
  * FUSEDOPS_DEVICE_ERROR.
  *
- * A row always has the same bits: in any batch, with any number of threads, and in every call. CPU
- * threads are OpenMP's (OMP_NUM_THREADS). Several threads may call these functions at once.
+ * The results of a row always have the same bits: in any batch, with any number of threads, and in
+ * every call. CPU threads are OpenMP's (OMP_NUM_THREADS). Several threads may call these functions
+ * at once.
  *
  * Names, shapes and the order of arguments are those of LightSeq's launchers (Wang et al., 2021),
  * https://github.com/bytedance/lightseq.
@@ -38,7 +39,7 @@ typedef enum fusedops_status {
   FUSEDOPS_DEVICE_ERROR = 7 /* an error of CUDA */
 } fusedops_status;
 
-/* The version, such as "1.2.3". */
+/* Returns the version, such as "1.2.3". */
 FUSEDOPS_API const char* fusedops_version(void);
 
 /* Returns a description of a status code, in words. */
@@ -48,7 +49,8 @@ FUSEDOPS_API const char* fusedops_status_string(fusedops_status status);
  * wanted. "" if no call has failed. The string is valid until the thread's next failed call. */
 FUSEDOPS_API const char* fusedops_last_error(void);
 
-/* Attention's probabilities, in place: inp = softmax(inp + attn_mask) over the last dimension.
+/* Computes attention's probabilities in place: inp = softmax(inp + attn_mask) over the last
+ * dimension.
  *
  * inp: [batch_size, nhead, from_len, to_len]
  * attn_mask: [batch_size, to_len], added to every row of a batch entry (0 where a key is visible,
@@ -60,14 +62,14 @@ FUSEDOPS_API fusedops_status fusedops_attn_softmax(
     float* inp, const float* attn_mask, int batch_size, int nhead, int from_len, int to_len,
     bool mask_future, void* stream);
 
-/* Gradient of fusedops_attn_softmax, in place:
+/* Computes the gradient of fusedops_attn_softmax, in place:
  * out_grad = soft_inp * (out_grad - sum(out_grad * soft_inp)).
  *
  * out_grad, soft_inp: [rows, softmax_len]; soft_inp is the result of fusedops_attn_softmax. */
 FUSEDOPS_API fusedops_status fusedops_attn_softmax_bw(
     float* out_grad, const float* soft_inp, int rows, int softmax_len, void* stream);
 
-/* ln_res = (inp - mean) / sqrt(variance + eps) * scale + bias, row by row.
+/* Computes ln_res = (inp - mean) / sqrt(variance + eps) * scale + bias, row by row.
  *
  * ln_res, inp: [batch_size, hidden_dim], hidden_dim at least 1
  * vars, means: [batch_size], written for the gradient: variance + eps, and the mean
@@ -77,9 +79,9 @@ FUSEDOPS_API fusedops_status fusedops_layernorm(
     float* ln_res, float* vars, float* means, const float* inp, const float* scale,
     const float* bias, int batch_size, int hidden_dim, float eps, void* stream);
 
-/* Gradients of fusedops_layernorm. With x = (inp - means) / sqrt(vars) and g = out_grad * gamma,
- * row by row inp_grad = (g - (sum(g) + x * sum(g * x)) / hidden_dim) / sqrt(vars), and over the
- * rows gamma_grad = sum(out_grad * x), betta_grad = sum(out_grad).
+/* Computes the gradients of fusedops_layernorm. With x = (inp - means) / sqrt(vars) and
+ * g = out_grad * gamma, row by row inp_grad = (g - (sum(g) + x * sum(g * x)) / hidden_dim) /
+ * sqrt(vars), and over the rows gamma_grad = sum(out_grad * x), betta_grad = sum(out_grad).
  *
  * inp_grad, out_grad, inp: [batch_size, hidden_dim]; inp_grad is NULL if it is not wanted
  * gamma_grad, betta_grad, gamma: [hidden_dim]; a gradient is NULL if it is not wanted
@@ -89,8 +91,9 @@ FUSEDOPS_API fusedops_status fusedops_layernorm_bw(
     const float* gamma, const float* vars, const float* means, int batch_size, int hidden_dim,
     void* stream);
 
-/* The same functions with the names and arguments of existing bindings. eps is 1e-8, betta is not
- * read, and both streams must be the same. */
+/* These functions do the same as those above. They have the names and arguments that existing
+ * bindings call (docs/c_interface.md). eps is 1e-8, betta is not read, and both streams must be the
+ * same. */
 FUSEDOPS_API fusedops_status launch_attn_softmax(
     float* inp, const float* attn_mask, int batch_size, int nhead, int from_len, int to_len,
     bool mask_future, void* stream);
