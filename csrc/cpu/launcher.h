@@ -1,5 +1,5 @@
-// Launches CPU kernels over rows, in parallel. Nothing here needs torch, except for one of the
-// implementations of threads/parallel.h.
+// Launches CPU kernels over rows, in parallel. Launches do not need torch, unless their library
+// links the implementation of threads/parallel.h that uses torch's threads.
 #pragma once
 
 #include "args.h"

@@ -7,7 +7,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// The sums of this many columns stay in L1 while all rows are added to them.
+// The sums of this many columns (8 KiB, or 16 KiB of doubles) stay in L1 while all rows are added
+// to them.
 constexpr int64_t kColumnsInCache = 2048;
 
 template <class In>
@@ -19,7 +20,7 @@ FUSEDOPS_INLINE void add_row(const In* row, Compute<In>* sums, int64_t cols) {
   });
 }
 
-// Join the upper and lower 16 bits of floats, and split floats into the two.
+// join() makes floats of their upper and lower 16 bits, and split() cuts floats into the two.
 inline void join(const uint16_t* upper, const uint16_t* lower, int64_t count, float* joined) {
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t bits = uint32_t{upper[i]} << 16 | lower[i];

@@ -1,5 +1,6 @@
-// Computes the backward of a cross entropy over rows. The gradient may overwrite the logits: the
-// logit of the class is read before, and its column is written last.
+// Computes the backward of a cross entropy over rows. The gradient may overwrite the logits,
+// because the class's logit is read before any gradient is written. The gradient of the class's
+// column is written last, over what the loop over all columns has put there.
 #pragma once
 
 #include "cpu/cross_entropy/logits.h"
@@ -9,9 +10,10 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Holds the numbers of each row of a batch. The gradient in a column is factor * exp(logit - lse) -
-// smoothing, where exponentials up to exp(lowest) count as 0. With a soft cap it is multiplied by
-// the cap's derivative. In the column of the class the gradient is `of_class`.
+// Holds numbers of up to kBatchRows rows, which are called a batch. The gradient in a column is
+// factor * exp(logit - lse) - smoothing, where exponentials up to exp(lowest) count as 0. With a
+// soft cap it is multiplied by the cap's derivative. In the column of the class the gradient is
+// `of_class`.
 struct alignas(kVectorBytes) GradientBatch {
   RowValue grad_loss, grad_lse, loss, lse, lse_error;
   RowValue base;  // of the class's logit (LogitsOf)
@@ -21,8 +23,8 @@ struct alignas(kVectorBytes) GradientBatch {
     return grad_loss[index] != 0 || grad_lse[index] != 0;
   }
 
-  // Reads the class and the numbers of row `row`, and puts these at `index`. Returns the column of
-  // the class, or -1.
+  // Reads the class and the numbers of row `row`, and stores the numbers at `index`. Returns the
+  // column of the class, or -1.
   template <class C>
   FUSEDOPS_INLINE int64_t read_row(const CrossEntropyBackward& args, int64_t row, int index) {
     const auto read = [=](const void* values) FUSEDOPS_LAMBDA {
@@ -38,9 +40,10 @@ struct alignas(kVectorBytes) GradientBatch {
   }
 };
 
-// `lowest` is above log(smallest normal number / factor) by this much, so that no product of an
-// exponential and the factor is denormal, nor, with a soft cap, that product times 1 - tanh^2,
-// which is 0 or at least half a unit in the last place of 1.
+// GradientBatch's `lowest` is log(smallest normal number / factor) plus this number, so that no
+// product of an exponential and the factor is denormal; 1e-4 allows for rounding. With a soft cap,
+// the product is also multiplied by 1 - tanh^2. That is 0 or at least 2^-24 (2^-53 for doubles),
+// and 17 and 37 exceed 24 and 53 times log(2).
 template <class C, bool kCapped>
 constexpr double kAboveLowest = 1e-4 + (kCapped ? (sizeof(C) == sizeof(double) ? 37 : 17) : 0);
 
@@ -55,16 +58,17 @@ FUSEDOPS_NOINLINE void compute_factors(
   const auto grad_lse = Load<Vec<double>>(batch.grad_lse);
   const auto lse = Load<Vec<double>>(batch.lse), error = Load<Vec<double>>(batch.lse_error);
   const auto base = Load<Vec<double>>(batch.base);
-  // The exponentials are exp(logit - lse); the factor to_row takes lse_error into account.
+  // The exponentials are exp(logit - lse), so the factor `to_row` = exp(-lse_error) completes them.
   const Vec<double> to_row = exp_above<double, 0>(ExpDouble::kLowestNormal, -error, unused);
   const Vec<double> factor = (grad + grad_lse) * scale * to_row;
-  // The logarithm takes normal numbers alone; a row without a gradient has a factor of 0.
+  // log_of() accepts only normal numbers, and the factor of a row without a gradient is 0.
   const Vec<double> normal = Max(magnitude(factor), Set(0x1p-1022));
   const Vec<double> lowest = kLowest - log_of(normal) + kAboveLowest<C, kCapped>;
   const Vec<double> nll = (lse - base * double(logits.outer)) + error;
   const Vec<double> p = exp_above<double, 0>(ExpDouble::kLowestNormal, -nll, unused);
   const Vec<double> log_p = e == 0 ? -Load<Vec<double>>(batch.loss) : -nll;
-  // one_minus_exp() takes no number below kLowestNormal; exp(-40) rounds to 0 beside 1 already.
+  // one_minus_exp() accepts no number below kLowestNormal. -40 stands for all numbers below it,
+  // because 1 - exp(-40) already rounds to 1.
   const Vec<double> missing = one_minus_exp<double>(log_p < -40.0 ? Set(-40.0) : log_p);
   const Vec<double> slope = kCapped ? scale * (1.0 - base * base) : Set(scale);
   Store(batch.factor, factor);
@@ -73,14 +77,14 @@ FUSEDOPS_NOINLINE void compute_factors(
   Store(batch.of_class, (grad * ((e - each) - missing) + grad_lse * p) * slope);
 }
 
-// Writes the gradient of row `index` of a batch in `cols` columns, as if none were that of the
-// class.
+// Writes the gradient of row `index` of a batch in `cols` columns, as if the class were in none of
+// them.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void write_gradient(
     In* result, const In* input, AnyLogits logits, const GradientBatch& batch, int index,
     int64_t cols) {
   using C = Compute<In>;
-  // A NaN becomes one that store_numbers() can store.
+  // Any NaN is replaced by kNaN, whose lower 16 bits are 0, as store_numbers() requires.
   const auto value = [&](const RowValue& values) FUSEDOPS_LAMBDA {
     return values[index] == values[index] ? C(values[index]) : C(kNaN);
   };

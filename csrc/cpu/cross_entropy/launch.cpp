@@ -14,12 +14,12 @@ void launch_long(const CpuKernels& kernels, const CrossEntropyForward& args) {
         kernels.long_cross_entropy(args, row, cols, static_cast<LogitSums*>(partials));
       },
       [&](int64_t row, RowRange cols, const void* partials, void*) {
-        if (cols.begin != 0) return;  // one thread writes the loss of a row
+        if (cols.begin != 0) return;  // only the call with column 0 writes the row's loss
         kernels.write_long_cross_entropy(args, row, static_cast<const LogitSums*>(partials));
       });
 }
 
-// Columns of a gradient do not wait for each other, so threads share the segments of all rows.
+// The columns of a gradient do not depend on each other, so threads share the segments of all rows.
 void launch_long(const CpuKernels& kernels, const CrossEntropyBackward& args) {
   const int64_t segments = row_segments(args.cols);
   const auto body = [&](RowRange range, void*) {

@@ -61,7 +61,8 @@ inline RowClass class_of(const Targets& targets, int64_t row, int64_t cols) {
   return {is_col ? value : -1, is_ignored};
 }
 
-// Numbers with one value per row are computed for as many rows at once as a vector has doubles.
+// A batch is as many rows as a vector has doubles: what is one number for each row, such as its
+// lse, is computed for a batch at once.
 constexpr int kBatchRows = kLanes<double>;
 using RowValue = double[kBatchRows];
 

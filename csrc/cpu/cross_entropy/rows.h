@@ -2,12 +2,14 @@
 //
 // A row is read once, because its maximum is not searched first. The shift, which is subtracted
 // from the logits before their exponential, is the maximum of the first columns. If the sum of a
-// segment overflows nevertheless, the segment is computed again with its own maximum. Exponentials
-// of logits far below the shift count as 0, as they do far below a maximum.
+// segment (kRowSegment columns) overflows nevertheless, the segment is computed again with its own
+// maximum. Exponentials of logits far below the shift count as 0, as they would far below the
+// maximum.
 //
 // The logit of the class is kept out of the sum, so that the loss of a confident row, log1p(sum of
-// the others / exp(logit)), has all digits. In segments of more than kMaxComparedCols columns, only
-// the pair of tiles with the class, and the columns after the last pair, are checked for it.
+// the others / exp(logit)), has all digits. The class's column is looked for in every tile of a
+// segment of up to kMaxComparedCols columns. In longer segments it is looked for only in the pair
+// of tiles that contains it, and in the columns after the last pair.
 #pragma once
 
 #include "cpu/cross_entropy/logits.h"
@@ -27,7 +29,7 @@ template <class In>
 struct Segment {
   const In* input;
   int64_t cols, class_col;
-  bool wants_total;  // the sum of the logits
+  bool wants_total;  // whether the sum of the logits is computed
 };
 
 // Returns the maximum of the logits that are not NaN, or -inf if there are none.
@@ -69,9 +71,9 @@ struct ExpOfLogits {
 };
 
 // Computes exp(logit - shift()) as 2^(in_base_2 - 0.5), where in_base_2 = log2(e) * logit -
-// subtrahend. log2(e) * outer is rounded to a float, which acts as if all logits were (1 + error)
-// times as large. Logits near the maximum thus grow by about error * near, and shift() is smaller
-// by as much.
+// subtrahend. The 0.5 is that of exp2_or_infinity() (exp_sum.h). log2(e) * outer is rounded to a
+// float, which acts as if all logits were (1 + error) times as large. Logits near the maximum thus
+// grow by about error * near, so shift() is smaller by that number.
 template <class C, class AnyLogits>
 struct Exp2OfLogits : ExpOfLogits<C, AnyLogits> {
   AnyLogits times_log2e;
@@ -121,8 +123,8 @@ struct TileSums {
 // that depends on the class costs more.
 constexpr int64_t kMaxComparedCols = 256;
 
-// Adds up a segment. The order of operations depends on the number of columns alone. The
-// differences are 0 unless the total is wanted.
+// Adds up a segment, and returns the sums of each lane. The order of operations depends on the
+// number of columns alone. The sums of differences are 0 unless the segment wants the total.
 template <class In, class Exponential, class C = Compute<In>>
 FUSEDOPS_NOINLINE LaneSums sums_of_lanes(const Segment<In>& segment, const Exponential& of_logits) {
   constexpr int64_t kPair = 2 * kTile<In>;
@@ -152,9 +154,10 @@ FUSEDOPS_NOINLINE LaneSums sums_of_lanes(const Segment<In>& segment, const Expon
     sums.differences = sums.differences + filled<In>(d, part, C(0));
     return sums;
   };
-  // The pairs of tiles before `end` are added without a comparison, and the pair at `end` with one.
-  // `end` is first the pair with the class, if there is one, and then the end of all pairs. If all
-  // pairs are compared, `end` is each of them in turn.
+  // The loop adds the pairs of tiles before `end` without a comparison with the class, and then the
+  // pair at `end` with one. `end` is first the start of the pair that contains the class, and then
+  // pairs_end; without a class in a pair it is pairs_end at once. If all pairs are compared, `end`
+  // is the start of each pair in turn.
   const int64_t pairs_end = segment.cols / kPair * kPair;
   const bool compares_all = segment.cols <= kMaxComparedCols;
   const bool has_class = 0 <= segment.class_col && segment.class_col < pairs_end;
@@ -202,7 +205,8 @@ sums_of(const LaneSums& lanes, double shift, C near, int64_t cols, bool wants_to
   return sums;
 }
 
-// Adds up the exponentials of a row's segments: as powers of 2 where that is as precise.
+// Adds up the exponentials of a row's segments: with Exp2OfLogits where it is as precise as
+// ExpOfLogits, and otherwise with the latter.
 template <class C, class AnyLogits>
 class RowExponentials {
  public:
@@ -231,10 +235,12 @@ class RowExponentials {
   bool in_base_2_;
 };
 
-// Whether a sum of exponentials is a number: none has overflowed, and none is that of +inf or NaN.
+// Whether a sum of exponentials is finite. It is not if an exponential has overflowed, or if a
+// logit is +inf or NaN.
 FUSEDOPS_INLINE bool is_usable(double sum) { return sum >= 0 && sum < kInfinity<double>; }
 
-// Returns the sums of a segment that has a logit of +inf or NaN, or overflows with the row's shift.
+// Returns the sums of a segment that has a logit of +inf or NaN, or whose sum overflows with the
+// row's shift.
 template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogits logits) {
   const C max = max_of_logits(segment.input, segment.cols, logits);
@@ -256,7 +262,7 @@ FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogi
 // Returns the sums over two segments together, with the larger shift, to which both are converted.
 FUSEDOPS_INLINE LogitSums combined(LogitSums a, LogitSums b) {
   const double total = a.total + b.total;
-  if (a.shift == b.shift) return {a.shift, a.sum + b.sum, total};  // nearly all segments
+  if (a.shift == b.shift) return {a.shift, a.sum + b.sum, total};  // the usual case
   const double shift = a.shift < b.shift ? b.shift : a.shift;
   const double sum =
       a.sum * exp_difference(a.shift, shift) + b.sum * exp_difference(b.shift, shift);
@@ -357,7 +363,7 @@ struct RowBatch {
   bool is_read[kBatchRows];
   int count;
 
-  // Also sets the class, and the class's logit, of each row of `batch`.
+  // The constructor also sets the class, and the class's logit, of each row of `batch`.
   template <class AnyLogits>
   FUSEDOPS_INLINE RowBatch(
       const CrossEntropyForward& args, RowRange range, AnyLogits logits, LossBatch& batch)
@@ -380,11 +386,10 @@ FUSEDOPS_NOINLINE void add_lanes(const Vec<double> (&lanes)[kBatchRows], RowValu
   sums_over_lanes<double>(lanes, sums);
 }
 
-// Sets `sums` for a batch of rows that have a single segment each: the sum of exp(logit - shift)
-// without the class, and the total of the logits, from their differences from `near`, which is the
-// shift or close to it. A row whose sum of exponentials is not usable is computed by
-// sums_of_special_segment(). Each step runs for all rows before the next step, so that the rows'
-// latencies overlap.
+// Sets `sums` for a batch of rows that have a single segment each. The total of a row's logits
+// follows from the sum of their differences from `near`, which is the shift or close to it. A row
+// whose sum of exponentials is not usable is computed by sums_of_special_segment(). Each step runs
+// for all rows before the next step, so that the rows' latencies overlap.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits, LossBatch& sums) {
   using C = Compute<In>;

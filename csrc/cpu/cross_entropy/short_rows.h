@@ -11,8 +11,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Rows of up to this many columns gain from groups, in the forward and in the backward. Each of the
-// forward's two accumulators adds at most 64 values.
+// Rows of up to this many columns are faster in groups, in the forward and in the backward. Each of
+// the forward's two accumulators then adds at most 64 values, which limits its rounding error.
 constexpr int64_t kMaxLossGroupCols = 128, kMaxGradientGroupCols = 32;
 
 // Holds a value of each row of a group.
@@ -57,7 +57,8 @@ FUSEDOPS_INLINE void store_sum(double* to, Tile<C> even, Tile<C> odd) {
   for (int64_t i = 0; i < kWideVectors<C>; ++i) Store(to + i * kLanes<double>, vector_of(sum, i));
 }
 
-// Adds up each row. The shift is the row's maximum, or 0 if that is infinite.
+// Computes the shift and the two sums of each row of a group. The shift is the row's maximum, or 0
+// if the maximum is infinite.
 template <class C, class AnyLogits>
 FUSEDOPS_NOINLINE void sum_group(
     const Tile<C>* bases, int64_t cols, Tile<C> class_cols, AnyLogits logits,
@@ -157,7 +158,7 @@ FUSEDOPS_NOINLINE void compute_group(
     const Tile<C> base = group[col];
     Tile<C> d = base * logits.outer - lse;
     for (int half = 0; half < 2; ++half) {
-      d.v[half] = d.v[half] <= lowest.v[half] ? Set(-kInfinity<C>) : d.v[half];  // NaN stays
+      d.v[half] = d.v[half] <= lowest.v[half] ? Set(-kInfinity<C>) : d.v[half];  // a NaN stays
     }
     Tile<C> grad = logits.times_slope(exp_or_zero<In>(d) * factor - smoothing, base);
     for (int half = 0; half < 2; ++half) {
