@@ -11,8 +11,8 @@ namespace fusedops {
 // no such set. libfusedops_kernels exports this function.
 __attribute__((visibility("default"))) const CpuKernels& cpu_kernels();
 
-// Whether the kernels for AVX-512 may use the instructions of AVX512_BF16. It is set before they
-// run. Results have the same bits with and without.
+// Whether the kernels for AVX-512 may use the instructions of AVX512_BF16. The variable is set
+// before any kernel runs. Results have the same bits with these instructions and without.
 __attribute__((visibility("hidden"))) extern bool has_avx512_bf16;
 
 }  // namespace fusedops

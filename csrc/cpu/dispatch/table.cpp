@@ -11,7 +11,7 @@ namespace fusedops::FUSEDOPS_CPU_ISA {
 #include "cpu/dispatch/kernels.def"
 #undef KERNEL
 
-// Constant-initialized, so that no instruction set's code runs before the set is chosen.
+// The table is constant-initialized, so that no instruction set's code runs before a set is chosen.
 constexpr CpuKernels kernels = {
     FUSEDOPS_CPU_ISA_NAME,
 #define KERNEL(name, parameters) name,

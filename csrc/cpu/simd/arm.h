@@ -2,9 +2,9 @@
 // with the instructions for bfloat16 on processors that have them. No other file of cpu/ contains
 // ARM's intrinsics.
 //
-// NEON has no masked loads. Stream() is an ordinary store, because STNP, the non-temporal one, is
-// only a hint: the cores detect by themselves that whole cache lines are written, and do not read
-// those.
+// NEON has no masked loads. Stream() is an ordinary store. ARM's non-temporal store, STNP, would
+// gain nothing: it is only a hint, and the cores detect by themselves that whole cache lines are
+// written, and then do not read them.
 #pragma once
 
 #include <arm_neon.h>
@@ -42,9 +42,10 @@ FUSEDOPS_INLINE V Opaque(V value) {
 
 // --- arithmetic ---------------------------------------------------------------------------------
 
-// These two functions take one instruction, where the language's ?: takes two. They treat NaN
-// differently: the maximum of a NaN and a number is the number, and a minimum with a NaN is NaN. No
-// caller depends on this, because a NaN in a row also reaches the row's results in other ways.
+// These two functions take one instruction, where the language's ?: takes two. For NaN their
+// results differ from those of ?: and of each other: the maximum of a NaN and a number is the
+// number, and a minimum with a NaN is NaN. No caller depends on this, because a NaN in a row also
+// reaches the row's results in other ways.
 FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
   return (Vec<float>)vmaxnmq_f32((float32x4_t)a, (float32x4_t)b);
 }
@@ -54,8 +55,8 @@ FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
 using portable::Max;
 using portable::Min;
 constexpr bool kHasMulAdd = true;
-// These functions fuse the product in every loop. The compiler would do so only where no branch
-// lies between product and sum, and a row's bits would depend on the loop that computes it.
+// MulAdd() and MulSub() fuse the product in every loop. The compiler would do so only where no
+// branch lies between product and sum, and a row's bits would depend on the loop that computes it.
 FUSEDOPS_INLINE Vec<float> MulAdd(Vec<float> a, Vec<float> b, Vec<float> c) {
   return (Vec<float>)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
@@ -96,7 +97,7 @@ FUSEDOPS_INLINE V IfThenElseZero(NotTrue<L> mask, V yes) {
 
 // --- conversion ---------------------------------------------------------------------------------
 
-// Round lanes to bfloat16, in the lower half of the result.
+// These functions round lanes to bfloat16, in the lower half of the result.
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 FUSEDOPS_INLINE uint16x8_t RoundToBFloat16(Vec<float> value) {
   return (uint16x8_t)vcvtq_low_bf16_f32((float32x4_t)value);
@@ -105,7 +106,7 @@ FUSEDOPS_INLINE uint16x8_t RoundNumberToBFloat16(Vec<float> value) {
   return RoundToBFloat16(value);
 }
 #else
-// Returns -1 in lanes whose upper 16 bits are odd.
+// Returns -1 in lanes whose upper 16 bits are an odd number, and 0 in the others.
 FUSEDOPS_INLINE uint32x4_t is_odd(Vec<float> value) {
   return vtstq_u32((uint32x4_t)value, vdupq_n_u32(0x10000));
 }

@@ -1,4 +1,4 @@
-// exp of a vector of values <= 0, as precise as the type in which the result is stored.
+// Computes exp of a vector of values <= 0, as precisely as the type in which the result is stored.
 //
 // With x = n ln2 + r and |r| <= ln2 / 2, exp(r) is a polynomial that is exactly 1 at 0, and is then
 // scaled by 2^n. The polynomials are minimax fits of (exp(r) - 1) / r, highest power first.
@@ -75,7 +75,8 @@ struct ExpFor<double> {
   using type = ExpDouble;
 };
 
-// exp(x) * 2^kExpScaleBits is either 0 or a normal number.
+// This is the scale of "scaled" exponentials (see above): for any x whose exponential does not
+// round to 0, exp(x) * 2^kExpScaleBits is a normal number.
 template <class C>
 constexpr int kExpScaleBits = 32;
 template <>
@@ -83,7 +84,8 @@ constexpr int kExpScaleBits<double> = 64;
 template <class C>
 constexpr C kExpScale = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
 
-// Replaces the lanes outside of a mask by 0, unless MulByPow2() is an instruction, which does so.
+// Replaces the lanes outside of a mask by 0. If MulByPow2() is an instruction, which sets these
+// lanes to 0 itself, nothing is done here.
 template <class M, class V>
 FUSEDOPS_INLINE V zero_outside(M mask, V x) {
   if constexpr (kHasMulByPow2) {
@@ -144,8 +146,8 @@ FUSEDOPS_INLINE Tile<C> scaled_exp(Tile<C> x) {
   return scaled_exp<Stored>(x, unused);
 }
 
-// Returns exp(x), and 0 where it would be denormal: for sums that contain an exponential of 1,
-// beside which a denormal does not count.
+// Returns exp(x), and 0 where exp(x) would be denormal. It is meant for sums that contain an
+// exponential of 1, beside which denormal numbers do not count.
 template <class Stored, class C = Compute<Stored>>
 FUSEDOPS_INLINE Tile<C> exp_or_zero(Tile<C> x) {
   Vec<C> unused = {};
@@ -155,7 +157,7 @@ FUSEDOPS_INLINE Tile<C> exp_or_zero(Tile<C> x) {
   return x;
 }
 
-// Returns exp(x), denormals included. Nothing is denormal before the last multiplication.
+// Returns exp(x), denormals included. No value is denormal before the last multiplication.
 template <class Stored, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_nonpositive(Vec<C> x) {
   Vec<C> unused = {};

@@ -12,7 +12,7 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Half of the smallest positive number that Stored represents: values up to this round to 0.
+// Values up to this one round to 0: it is half of the smallest positive number of type Stored.
 template <class Stored>
 constexpr double kVanishes = 0x1p-150;
 template <>
@@ -62,7 +62,8 @@ struct Divisor {
   }
 
  private:
-  // From this scale on, all bits of the scale fit into normal floats.
+  // From this scale on, all 53 bits of the scale fit into two normal floats (2^-73 * 2^-53 =
+  // 2^-126).
   static constexpr double kAllBitsFit = 0x1p-73, kAlmostLeast = kLeastFloat * 1.0001;
 
   // Returns `least` for a scale below kAllBitsFit: 0 if all results round to 0 (exponentials are at
@@ -130,7 +131,7 @@ FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
   return wide + promoted(demoted(large));
 }
 
-// Multiplies scaled exponentials by `scale` / kExpScale.
+// Divides in steps, without FMA: multiplies scaled exponentials by `scale` / kExpScale.
 template <class Out, bool kFuses>
 struct InSteps {
   Wide<float> scale;
@@ -147,10 +148,11 @@ struct InSteps {
   }
 };
 
-// With FMA, floats that are multiplied by powers of 2 take the place of doubles, which saves most
-// of the time: both factors are 2^48 times as large, and products 2^96 times. Added to
-// kLeastProduct, 2^96 times the smallest normal number, a product is rounded as a denormal number
-// is, and the bits of the sum minus those of kLeastProduct are the bits of the denormal number.
+// Divides in steps, with FMA: floats that are multiplied by powers of 2 take the place of doubles,
+// which saves most of the time. Both factors are 2^48 times as large, and products 2^96 times.
+// kLeastProduct is 2^96 times the smallest normal number. A product that is added to it is rounded
+// as a denormal number would be, and the bits of the sum minus those of kLeastProduct are the bits
+// of that denormal number.
 template <class Out>
 struct InSteps<Out, true> {
   Vec<float> high, low;
@@ -166,7 +168,7 @@ struct InSteps<Out, true> {
   }
 
   FUSEDOPS_INLINE Vec<float> operator()(Vec<float> e) const {
-    // 2^48 and 2^96 times kLeastFloat.
+    // These are 2^48 and 2^96 times kLeastFloat.
     constexpr float kLeastFactor = 0x1p-78f, kLeastProduct = 0x1p-30f;
     Vec<float> x = e * (0x1p48f / kExpScale<float>);
     x = x < kLeastFactor ? (x + kLeastFactor) - kLeastFactor : x;
@@ -190,7 +192,8 @@ struct InSteps<Out, true> {
 // denormal. If any is, the vector is computed unscaled.
 FUSEDOPS_INLINE Vec<double> divided_in_steps(Vec<double> e, Vec<double> factor, Vec<double> sum) {
   constexpr double kOntoMultiples = 0x1p-958;  // adding it rounds to a multiple of 2^(64 - 1074)
-  // 2^64 times the smallest normal number, and 2^64 times the largest number that rounds to 0.
+  // These are 2^64 times the smallest normal number, and 2^64 times the largest number that rounds
+  // to 0.
   constexpr double kScaledLeast = 0x1p-958, kScaledVanishes = 0x1p-1011;
   const Vec<double> plain_sum = sum * (1 / kExpScale<double>);
   e = e < kScaledLeast ? (e + kOntoMultiples) - kOntoMultiples : e;

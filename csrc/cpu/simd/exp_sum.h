@@ -1,6 +1,6 @@
-// exp for sums: where only the sum of the exponentials is wanted, a shorter polynomial than exp.h's
-// is precise enough for floats. Unlike in exp.h, x may be positive. If an exponential overflows,
-// the sum is infinite or NaN, for which the caller checks.
+// Computes exponentials of which only the sum is wanted. For floats, a shorter polynomial than that
+// of exp.h is precise enough for this. Unlike in exp.h, x may be positive. If an exponential
+// overflows, the sum is infinite or NaN, for which the caller checks.
 #pragma once
 
 #include "cpu/simd/exp.h"

@@ -8,7 +8,8 @@ namespace {
 
 // --- conversion ---------------------------------------------------------------------------------
 
-// Convert the even and the odd lanes of a vector of bfloat16, and convert both back.
+// PromoteEven() and PromoteOdd() convert the even and the odd lanes of a vector of bfloat16, and
+// DemoteEvenOdd() converts both back.
 FUSEDOPS_INLINE Vec<float> PromoteEven(VecU32 pairs) { return (Vec<float>)(pairs << 16); }
 FUSEDOPS_INLINE Vec<float> PromoteOdd(VecU32 pairs) { return (Vec<float>)(pairs & 0xffff0000u); }
 template <bool kNormal = false>
@@ -95,8 +96,8 @@ FUSEDOPS_INLINE Tile<Compute<T>> rounded(Tile<Compute<T>> tile) {
   }
 }
 
-// Where to prefetch to: L1 for data that is read next, L2 for data that would evict from L1 what is
-// still needed.
+// Says where to prefetch to: into L1 if the data is read next, and into L2 if it would evict from
+// L1 what is still needed.
 enum class Cache { kL2 = 2, kL1 = 3 };
 
 // Prefetches a tile. An address past the end of an array does no harm.
@@ -110,13 +111,15 @@ FUSEDOPS_INLINE void prefetch_tile(const T* from) {
 
 // --- parts of a tile ----------------------------------------------------------------------------
 
-// Say which columns of a tile are in the row: all or, at the end of the row, the first `count`.
+// These types say which columns of a tile are in the row: all or, at the end of the row, the first
+// `count`.
 struct Full {};
 struct Tail {
   int count;
 };
 
-// Load and store those columns of a tile that are in the row. The others are loaded as 0.
+// These functions load and store those columns of a tile that are in the row. load() sets the
+// others to 0.
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> load(const T* from, Full) {
   return load(from);
@@ -222,7 +225,7 @@ FUSEDOPS_INLINE Mask<C> load_bools(const Bool* from, Tail part) {
   return load_bools<T>(bools, Full{});
 }
 
-// Loads bools as bits.
+// Loads bools as bits, in the column order of a tile of T.
 template <class T>
 FUSEDOPS_INLINE TileBits bits_of(const Bool* from, Full) {
   return {kEvenOdd<T> ? BitsOfBytePairs(from) : BitsOfBytes<kTile<T>>(from)};

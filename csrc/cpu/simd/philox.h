@@ -81,7 +81,8 @@ template <class T>
 void drop_columns(DropoutRow dropout, double* values, int64_t begin, int64_t cols) {
   for (int64_t col = 0; col < cols; col += kTile<float>) {
     const Tile<float> kept = dropout.kept<T>(begin + col);
-    // Values past the last column were never written, and tiles of them alone are skipped.
+    // Values past the last column were never written, and tiles that hold only such values are
+    // skipped.
     for (int half = 0; half < 2 && col + half * kTile<double> < cols; ++half) {
       double* to = values + col + half * kTile<double>;
       const Wide<float> wide = promoted(kept.v[half]);

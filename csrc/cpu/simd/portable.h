@@ -48,7 +48,7 @@ FUSEDOPS_INLINE bool AnyTrue(L lanes) {
   return all != 0;
 }
 
-// Compare lanes for AnyTrue(): x < high, and 0 < x < high.
+// These functions compare lanes for AnyTrue(): x < high, and 0 < x < high.
 template <class V, class High>
 FUSEDOPS_INLINE auto LessThan(V x, High high) {
   return x < high;
@@ -167,7 +167,8 @@ FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
   return __builtin_convertvector((magnitude >= 0x47800000u ? special : finite) | sign, VecU16);
 }
 
-// Convert the lower and the upper half of the lanes to double, and both halves back.
+// These functions convert the lower and the upper half of the lanes to double, and both halves
+// back.
 FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
   Vec<double> result;
   for (int i = 0; i < kLanes<double>; ++i) result[i] = value[i];
@@ -187,8 +188,8 @@ FUSEDOPS_INLINE Vec<float> Demote2(Vec<double> lower, Vec<double> upper) {
   return result;
 }
 
-// Load and convert: floats to doubles, bytes to integers, and pairs of bytes to integers, whose low
-// byte is the first of the pair.
+// These functions load and convert: floats to doubles, bytes to integers, and pairs of bytes to
+// integers whose low byte is the first of the pair.
 FUSEDOPS_INLINE Vec<double> PromoteFloats(const float* from) {
   Vec<double> result;
   for (int i = 0; i < kLanes<double>; ++i) result[i] = from[i];
@@ -247,7 +248,7 @@ FUSEDOPS_INLINE uint64_t LoadTwoWords(const char* from, int bytes) {
   const uint64_t last = Load<Word>(from + bytes - sizeof(Word));
   return Load<Word>(from) | last << 8 * (bytes - sizeof(Word));
 }
-// Read and write the first `bytes` bytes of a block: an even number from 2 to 14.
+// These functions read and write the first `bytes` bytes of a block: an even number from 2 to 14.
 FUSEDOPS_INLINE Block LoadBlockN(const void* memory, int bytes) {
   const char* from = static_cast<const char*>(memory);
   if (bytes < 4) return Block{Load<uint16_t>(from)};

@@ -1,4 +1,4 @@
-// Reductions over the lanes of vectors. The order of their operations is the same for every row.
+// Combines the lanes of vectors into one value. The order of operations is the same for every row.
 #pragma once
 
 #include "cpu/simd/rows.h"
@@ -19,8 +19,9 @@ struct Maximum {
   }
 };
 
-// Combines the lanes as a tree, upper half with lower half. Width is a template argument, because
-// with a variable GCC would build the shuffle indices lane by lane: 40 instructions per step.
+// Combines the lanes as a tree: in each step the upper half with the lower half. Width is a
+// template argument, because with a variable GCC would build the shuffle indices lane by lane, in
+// 40 instructions per step.
 template <class C, int Width = kLanes<C> / 2, class Combine>
 FUSEDOPS_INLINE C ReduceLanes(Vec<C> value, Combine combine) {
   if constexpr (Width == 0) {
@@ -69,10 +70,10 @@ FUSEDOPS_INLINE Vec<double> lanes_of_sum(Accumulators<Tile<C>> sums, int64_t col
   return first + second;
 }
 
-// Sets lane i of v[0] to the combination of the lanes of v[i], for all i, in nearly the time that
-// one takes. Other vectors are overwritten. Each step combines the lower half of each vector's
-// lanes with the upper half, and puts the results of two vectors side by side. Every result has the
-// order of ReduceLanes(), whatever the other vectors hold.
+// Sets lane i of v[0] to the combination of the lanes of v[i], for all i, in nearly the time of a
+// single reduction. Other vectors are overwritten. Each step combines the lower half of each
+// vector's lanes with the upper half, and puts the results of two vectors side by side. Every
+// result has the order of ReduceLanes(), whatever the other vectors hold.
 template <class C, int Width, int kStep, int kCount, class Combine>
 FUSEDOPS_INLINE void fold_lanes(Vec<C> (&v)[kCount], Combine combine) {
   constexpr int L = kLanes<C>;

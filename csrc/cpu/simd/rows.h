@@ -1,4 +1,4 @@
-// Rows of a tensor, and loops over their tiles.
+// Finds the rows of a tensor, and loops over their tiles.
 #pragma once
 
 #include "cpu/simd/load_store.h"
@@ -25,8 +25,8 @@ FUSEDOPS_INLINE bool are_even(const AnyRows& rows, int64_t first, int64_t count)
   return spacing.offset(first + count - 1) - spacing.offset(first) == (count - 1) * spacing.stride;
 }
 
-// Read tiles of a row: from memory, permuted into the column order of a tile of Order, or from
-// scratch memory, as they are.
+// These structs read tiles of a row: FromMemory from memory, permuted into the column order of a
+// tile of Order, and FromScratch from scratch memory, as they are.
 template <class T, class Order = T>
 struct FromMemory {
   const T* row;
@@ -44,7 +44,8 @@ struct FromScratch {
   }
 };
 
-// Call body(part), or body(first, count), for consecutive parts of at most `each` rows or columns.
+// These functions call body(part), or body(first, count), for consecutive parts of at most `each`
+// (kEach) rows or columns.
 template <class Body>
 FUSEDOPS_INLINE void for_parts(RowRange range, int64_t each, Body body) {
   for (int64_t begin = range.begin; begin < range.end; begin += each) {

@@ -81,7 +81,7 @@ FUSEDOPS_INLINE void unpack(Vec<float> word, int half, Tile<float>* columns, con
   columns[1].v[half] = PromoteHalf(__builtin_convertvector((VecU32)word >> 16, VecU16));
 }
 
-// Joins what unpack() splits.
+// Undoes unpack(): returns the words from half `half` of the columns' tiles.
 template <class C>
 FUSEDOPS_INLINE Vec<C> pack(const Tile<C>* columns, int half, const C*) {
   return columns[0].v[half];

@@ -1,4 +1,4 @@
-// tanh of a vector, as precise as the type in which it is computed.
+// Computes tanh of a vector, as precisely as the type of the vector's lanes.
 //
 // With d = 1 - exp(-2 |x|), tanh |x| = d / (2 - d). With -2 |x| = n ln2 + r, d is computed as
 // (1 - 2^n) - 2^n (exp(r) - 1), where the polynomials of exp.h give exp(r) - 1. Small numbers keep
@@ -48,7 +48,7 @@ FUSEDOPS_INLINE Vec<C> tanh_of(Vec<C> x) {
   constexpr C kLimit = kIsDouble ? 20 : 10;  // from here on tanh rounds to 1
   const Bits sign = (Bits)x & kSign;
   const auto magnitude = (Vec<C>)((Bits)x ^ sign);
-  const Vec<C> y = (magnitude > kLimit ? Set(kLimit) : magnitude) * C(-2);  // NaN stays
+  const Vec<C> y = (magnitude > kLimit ? Set(kLimit) : magnitude) * C(-2);  // a NaN stays
   const Vec<C> d = one_minus_exp<C>(y);
   return (Vec<C>)((Bits)(d / (C(2) - d)) | sign);
 }

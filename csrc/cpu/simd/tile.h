@@ -1,4 +1,4 @@
-// Tiles: the columns that one step of a kernel computes.
+// Defines tiles. A tile holds the columns that one step of a kernel computes.
 #pragma once
 
 #include "cpu/simd/processor.h"

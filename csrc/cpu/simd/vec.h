@@ -1,4 +1,4 @@
-// Element types and the vectors of an instruction set.
+// Defines element types, and the vectors of an instruction set.
 //
 // Kernels (what a dispatch.cpp includes) are compiled once per instruction set (dispatch/isa.h),
 // each time in a namespace of its own. At run time they call no templates of the C++ standard
@@ -33,7 +33,7 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-constexpr int kVectorBytes = FUSEDOPS_VECTOR_BYTES;  // CMakeLists.txt
+constexpr int kVectorBytes = FUSEDOPS_VECTOR_BYTES;  // cpu/CMakeLists.txt sets it
 
 struct BFloat16 {
   uint16_t bits;

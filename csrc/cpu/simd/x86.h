@@ -152,7 +152,7 @@ FUSEDOPS_INLINE Vec<double> MulByPow2(__mmask8 mask, Vec<double> value, Vec<doub
   return (Vec<double>)_mm512_maskz_scalef_pd(mask, (__m512d)value, (__m512d)n);
 }
 
-// This takes four instructions; GCC makes six of the portable function.
+// The function takes four instructions, where GCC makes six of the portable one.
 FUSEDOPS_INLINE VecU32 RoundToBFloat16(Vec<float> value) {
   const __m512i bits = (__m512i)value;
   const __mmask16 number = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_ORD_Q);
@@ -264,8 +264,8 @@ FUSEDOPS_INLINE void LoadN(Bool (&to)[kVectorBytes], const Bool* from, int64_t c
   _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(mask, from));
 }
 
-// Load and store with a mask bit for each column, which takes one shift. With a bit for each byte,
-// of which there are up to 128, each load would take branches.
+// These functions load and store with a mask bit for each column, which one shift computes. A mask
+// with a bit for each byte would have up to 128 bits, and each load would take branches.
 template <class T>
 FUSEDOPS_INLINE void LoadN(T (&to)[kTile<T>], const T* from, int count) {
   const uint32_t mask = (1u << count) - 1;
@@ -383,8 +383,8 @@ template <class L>
 FUSEDOPS_INLINE bool AnyTrue(L lanes) {
   return _mm_movemask_epi8((__m128i)lanes) != 0;
 }
-// Inlined into every loop, these 20 instructions each would make the library of kernels larger by a
-// twentieth.
+// These functions take 20 instructions each. Inlined into every loop, they would make the library
+// of kernels larger by a twentieth.
 FUSEDOPS_NOINLINE Vec<float> PromoteHalf(VecU16 bits) { return portable::PromoteHalf(bits); }
 FUSEDOPS_NOINLINE VecU16 DemoteHalf(Vec<float> value) { return portable::DemoteHalf(value); }
 using portable::PromoteBytePairs;

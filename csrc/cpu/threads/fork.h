@@ -7,7 +7,7 @@ namespace fusedops {
 // Records that this process uses threads. parallel_for() calls it before it shares work among them.
 void threads_are_used();
 
-// Whether this process was forked from one that had used threads: it then works on one thread.
+// Whether this process was forked from one that had used threads. If so, it works on one thread.
 bool threads_are_lost();
 
 }  // namespace fusedops

@@ -41,7 +41,7 @@ void count_this_thread() { thread_local const User user; }
 void wait(Exit& exit) {
   const std::chrono::milliseconds turn(1);
   ++exit.waiting;
-  bool ends = false;  // once true, stays true: an interpreter that is gone gives no valid answer
+  bool ends = false;  // once true, stays true, because an ended interpreter must not be asked
   while ((ends = ends || exit.is_finalizing()) || Clock::now() < exit.deadline) {
     std::this_thread::sleep_for(turn);
   }
@@ -74,7 +74,7 @@ extern "C" __attribute__((visibility("default"))) void fusedops_interpreter_exit
 }
 
 // Returns the number of threads, except the main one, that have called ops, have not ended and do
-// not wait. To be called after fusedops_interpreter_exits(), which counts the main thread.
+// not wait. It must be called after fusedops_interpreter_exits(), which counts the main thread.
 extern "C" __attribute__((visibility("default"))) int fusedops_threads_under_way() {
   const fusedops::Exit& exit = fusedops::program_exit();
   return exit.users - exit.waiting - 1;

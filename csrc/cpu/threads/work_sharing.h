@@ -98,8 +98,8 @@ void for_rows(int64_t rows, int64_t cols, int64_t scratch_bytes, Body body) {
   for_range(rows, grain, Scratch(scratch_bytes), body);
 }
 
-// Calls body(columns, scratch) for whole segments of long rows, on as many threads as pay if body
-// computes the columns of `rows` rows.
+// Calls body(columns, scratch) for ranges of whole segments of long rows. body computes the columns
+// of `rows` rows, so the number of threads grows with cols * rows.
 template <class Body>
 void for_columns(int64_t cols, int64_t rows, const Scratch& scratch, Body body) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / kRowSegment / rows);
