@@ -1,11 +1,12 @@
-// Masked softmax of rows on the CPU: forward with and without dropout, and backward.
+// Computes the masked softmax of rows on the CPU: forward with and without dropout, and backward.
 //
-// Forward: with AVX-512, short_rows.h computes most short rows; here, scores that take at most one
-// operand, a mask or a bias, are computed twice: for the maximum of a chunk and for its
-// exponentials. All other scores, and those of doubles and of mixed dtypes, take several loops, one
-// for the first operand or the soft cap and one for each further operand, each of which writes the
-// scores of a chunk to scratch memory in the L1 cache. The exponentials are in scratch memory in
-// either case, and from there on all rows are alike.
+// Forward, with AVX-512: short_rows.h computes most short rows. In other rows, scores with at most
+// one operand, a mask or a bias, are computed twice: for the maximum of a chunk (kSoftmaxChunk
+// columns) and for its exponentials. All other scores, those of doubles and of mixed dtypes, and
+// all scores without AVX-512, take several loops over a chunk, each of which writes the chunk's
+// scores to scratch memory in the L1 cache: one loop for the first operand or the soft cap, and one
+// for each further operand. The exponentials are in scratch memory in either case, and from there
+// on all rows are alike.
 //
 // Columns outside the row's interval, and those that a bool mask hides at the end of the row (and
 // at its start, if the mask is converted to bits), are skipped where their result is 0. Chunks and
@@ -33,7 +34,7 @@ struct VisibleColumns {
   bool all;        // whether all columns in it are visible
 };
 
-// Whether the first `cols` bools are all true. The loop reads all of them: one that ends at the
+// Whether the first `cols` bools are all true. The loop reads all of them: a loop that ended at the
 // first false bool would end elsewhere in each row and cost a mispredicted branch.
 inline bool are_all_true(const Bool* bools, int64_t cols) {
   constexpr uint64_t kTrue = 0x0101010101010101;
@@ -152,7 +153,7 @@ class OperandRows {
   }
 
   const Scores& scores_;
-  int64_t bias_ = 0, mask_ = 0, start_ = 0, end_ = 0, sinks_ = 0;  // elements
+  int64_t bias_ = 0, mask_ = 0, start_ = 0, end_ = 0, sinks_ = 0;  // offsets in elements
   int64_t query_, index_[kMaxRowDims] = {};
   const Bool* last_mask_ = nullptr;
   RowRange last_ = {};
@@ -164,8 +165,9 @@ void splat(const void* value, void* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) static_cast<T*>(to)[i] = *static_cast<const T*>(value);
 }
 
-// Returns the values of an operand for one row, or null if `row` is null. If all columns have one
-// value, it is written to `repeated` `cols` times, for a chunk of columns, and that is returned.
+// Returns the values of an operand for one row, or null if `row` is null. If the operand has the
+// same value in all columns, the value is written `cols` times, enough for a chunk, to `repeated`,
+// which is returned.
 inline const void* values_of(
     const Operand& operand, const void* row, void* repeated, int64_t cols) {
   if (row == nullptr || operand.col_stride != 0) return row;
@@ -177,7 +179,8 @@ inline const void* values_of(
   return repeated;
 }
 
-// Calls body(pointer to the row's values from column `begin` on). It points to the operand's type.
+// Calls body(pointer to the row's values from column `begin` on). The pointer has the operand's
+// type.
 template <class In, class Body>
 FUSEDOPS_INLINE auto with_values(
     const Operand& operand, const void* values, int64_t begin, Body body) {
@@ -189,8 +192,8 @@ FUSEDOPS_INLINE auto with_values(
   return body(static_cast<const In*>(values) + at);
 }
 
-// Apply an operand to a tile of scores: none, a bool mask, which puts mask_value in place of the
-// scores that it hides, or a bias or mask that is added.
+// These functions apply an operand to a tile of scores: none, a bool mask, which puts mask_value in
+// place of the scores that it hides, or a bias or mask that is added.
 template <class In, class Part, class C = Compute<In>>
 FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, NoOperand, int64_t, Part, C) {
   return score;
@@ -259,7 +262,8 @@ constexpr RowRange columns_computed(RowRange visible, int64_t cols) {
 }
 
 // Computes the scores of a chunk, scale * input with one operand applied. Columns are counted from
-// the chunk's first one. A mask of bits is not applied; counted() returns it.
+// the chunk's first one. A bool mask that has been converted to bits is not applied to the scores:
+// counted() returns its bits, and the exponentials of the columns that it hides become 0.
 template <class In, class OperandValues>
 struct ChunkScores {
   using C = Compute<In>;
@@ -360,8 +364,9 @@ void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t
   }
 }
 
-// The columns of a row that are computed begin at a multiple of this number. fold_columns() adds
-// tiles to two accumulators in turn, so that each tile goes to the same accumulator as if the whole
+// fold_columns() adds tiles to two accumulators in turn. The columns of a row that are computed
+// begin at a multiple of this number, so that each tile goes to the same accumulator as if the
+// whole row were computed.
 // row were computed.
 constexpr int64_t kFoldedCols = 2 * kTile<float>;
 
@@ -666,8 +671,8 @@ FUSEDOPS_NOINLINE void compute_one_operand(MaskedRow<In>* rows, int64_t count, C
   }
 }
 
-// Whether every element is hidden or -inf. Called only if no score exceeds the mask value. The
-// row's exponentials in scratch memory become those for a mask value of -inf.
+// Whether every element of the row is hidden or -inf. It is called only if no score exceeds the
+// mask value. It leaves the exponentials for a mask value of -inf in scratch memory.
 template <class Out, class In>
 bool is_nothing_visible(MaskedRow<In> row) {
   compute_exponentials<Out>(&row, /*count=*/1, -kInfinity<Compute<In>>);
@@ -807,8 +812,9 @@ struct MaskedSoftmax {
   // Writes the results of a row whose exponentials are in scratch memory.
   FUSEDOPS_INLINE void finish(int64_t index, MaskedRow<In>& row) const {
     SoftmaxRow whole = row.whole();
-    // If no visible score exceeds the mask value, perhaps nothing is visible. The exponentials are
-    // computed for a mask value of -inf to find out, and again if something is.
+    // If no visible score exceeds the mask value, perhaps nothing is visible. To find out, the
+    // exponentials are computed for a mask value of -inf. If something is visible, they are
+    // computed again for the mask value itself.
     if (args.zero_masked_rows && whole.max <= mask_value()) {
       if (row.bits != nullptr ? whole.sum == 0 : is_nothing_visible<Out>(row)) {
         write_sink(index, /*probability=*/1);

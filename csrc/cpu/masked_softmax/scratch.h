@@ -30,7 +30,8 @@ constexpr int64_t masked_softmax_scratch_bytes(int64_t cols, DType dtype) {
   return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * row_bytes;
 }
 
-// With dropout, the backward pass keeps a row of gradients; without, it needs no scratch memory.
+// With dropout, the backward pass keeps a row of gradients. Without dropout it needs no scratch
+// memory.
 constexpr int64_t masked_softmax_backward_scratch_bytes(const MaskedSoftmaxBackward& args) {
   if (args.dropout.seed == nullptr) return 0;
   return padded_cols(args.cols) * compute_bytes(args.probabilities.dtype);

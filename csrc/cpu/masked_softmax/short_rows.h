@@ -1,6 +1,7 @@
-// Masked softmax of groups of short rows, whose scores have at most one operand. Every step is
-// computed for all rows of a group before the next step, and reductions over lanes are folded
-// together, as in softmax_row_group(). Results have the bits of rows.h.
+// Computes the masked softmax of groups of short rows, whose scores have at most one operand. A
+// group has as many rows as a vector has doubles. Every step is computed for all rows of a group
+// before the next step, and the rows' reductions over lanes are computed together, as in
+// softmax_row_group(). Results have the bits of rows.h.
 #pragma once
 
 #include "cpu/masked_softmax/rows.h"
@@ -8,8 +9,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Holds a row of a group. `seen` is the columns that its interval and its mask leave, and
-// `computed` those and some before them.
+// Holds a row of a group. `seen` is the columns that its interval and its mask leave visible.
+// `computed` begins at the multiple of kFoldedCols before them.
 template <class In, class Values>
 struct ShortRow {
   const In* input;
@@ -31,9 +32,9 @@ class ShortRows {
         scratch_(reinterpret_cast<C*>(memory)),
         mode_(mode) {}
 
-  // Computes the rows from `first` on. Returns false, and writes nothing, if hidden columns of a
-  // row count: the row sees none, the mask value does not make their probabilities 0, or it has a
-  // NaN.
+  // Computes the rows from `first` on. Returns false, and writes nothing, if hidden columns may
+  // affect a row's results: if the row has no visible column, if the mask value does not make the
+  // probabilities of its hidden columns 0, or if it has a NaN.
   FUSEDOPS_INLINE bool compute(int64_t first) {
     bool all_see = true;
     for (int r = 0; r < kRows; ++r, operands_.next()) all_see &= describe(first + r, rows_[r]);
@@ -62,7 +63,7 @@ class ShortRows {
 
   FUSEDOPS_INLINE C* saved(int row) const { return scratch_ + row * padded_cols(args_.cols); }
 
-  // Returns whether the row sees a column.
+  // Describes row `index`, and returns whether any of its columns is visible.
   FUSEDOPS_INLINE bool describe(int64_t index, ShortRow<In, Values>& row) {
     RowRange seen = operands_.interval(args_.cols);
     row.input = start_of<In>(args_.input, index);
@@ -85,7 +86,8 @@ class ShortRows {
     return {rows_[row].input, rows_[row].values, scale, C(args_.scores.mask_value)};
   }
 
-  // If nothing is added, the maximum of the input, times the scale, is that of the scores.
+  // If nothing is added to the scaled input, the maximum of the scores is that of the input, times
+  // the scale, which is positive (is_simple()).
   FUSEDOPS_INLINE void find_maxima(C (&max)[kRows]) const {
     constexpr bool kAdds = std::is_same_v<Values, const In*>;
     const C scale = C(args_.scores.scale);
@@ -142,14 +144,16 @@ FUSEDOPS_NOINLINE RowRange masked_softmax_groups_of(
   ShortRows<In, Values> groups(args, rows, static_cast<char*>(memory), mode);
   for (; rows.begin + groups.kRows <= rows.end; rows.begin += groups.kRows) {
     if (groups.compute(rows.begin)) continue;
-    // The bits of masks stay: rows.h uses their memory for operands with one value a row alone.
+    // The bits of masks stay valid: rows.h uses their memory only for operands that have one value
+    // for all columns of a row, and groups have no such operand.
     const RowRange group{rows.begin, rows.begin + groups.kRows};
     masked_softmax_rows<In, In>(args, group, memory, mode);
   }
   return rows;
 }
 
-// Whether the scores have at most one operand, and the softmax one result, without sinks.
+// Whether groups can compute the softmax: its scores have at most one operand, a positive scale and
+// no soft cap, it has no sinks and no dropout, and the output is its only result.
 inline bool is_simple(const MaskedSoftmaxForward& args) {
   const Scores& scores = args.scores;
   return (scores.bias.data == nullptr || scores.mask.data == nullptr) && scores.softcap == 0 &&

@@ -14,13 +14,14 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// A chunk is at most 16 KiB, and each lane of its sum adds at most 64 values.
+// A chunk is at most 16 KiB. Each lane of its sum adds at most 64 values, which limits its rounding
+// error.
 template <class C>
 constexpr int64_t kSoftmaxChunk = 256 * kLanes<C>;
 static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 
-// A backward does not prefetch rows of more bytes. At this size two rows, grad_output's and
-// output's, take a quarter of an L2 cache of 1 MiB.
+// A backward does not prefetch rows of more bytes than this. At this size two rows, grad_output's
+// and output's, take a quarter of an L2 cache of 1 MiB.
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
 
 // A backward computes rows of up to this many columns in groups, whose sums over lanes overlap. A
@@ -39,7 +40,7 @@ constexpr int64_t softmax_chunk_count(int64_t cols) {
 // that is not 0. The exponentials are scaled (exp.h), except in a log_softmax.
 template <class C>
 struct SoftmaxChunk {
-  Vec<C> least;  // of each lane
+  Vec<C> least;  // the smallest exponential of each lane
   C max;
   double sum;
 };
@@ -71,7 +72,8 @@ FUSEDOPS_INLINE ExpSum<C> no_exp_sum() {
   return {Broadcast(C(0)), Set(kInfinity<C>)};
 }
 
-// Returns the lanes of the sum of `cols` exponentials, and sets `least` to the smallest ones.
+// Returns the lanes of the sum of `cols` exponentials, and sets `least` to the smallest one of each
+// lane.
 template <class In, class C>
 FUSEDOPS_INLINE Vec<double> lanes_of_exp_sum(
     Accumulators<ExpSum<C>> sums, int64_t cols, Vec<C>& least) {
@@ -89,7 +91,8 @@ FUSEDOPS_INLINE Tile<C> load_logits(const In* input, int64_t col, Part part) {
   return filled<In>(load(input + col, part), part, -kInfinity<C>);
 }
 
-// Returns the maximum of the columns of each lane. A NaN is ignored; exp(NaN - max) brings it back.
+// Returns the maximum of the columns of each lane. A NaN is ignored here, but exp(NaN - max) is NaN
+// and makes the row's results NaN.
 template <class In, class C = Compute<In>>
 FUSEDOPS_INLINE Vec<C> lanes_of_max(const In* input, int64_t cols) {
   const auto lowest = Broadcast(-kInfinity<C>);
@@ -128,14 +131,15 @@ FUSEDOPS_INLINE void softmax_chunk(
     int64_t cols) {
   const C max = ReduceLanes<C>(lanes_of_max(input, cols), Maximum{});
   const auto sums = save_exponentials<Log, save>(input, next, written, saved, shift_of(max), cols);
-  // The fields are set one by one: a copy of the whole would wait for the store of each, which
-  // takes as long as 64 columns.
+  // The fields are set one by one. A copy of the whole struct would wait for the stores of its
+  // fields, which takes as long as 64 columns.
   chunk.max = max;
   chunk.sum = ReduceLanes<double>(lanes_of_exp_sum<In>(sums, cols, chunk.least), Add{});
 }
 
 // Before partial sums are added up, each is multiplied by exp(its own maximum - the largest one).
-// Below this difference every such product rounds to 0, and the exponential is not computed.
+// Below this difference every such product, as a number of type C, rounds to 0, and the exponential
+// is not computed.
 template <class C>
 constexpr double kLowestDifference = sizeof(C) == sizeof(double) ? ExpDouble::kLowest : -200;
 
@@ -159,13 +163,13 @@ struct SoftmaxRow {
 // Returns the row's maximum, and the sum of exp(input - maximum), scaled if the chunks' sums are.
 template <class C>
 FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count) {
-  if (count == 1) return {double(chunks->max), chunks->sum};  // nearly every row
+  if (count == 1) return {double(chunks->max), chunks->sum};  // nearly every row has one chunk
   C max = -kInfinity<C>;
   for (int64_t i = 0; i < count; ++i) max = Max(max, chunks[i].max);
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) {
     const double to_row = exp_difference(chunks[i].max, max);
-    // The product is fused as in spatial.h, so that both give the same bits.
+    // The product is fused as in spatial.h, so that both files give the same bits.
     sum = kFusesProducts ? __builtin_fma(chunks[i].sum, to_row, sum) : sum + chunks[i].sum * to_row;
   }
   return {double(max), sum};
@@ -187,9 +191,9 @@ FUSEDOPS_INLINE void softmax_chunks(
   }
 }
 
-// Return tiles of a row's exponentials exp(input - shift), where each chunk has a shift of its own.
-// They are loaded from scratch memory or from a row in memory, or computed again with the same
-// bits.
+// These structs return tiles of a row's exponentials exp(input - shift), where each chunk has a
+// shift of its own. The exponentials are loaded from scratch memory (InScratch) or from a row in
+// memory (InRow), or computed again with the same bits (Recomputed).
 template <class C>
 struct InScratch {
   const C* saved;
@@ -333,8 +337,8 @@ FUSEDOPS_INLINE void softmax_row_group(
   }
 }
 
-// Whether rows may be computed in groups. Vectors of 16 bytes would have groups of two rows, and
-// doubles are rare.
+// Whether rows may be computed in groups. Vectors of 16 bytes are excluded because their groups
+// would have only two rows, and doubles because they are rare.
 template <class In>
 constexpr bool kHasRowGroups = kVectorBytes > 16 && sizeof(In) < sizeof(double);
 
@@ -402,7 +406,8 @@ FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange co
   return ReduceLanes<double>(softmax_backward_lanes<Log>(row, cols), Add{});
 }
 
-// Returns the gradient of the input; V is a tile or a vector. `sum` is a number, or one per lane.
+// Returns the gradient of the input. V is a tile or a vector, and `sum` is one number, or one for
+// each lane.
 template <bool Log, class In, class V, class Sum>
 FUSEDOPS_INLINE V softmax_gradient(V grad, V output, Sum sum) {
   return Log ? grad - exp_nonpositive<In>(output) * sum : (grad - sum) * output;

@@ -5,7 +5,7 @@
 
 namespace fusedops {
 
-// No instruction set has softmax chunks (kSoftmaxChunk) of fewer columns.
+// Whatever the instruction set, a softmax chunk (kSoftmaxChunk) has no fewer columns than this.
 constexpr int64_t kShortestSoftmaxChunk = 512;
 
 // A SoftmaxChunk has at most this size: a vector of at most 64 bytes and two numbers, padded to the
@@ -21,7 +21,7 @@ constexpr int64_t softmax_row_bytes(int64_t cols, DType dtype) {
 }
 
 // A softmax computes rows of up to this many columns in groups (rows.h). The values of a group take
-// at most half of the L1 cache if they are floats.
+// at most 16 KiB if they are floats: half of an L1 cache of 32 KiB.
 constexpr int64_t kMaxSoftmaxGroupRows = 8, kMaxSoftmaxGroupCols = 512;
 
 // Scratch memory holds the values of a group, or a row with its chunks.

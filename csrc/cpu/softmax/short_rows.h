@@ -72,8 +72,8 @@ FUSEDOPS_NOINLINE void softmax_backward_group(Tile<C>* grad, const Tile<C>* outp
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// Whether rows of this length are faster with a row in each lane than in softmax_rows(). So are
-// rows of few columns, and 16-bit rows whose ends take a function call to load.
+// Whether rows of this length are faster with a row in each lane than in softmax_rows(). Rows of
+// few columns are, and so are 16-bit rows whose last columns take a function call to load.
 template <class In>
 constexpr bool forward_gains_from_groups(int64_t cols) {
   if constexpr (sizeof(In) > 2) return cols < 64;
@@ -160,7 +160,8 @@ RowRange short_softmax_backward_groups(const SoftmaxBackward& args, RowRange row
 // --- spatial softmax ----------------------------------------------------------------------------
 
 // Whether dim_size is small enough for the functions below rather than those of spatial.h. If inner
-// is large, each row lies on a page of its own, and spatial.h is faster from 17 rows on.
+// is large, each row of the matrix [dim_size, inner] lies on a memory page of its own, and
+// spatial.h is faster from 17 rows on.
 template <class Args>
 FUSEDOPS_INLINE bool are_short(const Args& args) {
   return args.dim_size <= 16 ||

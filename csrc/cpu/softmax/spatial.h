@@ -86,12 +86,12 @@ FUSEDOPS_INLINE Vec<double> promoted_vector(const Tile<double>& accumulator, int
   return accumulator.v[index];
 }
 
-// Adds up accumulators, each of which stands for a lane, in the order in which promoted_sum() and
-// sum_of() add the lanes. These two arrive at one vector of doubles, and sums[i] becomes what its
-// lane i holds: accumulator a = begin + i * kLaneAccumulators, plus those that were added to the
-// lane on the way. kDistance lists the steps from `a` to these, the step of the last addition
-// first; without distances, sums[i] is `a` alone. `index` chooses the columns, as in
-// promoted_vector().
+// Adds up accumulators, each of which stands for a lane of rows.h, in the order in which
+// promoted_sum() and sum_of() add those lanes. These two functions arrive at one vector of doubles,
+// and sums[i] becomes what lane i of that vector holds: accumulator a = begin + i *
+// kLaneAccumulators, plus the accumulators of the lanes that the two functions add to that lane.
+// kDistance lists how far these are from `a`, that of the last addition first. Without distances,
+// sums[i] is accumulator `a` alone. `index` chooses the columns, as in promoted_vector().
 template <class T, int64_t... kDistance>
 struct AccumulatorsAt {
   using C = Compute<T>;
@@ -125,7 +125,7 @@ struct AccumulatorDistances<T, float>
 template <class T>
 struct AccumulatorDistances<T, double> : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0)> {};
 
-// Returns the sum of the first four accumulators, for when all others are 0.
+// Returns the sum of the first four accumulators. It is used if all others are 0.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int index) {
   const auto at = [=](int64_t accumulator) {
@@ -135,7 +135,7 @@ FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int in
   return (at(0) + at(kNext)) + (at(3 - kNext) + at(3));
 }
 
-// Adds up all accumulators that are read, in the tree of sum_of().
+// Adds up all `count` accumulators, in the tree of sum_of().
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int index) {
   Vec<double> sums[kLanes<double>];
@@ -188,7 +188,7 @@ struct ColumnGroup {
           const auto value = of_tile(col, part);
           const int64_t accumulator = accumulator_of<T>(row - rows.begin, all);
           Tile<C>* tile = accumulators + accumulator * stride + col / kTile<T>;
-          if (accumulator == row - rows.begin) {  // the first row of each accumulator
+          if (accumulator == row - rows.begin) {  // these rows are the first in their accumulators
             for (int64_t r = row; r < row + count; ++r, tile += stride)
               *tile = Broadcast(C(0)) + value(r);
           } else {
@@ -273,7 +273,7 @@ struct SpatialScratch {
   using C = Compute<T>;
   Tile<C>* accumulators;
   ColumnPartials<C>* partials;
-  int64_t tiles;  // per chunk
+  int64_t tiles;  // the tiles of a chunk of rows
 
   SpatialScratch(void* memory, int64_t cols)
       : accumulators(static_cast<Tile<C>*>(memory)),
@@ -305,7 +305,7 @@ FUSEDOPS_NOINLINE void reduce_max(
         for (int64_t r = row; r < row + count; ++r) {
           const In* at = from + r * input.dim_stride + col;
           group.prefetch(at);
-          max = Max(max, load(at, part));  // ignores NaN; exp(NaN - max) brings it back
+          max = Max(max, load(at, part));  // ignores a NaN; exp(NaN - max) will be NaN
         }
         so_far = max;
       });
@@ -361,13 +361,13 @@ FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
   const auto rest = each(scale, promoted(high), [](auto all, auto high) {
     return kTwoParts<Out> ? all - high : Vec<double>{};
   });
-  // A result is the sum of an exponential's products with `high` and `rest`. The smaller product is
-  // that with last_term: the rest's magnitude or, if that is 0, the scale.
+  // A result is the sum of an exponential's products with `high` and `rest`. `last_term` gives the
+  // smaller product: it is the magnitude of `rest` or, if `rest` is 0, the scale.
   const auto last_term = each(scale, rest, [](auto all, auto rest) {
     return rest == 0 ? all : rest < 0 ? -rest : rest;
   });
   // Exponentials below `exact` give a denormal product (with FMA, a denormal result) and are
-  // divided in steps. If `last_term` itself is denormal, all exponentials are.
+  // divided in steps. If `last_term` itself is denormal, all exponentials are divided in steps.
   const auto exact = each(inverse, last_term, [](auto inverse, auto term) {
     return kLeastFloat * 1.0001 * (kFusesProducts ? inverse : 1.0 / term);
   });
