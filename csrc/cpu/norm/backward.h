@@ -42,8 +42,8 @@ constexpr bool kMayBeTiny = sizeof(Compute<T>) == sizeof(float);
 template <>
 constexpr bool kMayBeTiny<Half> = false;
 
-// Rows with a larger rstd than this may be tiny. A row of zeros is not taken for one: with
-// rms_norm's default eps for float32, its rstd is 2896.
+// Rows with a larger rstd than this may be tiny. A row of zeros has a smaller one, and is not
+// scaled: with rms_norm's default eps for float32, 2^-23, its rstd is 2896.
 template <class C>
 constexpr C kLargeRstd = C(0x1p12);
 
@@ -137,7 +137,7 @@ struct NormRows {
   int64_t first;
   const T* grad[kCount];
   const T* input[kCount];
-  int64_t grad_ahead, input_ahead;  // rows_ahead()
+  int64_t grad_ahead, input_ahead;  // to the rows to prefetch (rows_ahead())
   C factor = 1;                     // scales the row as it is read
   C mean[kCount], rstd[kCount];     // of the rows as they are read
   NormSlope<C> sums[kCount];
@@ -252,7 +252,7 @@ struct NormColumns {
 };
 
 // Computes each row's sums of grad * weight and grad * centered * weight in `sums`, and adds the
-// rows to those of the column sums grad_weight and grad_bias that kSums selects.
+// rows to the column sums that kSums selects, grad_weight and grad_bias.
 template <SumsOverRows kSums, bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void norm_sums(
     const NormRows<kCenters, T, kCount>& rows, ColumnValues<T> weight, C* grad_weight, C* grad_bias,
@@ -302,7 +302,7 @@ struct NormResults {
   const NormBackward& args;
   StoreMode mode;
   ColumnValues<T> weight;
-  C* scratch;  // one chunk
+  C* scratch;  // has room for one chunk
 
   // Writes the rows together, except where grad_branch is wanted or products would be lost.
   template <bool kCenters, int kCount>
@@ -388,7 +388,7 @@ struct NormResults {
   }
 };
 
-// Points to the sums of a partition, which are in the workspace.
+// Points to a partition's sums over rows (NormPartition in scratch.h), which are in the workspace.
 template <class C>
 struct PartitionSums {
   NormColumnSums all;
@@ -406,7 +406,8 @@ struct PartitionSums {
   }
 };
 
-// Whether any row may have to be scaled. Such rows are computed one by one.
+// Whether any row may have to be scaled because its values are tiny. Such rows are computed one by
+// one.
 template <class T>
 FUSEDOPS_INLINE bool any_tiny(const NormBackward& args, RowRange rows) {
   using C = Compute<T>;

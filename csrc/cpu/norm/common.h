@@ -95,7 +95,7 @@ ColumnValues<T> column_values(ConstColumns columns, C offset, C* copy, int64_t c
   return ColumnValues<T>::copied_to(copy);
 }
 
-// Returns the factors of the columns. Without a weight they are 1, and `copy` is filled with that.
+// Returns the factors of the columns. Without a weight they are 1, and `copy` is filled with ones.
 template <class T, class Args, class C = Compute<T>>
 ColumnValues<T> weight_values(const Args& args, C* copy) {
   if (args.weight.data != nullptr) {

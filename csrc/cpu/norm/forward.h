@@ -123,7 +123,7 @@ struct AddedRows {
     add<Branch>(r, begin, cols, FromMemory<Branch, T>{input}, C(1));
   }
 
-  // This is not inlined, so that the loop for an input of type T has all registers.
+  // The function is not inlined, so that the loop for an input of type T has all registers.
   template <class Branch>
   FUSEDOPS_NOINLINE void add_converted(int r, int64_t begin, int64_t cols) const {
     add_in_memory<Branch>(r, begin, cols);
@@ -166,13 +166,15 @@ struct OneRow {
 
 // --- sums ---------------------------------------------------------------------------------------
 
-// The root of the smallest normal number. Squares of smaller values are denormal or 0.
+// This is the square root of the smallest normal number: squares of smaller values are denormal or
+// 0.
 template <class C>
 constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
 
-// Read the tiles of a row that a pass sums. Unscaled leaves them unchanged. Scaled multiplies them
-// by a power of two: by a small one so that no finite value's square overflows, or by a large one
-// so that no significant square underflows. Squares of values below `tiny` are denormal or 0.
+// These structs read the tiles of a row that a pass sums. Unscaled leaves them unchanged. Scaled
+// multiplies them by a power of two: by a small one so that no finite value's square overflows, or
+// by a large one so that no significant square underflows. Squares of values below `tiny` are
+// denormal or 0.
 template <class T>
 struct Unscaled {
   static constexpr Compute<T> tiny = kTinyRoot<Compute<T>>;
@@ -282,7 +284,7 @@ struct ExtendedSum<false> {
     rest += (total - (sum - added)) + (more - added);
     total = sum;
   }
-  // Returns the sum, without the rest if that is NaN, as it is if the total is infinite.
+  // Returns the sum. It leaves out a rest that is NaN, which it is if the total is infinite.
   FUSEDOPS_INLINE long double value() const {
     return rest == rest ? static_cast<long double>(total) + rest : total;
   }

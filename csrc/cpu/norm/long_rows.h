@@ -10,7 +10,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Return the columns `cols` of one row, or of a weight or bias, as if there were no others.
+// These functions return the columns `cols` of one row, or of a weight or bias, as if there were no
+// others.
 template <class AnyRows>
 AnyRows columns_of(AnyRows rows, int64_t row, RowRange cols) {
   rows.data = moved(rows.data, rows.spacing.offset(row) + cols.begin, rows.dtype);
@@ -135,9 +136,9 @@ inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange c
   return segment_args;
 }
 
-// Returns a segment of a row as a row. `args` are those of the segment, except that mean and rstd
-// are arrays for all rows. If the row may be tiny ("tiny rows" in backward.h), the segment is
-// written, scaled, to `copy`, and read from there.
+// Returns a segment of a row as if it were a row of its own. `args` are those of the segment,
+// except that mean and rstd are arrays for all rows. If the row may be tiny ("tiny rows" in
+// backward.h), the segment is written, scaled, to `copy`, and read from there.
 template <bool kCenters, class T>
 NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row, void* copy) {
   NormRows<kCenters, T, 1> rows(args, /*first=*/0);

@@ -13,7 +13,8 @@ constexpr int64_t interleaved_rows(const NormForward& args) {
   return args.residual.data != nullptr && is_long ? 2 : kMaxInterleavedRows;
 }
 
-// The bytes of scratch memory for a chunk of a row (common.h), to which dropout is applied there.
+// A chunk of a row (kNormChunk in common.h) takes at most this many bytes of scratch memory.
+// Dropout is applied to it there.
 constexpr int64_t kNormChunkBytes = 8192;
 
 // Scratch memory holds weight, bias, a chunk of a row for dropout and, with a residual, the
@@ -61,6 +62,7 @@ constexpr int64_t kLongNormScratchBytes = 7 * kRowSegment * int64_t(sizeof(doubl
 // The inner dimension of a spatial norm is divided into segments of about 64 K elements each, which
 // are read from memory once and stay in the L2 cache. A segment has at most 512 columns, so that a
 // lane adds up few values for an element of grad_weight, about as many as in a partition of rows.
+// InnerSegments gets the `element_bytes` with which kElements elements fill its cache.
 template <class Args>
 constexpr InnerSegments norm_segments(const Args& args) {
   constexpr int64_t kElements = int64_t(1) << 16, kMaxCols = 512;
@@ -79,8 +81,8 @@ constexpr int64_t spatial_norm_scratch_bytes(int64_t dim_size) {
 // --- sums over rows -----------------------------------------------------------------------------
 
 // A backward divides its rows, or its segments of inner columns, into at most kMaxPartitions
-// partitions. The division depends on their number alone, so that sums over rows are added up in
-// the same order whatever the number of threads.
+// partitions. The division depends on the number of rows or segments alone, so that sums over rows
+// are added up in the same order whatever the number of threads.
 struct NormPartition {
   static constexpr int64_t kMaxPartitions = 64;
   int64_t size, size_each, count;

@@ -18,7 +18,7 @@ namespace {
 
 template <class T>
 constexpr bool kComputedInGroups = sizeof(Compute<T>) == sizeof(float);
-static_assert(kShortRowCols <= kNormChunk<float>);  // one sum in float for each lane
+static_assert(kShortRowCols <= kNormChunk<float>);  // so that a lane has a single sum in float
 
 // Returns how many lanes of a vector hold any of `cols` columns, counting both halves of a tile of
 // T: lane i counts if either half has a column there.
@@ -221,8 +221,9 @@ FUSEDOPS_NOINLINE void norm_group(
   normalize_group<kCenters, /*kRounds=*/false, T>(stats, weight, bias, args.cols, group);
 }
 
-// Whether groups are faster than interleaved rows. Norms without a mean gain least from them, as
-// their rows take one reduction. With a residual, groups take two more transpositions.
+// Whether groups are faster than interleaved rows. Norms without a mean gain least from groups,
+// because each of their rows takes only one reduction. With a residual, groups take two more
+// transpositions.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormForward& args) {
   constexpr int64_t kCols = kCenters || sizeof(T) == 2 ? kShortRowCols : kShortRowCols / 2;
@@ -420,8 +421,8 @@ struct NormBackwardGroups {
   }
 };
 
-// Whether groups are faster than interleaved rows in a backward. The two add up rows in different
-// orders, so the choice must not depend on which gradients are wanted.
+// Whether groups are faster than interleaved rows in a backward. Groups and interleaved rows add up
+// rows in different orders, so the choice must not depend on which gradients are wanted.
 template <class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormBackward& args) {
   // With dropout no rows are computed in groups, even if grad_branch is not wanted, so that the

@@ -280,7 +280,7 @@ class SpatialNormGradient {
 
  private:
   using C = Compute<T>;
-  // Describes the inner columns of a segment, in both tensors.
+  // Describes the inner columns of a segment, in grad_output and in the input.
   struct Strip {
     Segment<const T> grad, input;
     int64_t cols;
@@ -378,7 +378,7 @@ class SpatialNormGradient {
 
   // Replaces the sums of each column by the coefficients of NormSlope.
   FUSEDOPS_NOINLINE void compute_slopes(int64_t cols) const {
-    constexpr double kNoEps = 0;  // slopes of layer_norm and rms_norm do not depend on it
+    constexpr double kNoEps = 0;  // slopes of layer_norm and rms_norm do not depend on eps
     const NormFormula formula(args_.kind, args_.dim_size, kNoEps);
     for (int64_t col = 0; col < cols; col += kTile<T>) {
       NormGradColumn<C>& tile = column(col);
