@@ -6,8 +6,9 @@
 // also doubles; all threads of the scope get the same bits. Reductions use two arrays of shared
 // memory in turn, so that a single barrier inside each reduction is enough, and kernels need none
 // around it. In a cluster, blocks consist of whole warps.
-// Order: a butterfly over the lanes of each warp; then over the warps of the block, or of all
-// blocks of the cluster. The order depends on the numbers of threads and blocks alone.
+// Order: values are combined by a butterfly over the lanes of each warp, and then over the warps of
+// the block, or of all blocks of the cluster. The order depends on the numbers of threads and
+// blocks alone.
 #pragma once
 
 #include "cuda/block/reduce.h"
@@ -20,8 +21,8 @@ struct ColumnRange {
   int32_t start, cols;
 };
 
-// The scope of a block that has a row for each threadIdx.y. kThreads_ is the number of threads that
-// share a row if the plan fixes it, else 0.
+// Is the scope of a block that has a row for each threadIdx.y. kThreads_ is the number of threads
+// that share a row if the plan fixes it, else 0.
 template <int kThreads_>
 class RowInBlock {
  public:
@@ -62,8 +63,9 @@ class RowInBlock {
 };
 using OneBlock = RowInBlock<0>;
 
-// Send `value` to the block with that rank in the cluster, through device::store_cluster(). There
-// is an overload for each type that a cluster reduces.
+// These functions send `value` to the address of `local` in the block with that rank in the
+// cluster, through device::store_cluster(). There is an overload for each type that a cluster
+// reduces.
 FUSEDOPS_DEVICE void store_cluster(float* local, float value, uint64_t* barrier, uint32_t rank) {
   device::store_cluster(local, value, barrier, rank);
 }
@@ -72,10 +74,10 @@ FUSEDOPS_DEVICE void store_cluster(
   device::store_cluster(&local->first, value.first, value.second, barrier, rank);
 }
 
-// The scope of a row in a cluster. Each block has two mailboxes, which reductions use in turn. To
-// reduce, every warp sends its value to the current mailbox of each block, its own block included,
-// and combines the values in that of its own block. An mbarrier counts the bytes that arrive in a
-// mailbox.
+// Is the scope of a row in a cluster. Each block has two mailboxes: arrays in its shared memory
+// with a place for each warp of the cluster. Reductions use them in turn. To reduce, every warp
+// sends its value to the current mailbox of each block, its own block included, and combines the
+// values in that of its own block. An mbarrier counts the bytes that arrive in a mailbox.
 //
 // No block writes to a block that has exited: a block waits for every value of its last reduction,
 // after which nothing is sent to it. Nor does a value overwrite another that is still read, though

@@ -137,8 +137,9 @@ FUSEDOPS_DEVICE uint16_t load_streaming(const uint16_t* from) {
   return v;
 }
 
-// Store a vector in global memory by one instruction. The compiler would take apart some of the
-// stores behind a branch for the dtype of results, into one for each element.
+// These functions store a vector in global memory by one instruction. Otherwise the compiler would
+// split some of the stores that are behind a branch on the dtype of results, into one store for
+// each element.
 FUSEDOPS_DEVICE void store_vector(uint4* to, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)
@@ -172,7 +173,8 @@ FUSEDOPS_DEVICE T* dynamic_shared() {
 // ended and its results are there.
 FUSEDOPS_DEVICE void wait_for_launch_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Return the number of blocks in this cluster, and the rank of this block among them.
+// These functions return the number of blocks in this cluster, and the rank of this block among
+// them.
 FUSEDOPS_DEVICE uint32_t cluster_blocks() {
   uint32_t blocks;
   asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
@@ -212,7 +214,7 @@ FUSEDOPS_DEVICE void mbarrier_init(uint64_t* barrier) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives at the mbarrier; its phase ends once `bytes` bytes have come too.
+// Arrives at the mbarrier, whose phase ends once `bytes` bytes have come too.
 FUSEDOPS_DEVICE void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -237,9 +239,9 @@ FUSEDOPS_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-// Store `value`, or `first` and `second`, at the address of `local` in the block of that rank. The
-// bytes arrive some time later, and the mbarrier at the address of `barrier` in that block counts
-// them.
+// These functions store `value`, or `first` and `second`, at the address of `local` in the block of
+// that rank. The bytes arrive some time later, and the mbarrier at the address of `barrier` in that
+// block counts them.
 FUSEDOPS_DEVICE void store_cluster(float* local, float value, uint64_t* barrier, uint32_t rank) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
                    cluster_address(local, rank)),
@@ -319,7 +321,7 @@ inline Status query_capture(void* stream, bool& is_captured) {
   return error;
 }
 
-// What a kernel's code for one device allows.
+// Says what a kernel's code for one device allows.
 struct KernelLimits {
   bool has_clusters = false;
   int64_t dynamic_shared_bytes = 0;

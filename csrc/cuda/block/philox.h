@@ -1,10 +1,10 @@
-// Philox4x32-7, and dropout with it.
+// Computes Philox4x32-7, and dropout with it.
 //
 // Seven rounds of two multiplications turn a counter and a key into four random words ("Parallel
 // random numbers: as easy as 1, 2, 3", Salmon et al., SC 2011). Seven rounds are the fewest that
-// pass BigCrush in that paper; docs/numerics.md has our tests. There is no state: any thread,
-// forward or backward, can compute an element's word, which depends on its row, its column and the
-// seed.
+// pass BigCrush in that paper; docs/numerics.md lists the tests of dropout. There is no state: any
+// thread, forward or backward, can compute an element's word, which depends on its row, its column
+// and the seed.
 #pragma once
 
 #include "args.h"

@@ -1,8 +1,9 @@
-// Reductions over the lanes of a warp, then over the warps of a row. Every thread gets the result.
+// Reduces values over the lanes of a warp, then over the warps of a row. Every thread gets the
+// result.
 //
-// Order: a butterfly over lanes, then over warps. The order depends only on the number of threads
-// that share a row, so that a row has the same bits in any batch. All threads get the same bits,
-// since a + b = b + a.
+// Order: values are combined by a butterfly over lanes, then over warps. The order depends only on
+// the number of threads that share a row, so that a row has the same bits in any batch. All threads
+// get the same bits, since a + b = b + a.
 // Values: a scalar, or a Pair, whose two values share one barrier.
 // Contract: a block has at most 32 warps, and all of its threads must call row_reduce().
 #pragma once
@@ -33,8 +34,8 @@ FUSEDOPS_DEVICE Pair<T> shuffle_xor(Pair<T> value, int32_t lane_mask) {
       device::shuffle_xor(value.first, lane_mask), device::shuffle_xor(value.second, lane_mask)};
 }
 
-// maximum() ignores NaN. A row with a NaN becomes NaN all the same, because exp(NaN - max) brings
-// it into the sum.
+// maximum() ignores NaN. The results of a row with a NaN become NaN all the same, because exp(NaN -
+// max), which is NaN, is one of the terms of the sum.
 struct Max {
   template <class T>
   static FUSEDOPS_DEVICE T identity() {

@@ -1,4 +1,4 @@
-// The elements of a row that one thread holds in registers, as they were loaded.
+// A Tile is the elements of a row that one thread holds in registers, as they were loaded.
 //
 // Layout: vector i of thread t begins at column (i * blockDim.x + t) * kWidth, so that neighbouring
 // lanes read neighbouring vectors. blockDim.x threads share a row, and a block has blockDim.y rows.
@@ -61,9 +61,9 @@ FUSEDOPS_DEVICE void for_vectors(int32_t cols, F f) {
   }
 }
 
-// Return the address of a row. The kernels that hold rows in tiles read evenly spaced rows only.
-// Runs of rows (RowSpacing), which CPU kernels read, would cost each kernel 8 registers a thread,
-// and therefore a sixth of the bytes in flight.
+// These functions return the address of a row. The kernels that hold rows in tiles read evenly
+// spaced rows only. Runs of rows (RowSpacing), which CPU kernels read, would cost each kernel 8
+// registers a thread, and therefore a sixth of the bytes in flight.
 template <class T>
 FUSEDOPS_DEVICE const T* row_of(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + row * rows.spacing.stride;

@@ -1,4 +1,4 @@
-// Vectors of 1 to 32 bytes, and conversion between storage and accumulation types.
+// Defines vectors of 1 to 32 bytes, and converts between storage and accumulation types.
 //
 // Half and BFloat16 are storage types: every value is computed in float (double for double) and
 // rounded to nearest once, when it is stored. A vector of 32 bytes (eight floats beside 16-bit
@@ -69,8 +69,8 @@ FUSEDOPS_DEVICE To bit_cast(From from) {
   return to;
 }
 
-// Round two floats to 16 bits each, and return them in one register, `low` in its lower half. Each
-// conversion is one instruction on sm_80 and later.
+// These functions round two floats to 16 bits each, and return them in one register, `low` in its
+// lower half. Each conversion is one instruction on sm_80 and later.
 FUSEDOPS_DEVICE uint32_t packed(float low, float high, Half) {
   return bit_cast<uint32_t>(__floats2half2_rn(low, high));
 }
@@ -78,9 +78,9 @@ FUSEDOPS_DEVICE uint32_t packed(float low, float high, BFloat16) {
   return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
 }
 
-// Widen the low or the high one of two 16-bit elements in a register. A bfloat16 is the upper half
-// of a float, so that one instruction, a shift or a mask, widens it. To shift the high one down and
-// then convert it would take two.
+// These functions widen the low or the high one of two 16-bit elements in a register. A bfloat16 is
+// the upper half of a float, so that one instruction, a shift or a mask, widens it. To shift the
+// high one down and then convert it would take two.
 FUSEDOPS_DEVICE float widen_low(uint32_t pair, Half) {
   return widen(bit_cast<Half>(static_cast<uint16_t>(pair)));
 }
@@ -113,7 +113,7 @@ template <class T, int kWidth>
 struct Vec {
   static constexpr int kBytes = sizeof(T) * kWidth;
   static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  // The type of the widest access that moves the vector, as one word or several.
+  // Word is the type of the widest access that moves the vector, as one word or several.
   using Word = std::conditional_t<
       kBytes >= 16, uint4,
       std::conditional_t<

@@ -5,11 +5,12 @@
 
 namespace fusedops::cuda {
 
-// A thread has kColumnsEach columns, kColumnThreads apart, whose loads of a row are all in flight.
+// A thread has kColumnsEach columns, kColumnThreads apart. Its loads of a row are all in flight at
+// once.
 inline constexpr int kColumnThreads = 256, kColumnsEach = 8;
 
-// Load and store the sum of a column between launches. Beside a 16-bit input the sum is a float in
-// two halves (args.h), until the last launch rounds it.
+// These functions load and store the sum of a column between launches. Beside a 16-bit input the
+// sum is a float in two halves (ColumnSums in args.h), until the last launch rounds it.
 template <class T>
 FUSEDOPS_DEVICE AccumulatorOf<T> load_sum(const ColumnSums& args, int64_t col) {
   if (args.is_first) return 0;

@@ -17,8 +17,8 @@ inline constexpr DType kDTypeOf = std::is_same_v<T, double> ? DType::kFloat64
     : std::is_same_v<T, Half>                               ? DType::kFloat16
                                                             : DType::kBFloat16;
 
-// The types of kernels. The int64_t is the first row, column (column_sums) or inner segment
-// (StripKernel) of a launch. spatial_norm_channel_sums takes the number of partitions in its place.
+// These are the types of kernels. The int64_t is the first row, column (column_sums) or inner
+// segment (StripKernel) of a launch, or the number of partitions (spatial_norm_channel_sums).
 template <class Args>
 using Kernel = void (*)(Args);
 template <class Args>

@@ -33,9 +33,9 @@ inline constexpr int kLoopVectors = (kWidth > 1 ? 4 : 8) / kTensors;
 #define CONSTANT(name, value) inline constexpr int32_t name = value;
 #include "cuda/launch/plans.def"
 
-// The scope is what holds a row: the registers of one block, or of a cluster of blocks; a block for
-// each segment of the row; or one block that walks along the row. kSpatial: a block holds a strip
-// of columns.
+// The scope is what holds a row: the registers of one block (kRegisters) or of a cluster of blocks
+// (kCluster), a block for each segment of the row (kSegments), or one block that walks along the
+// row (kLooped). In spatial kernels a block holds a strip of columns (kSpatial).
 enum class Scope { kRegisters, kCluster, kSegments, kLooped, kSpatial };
 
 // A pass is a set of kernels that share plans. kMaskedForward, kMaskedBackward: the scores have at
@@ -56,14 +56,14 @@ enum class Pass {
   kSpatial,
 };
 
-// How a row is read. kWide16, kWide32: in 16-byte vectors of 16-bit elements or of floats.
+// Says how a row is read. kWide16, kWide32: in 16-byte vectors of 16-bit elements or of floats.
 // kUnaligned: in 4-byte vectors of 16-bit elements or, where rows are not aligned for those either,
 // in single elements. kSingle: in single elements. kDoubles: in single doubles, which are meant for
 // checks of gradients. 8-byte vectors would gain little, as all loads of a row are in flight at
 // once, and would need a third more kernels.
 enum class Vectors { kWide16, kWide32, kUnaligned, kSingle, kDoubles };
 
-// A line of plans.def: rows of up to max_cols columns have this plan.
+// Is a line of plans.def: rows of up to max_cols columns have this plan.
 struct ListedPlan {
   Pass pass;
   Vectors vectors;
@@ -89,7 +89,7 @@ inline constexpr ListedPlan kPlans[] = {
 #include "cuda/launch/plans.def"
 };
 
-// The plans of a pass, which stand side by side in a list.
+// Holds the plans of a pass, which stand side by side in a list.
 struct PlanRange {
   const ListedPlan* first;
   size_t count;
@@ -178,8 +178,9 @@ template <class T, int kWidth, int kElements>
 inline constexpr int32_t kClusterThreads =
     kElements > 32 || (!kIsWide<T, kWidth> && kElements > 16) ? 512 : kMaxThreads;
 
-// The second launch bound: the blocks of a multiprocessor that the compiler makes room for, or 0
-// where it may choose. For unaligned rows and doubles it would choose so many that registers spill.
+// This is the second launch bound: the blocks of a multiprocessor that the compiler makes room for,
+// or 0 where it may choose. For unaligned rows and doubles it would choose so many that registers
+// spill.
 template <class T, int kWidth>
 inline constexpr int32_t kLeastBlocks = kIsWide<T, kWidth> ? 0 : 1;
 
@@ -316,9 +317,10 @@ inline constexpr int kSpatialVectors = sizeof(T) == 8 ? 1 : kTileIndices;
 inline constexpr int32_t kStripIndices = 24;
 inline constexpr int64_t kReduceBytes = 8 << 10;  // the most shared memory beside the strip
 
-// The most threads of a spatial block. A segment is at least a sector (32 bytes) wide, and up to
-// kMaxSharedThreads threads share each column: that makes 2 * 128 threads with 16-byte vectors and
-// 4 * 128 with doubles. With narrower vectors, blocks are limited to kMaxThreads.
+// This is the most threads that a spatial block has. A segment is at least a sector (32 bytes)
+// wide, and up to kMaxSharedThreads threads share each column: that makes 2 * 128 threads with
+// 16-byte vectors and 4 * 128 with doubles. With narrower vectors, blocks are limited to
+// kMaxThreads.
 template <class T, int kWidth>
 inline constexpr int32_t kSpatialMaxThreads = kIsWide<T, kWidth> ? kSpatialThreads
     : sizeof(T) == 8                                             ? 512
@@ -332,9 +334,9 @@ struct SpatialPlan {
   int64_t shared_bytes;   // bytes of the strip in shared memory, if it is staged there; else 0
 };
 
-// How many threads share a column, and whether it is staged in shared memory. The number of threads
-// fixes the bits of a column's results; it depends on dim_size and on how many tensors a kernel
-// reads, and on nothing else.
+// Says how many threads share a column, and whether it is staged in shared memory. The number of
+// threads fixes the bits of a column's results; it depends on dim_size and on how many tensors a
+// kernel reads, and on nothing else.
 struct SpatialDims {
   int32_t threads;
   bool is_staged;
@@ -409,9 +411,10 @@ inline constexpr int64_t kMinPartitionRows = 4;
 // 32; tools/tune measures 132, one partition for each multiprocessor.
 inline constexpr int64_t kMaxPartitionRows = 64, kAccuratePartitions = 64;
 
-// Returns the number of partitions: the fewest whole waves that keep numerics_bounds.md's promise,
-// but not so many that a partition would have fewer rows than kMinPartitionRows, or than a block
-// holds. `most` partitions keep the promise for any number of rows.
+// Returns the number of partitions: the fewest whole waves that keep the bound of
+// numerics_bounds.md (above), but not so many that a partition would have fewer rows than
+// kMinPartitionRows, or than a block holds. `most` partitions keep the bound for any number of
+// rows.
 constexpr int64_t count_partitions(
     int64_t rows, int32_t block_rows, int64_t wave, int64_t most = kAccuratePartitions) {
   const int64_t least_rows = block_rows > kMinPartitionRows ? block_rows : kMinPartitionRows;
@@ -422,7 +425,7 @@ constexpr int64_t count_partitions(
   return useful < waves ? useful : waves;
 }
 
-// The plan of rows or, for Scope::kSegments, of their segments.
+// Is the plan of rows or, for Scope::kSegments, of their segments.
 struct NormBackwardPlan : RowPlan {
   Segments segments;   // segments of a row, of about equal length
   int64_t partitions;  // partitions of the rows, for sums of columns
