@@ -16,8 +16,9 @@
 
 namespace fusedops::cuda {
 
-// What the gradients of a row have in common. Except in the column of the class, the gradient of an
-// element is of_probability * p - smoothed, times the slope of the soft cap if there is one.
+// Holds what the gradients of a row's elements have in common. Except in the column of the class,
+// the gradient of an element is of_probability * p - smoothed, times the slope of the soft cap if
+// there is one.
 template <class T>
 struct RowGradients {
   using Acc = AccumulatorOf<T>;
@@ -92,8 +93,8 @@ FUSEDOPS_DEVICE double class_gradient(const CrossEntropyBackward& args, int64_t 
   return gradient * logits.scale * (1 - ratio) * (1 + ratio);
 }
 
-// The gradient in the column of a row's class, and its address, which is null in threads that do
-// not store it.
+// Holds the gradient in the column of a row's class, and its address, which is null in threads that
+// do not store it.
 template <class T>
 struct ClassGradient {
   T* to;

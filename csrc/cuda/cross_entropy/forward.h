@@ -24,8 +24,9 @@ FUSEDOPS_DEVICE Acc finite_shift(Acc largest) {
   return std::fabs(largest) == Acc(INFINITY) ? Acc(0) : largest;
 }
 
-// The sum of exponentials e^(x - largest) of some logits x, and `total`, the sum of their values
-// before LogitMap's factor, which label smoothing needs. Without any logits they are {0, 0, -inf}.
+// Holds the sum of exponentials e^(x - largest) of some logits x, and `total`, the sum of their
+// values before LogitMap's factor, which label smoothing needs. Without any logits they are {0, 0,
+// -inf}.
 template <class Acc>
 struct ClassSums {
   double sum, total;
@@ -40,8 +41,8 @@ struct ClassSums {
   }
 };
 
-// The sums of the elements of one thread. `largest` and `total` are of values, before LogitMap's
-// factor.
+// Holds the sums of one thread's elements. `largest` and `total` are the maximum and the sum of the
+// values before they are multiplied by LogitMap's factor.
 template <class T>
 struct ThreadSums {
   using Acc = AccumulatorOf<T>;

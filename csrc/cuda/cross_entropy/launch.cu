@@ -12,10 +12,10 @@ inline int32_t width_of(DType dtype) {
 }
 
 // Returns the shape of a block: x threads share a row of `cols` columns, and a block has y rows. x
-// is the least power of two whose tile holds the row or, from a line of 128 bytes of each vector
-// on, half of it, at most kClassThreads: a block's reductions and its rows' ends cost as much as a
-// tile. A row of more than one vector has at least two threads, which read neighbouring vectors of
-// a sector.
+// is a power of two, at most kClassThreads. Up to eight threads, whose vectors fill a line of 128
+// bytes, it is the least for which one tile holds the row. Beyond, it is the least for which two
+// tiles do, because a block's reductions and the ends of its rows cost as much as a tile. A row of
+// more than one vector has at least two threads, which read neighbouring vectors of a sector.
 inline dim3 class_threads(int64_t cols, int32_t width) {
   const int32_t elements = width *
       (width > 1 ? kLoopVectors</*kWidth=*/2, /*kTensors=*/1>

@@ -1,4 +1,5 @@
-// What both passes of a cross entropy need: the class of a row, and the logits of its elements.
+// Contains what both passes of a cross entropy need: the class of a row, and the logits of its
+// elements.
 #pragma once
 
 #include "cuda/block/segments.h"
@@ -10,14 +11,14 @@ namespace fusedops::cuda {
 // share a segment.
 inline constexpr int32_t kClassThreads = kSegmentThreads;
 
-// The blocks that share a multiprocessor's registers. Seven blocks have 72 registers a thread, and
+// This many blocks share a multiprocessor's registers. Seven blocks have 72 registers a thread, and
 // 56 KB in flight, or 28 KB of rows that are not aligned. With eight blocks, of 64 registers a
 // thread, one architecture would spill.
 template <class T>
 inline constexpr int32_t kClassBlocks = sizeof(T) == 8 ? 4 : 7;
 
-// The columns of a segment: a thread has four tiles of 16-bit elements, and the start and the
-// reductions of a block cost as much as one tile. A row of 128K columns has eight segments.
+// A segment has this many columns: four tiles of 16-bit elements for each thread, because the start
+// and the reductions of a block cost as much as one tile. A row of 128K columns has eight segments.
 inline constexpr int32_t kClassSegmentCols = 16384;
 
 constexpr Segments plan_class_segments(int64_t cols) {
@@ -27,8 +28,8 @@ constexpr Segments plan_class_segments(int64_t cols) {
 }
 
 // Returns the alignment, in bytes, of the first vector in a row of gradients: a line of the cache,
-// so that a warp writes whole lines. Short rows are aligned for a vector, because the columns
-// before them would take a share of their threads.
+// so that a warp writes whole lines. Short rows are aligned for a vector only, because otherwise
+// the columns between the aligned address and the row would take many of the row's threads.
 FUSEDOPS_HOST_DEVICE constexpr int32_t class_alignment(int64_t row_bytes) {
   return row_bytes >= 16384 ? 128 : kMaxVectorBytes;
 }
@@ -97,9 +98,9 @@ FUSEDOPS_DEVICE double exact_logit(const Logits& logits, double x) {
   return std::copysign(logits.softcap * (1 - e) * exact_reciprocal(1 + e), x);
 }
 
-// The logits of elements, as factor * value. If the logits only have a positive scale, `value` is
-// the element and `factor` the scale, so that factor * value - shift is rounded once. Otherwise
-// `value` is the logit, and `factor` is 1.
+// Computes the logits of elements, as factor * value. If the logits only have a positive scale,
+// `value` is the element and `factor` the scale, so that factor * value - shift is rounded once.
+// Otherwise `value` is the logit, and `factor` is 1.
 template <class T>
 struct LogitMap {
   using Acc = AccumulatorOf<T>;

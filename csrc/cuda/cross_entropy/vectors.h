@@ -46,7 +46,7 @@ FUSEDOPS_DEVICE int32_t tile_columns() {
   return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;
 }
 
-// A part of a row, in tiles of kVectors vectors a thread, laid out as in tile.h. Columns are
+// Reads a part of a row, in tiles of kVectors vectors a thread, laid out as in tile.h. Columns are
 // counted from this thread's first one in the tile: the tile's start would take one more register.
 template <class T, int kWidth, int kVectors>
 class RowVectors {

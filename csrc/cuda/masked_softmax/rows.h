@@ -28,7 +28,7 @@ namespace fusedops::cuda {
 using ForwardArgs = WithDivisors<MaskedSoftmaxForward>;
 using BackwardArgs = WithDivisors<MaskedSoftmaxBackward>;
 
-// The numbers that turn the scores of a row into exponentials. A row whose results are zeros
+// Holds the numbers that turn the scores of a row into exponentials. A row whose results are zeros
 // (`zero`) needs no exponentials: all of its columns get `hidden`, which is 0.
 template <int kTerms, class In>
 struct MaskedExponentials {
@@ -62,7 +62,7 @@ struct MaskedExponentials {
   }
 };
 
-// The numbers that turn exponentials into probabilities, from the sum of the row.
+// Holds the numbers that turn exponentials into probabilities, from the sum of the row.
 template <class Acc>
 struct Normaliser {
   Acc scale;
@@ -321,8 +321,8 @@ FUSEDOPS_DEVICE bool reads_hidden(const MaskedSoftmaxBackward& args, const Score
   return Vec<T, 1>::load(row_of<T>(args.probabilities, row.index) + hidden).at(0) != 0;
 }
 
-// A tile of grad_output and one of the probabilities. As in ScoreTile, a thread holds only the
-// vectors that begin within its `read` columns.
+// Holds a tile of grad_output and one of the probabilities. As in ScoreTile, a thread holds only
+// the vectors that begin within its `read` columns.
 template <class T, int kWidth, int kVectors>
 struct MaskedGradientTile {
   using Acc = AccumulatorOf<T>;

@@ -16,10 +16,11 @@
 
 namespace fusedops::cuda {
 
-// The terms of scores are a bit each. Alone, kBoolTerm is a bool mask, and kNumbersTerm a bias of
-// the input's dtype; both have a value for each column. kAllTerms is everything that args.h allows
-// except a soft cap, and kCappedTerms is everything with a soft cap. kGeneralTerms, for the kernels
-// of long rows, is everything with or without one, as the arguments say.
+// Each bit of kTerms stands for a term of the scores. Alone, kBoolTerm is a bool mask, and
+// kNumbersTerm a bias of the input's dtype; both have a value for each column. kAllTerms is
+// everything that args.h allows except a soft cap, and kCappedTerms is everything with a soft cap.
+// kGeneralTerms, for the kernels of long rows, is everything with or without a soft cap, as the
+// arguments say.
 inline constexpr int kNoTerms = 0, kCausalTerm = 1, kBoolTerm = 2, kNumbersTerm = 4, kAllTerms = 7;
 inline constexpr int kCapTerm = 8, kCappedTerms = kAllTerms | kCapTerm;
 inline constexpr int kMaybeCapTerm = 16, kGeneralTerms = kCappedTerms | kMaybeCapTerm;
@@ -57,15 +58,15 @@ struct RowDivisor {
   FUSEDOPS_DEVICE uint32_t remainder(uint32_t row) const { return row - quotient(row) * divisor; }
 };
 
-// The divisors that turn the index of a row into its query and its place in the operands. Unless
-// rows_are_few, indices may take 64 bits, and are divided by the sizes themselves.
+// Holds the divisors that turn the index of a row into its query and its place in the operands.
+// Unless rows_are_few, indices may take 64 bits, and are divided by the sizes themselves.
 struct ScoreDivisors {
   bool rows_are_few, has_operands;
   RowDivisor queries, dims[kMaxRowDims];
 };
 
-// The arguments of a kernel, MaskedSoftmaxForward or MaskedSoftmaxBackward, and the divisors that
-// its row indices take, which are computed once on the host.
+// Holds the arguments of a kernel, MaskedSoftmaxForward or MaskedSoftmaxBackward, and the divisors
+// that its row indices take, which are computed once on the host.
 template <class Args>
 struct WithDivisors : Args {
   ScoreDivisors divisors;
@@ -83,13 +84,13 @@ struct WithDivisors : Args {
   }
 };
 
-// The interval of a row, and where its operands begin. A row past the last one has no columns. Only
-// kernels for all terms handle sinks, and intervals that begin after column 0.
+// Holds the interval of a row, and where its operands begin. A row past the last one has no
+// columns. Only kernels for all terms handle sinks, and intervals that begin after column 0.
 struct ScoreRow {
   int64_t index;
   int32_t cols, visible;  // the columns from `visible` on are hidden
   int32_t begin = 0;      // the columns before `begin` are hidden too; 0 if no column is visible
-  // Offsets of the row in the operands, in elements.
+  // These are the offsets of the row in the operands, in elements.
   int64_t bias = 0, mask = 0, start = 0, end = 0, sinks = 0;
 
   // Returns row `index`, with its interval and the offsets of its operands as far as kTerms needs
@@ -224,7 +225,7 @@ FUSEDOPS_DEVICE T* moved_by(T* own, int32_t elements) {
   return reinterpret_cast<T*>(reinterpret_cast<Byte*>(own) + bytes);
 }
 
-// The elements of a tile that a bool mask shows.
+// Holds which elements of a tile a bool mask shows.
 template <int kWidth, int kVectors>
 struct ShownElements {
   static constexpr int kVectorsPerWord = 32 / kWidth < kVectors ? 32 / kWidth : kVectors;
@@ -311,8 +312,8 @@ FUSEDOPS_DEVICE void add_operand(
 // tanh(x) is 1 - doubled_logistic(kTwoLog2E x).
 inline constexpr float kTwoLog2E = 2.88539008f;
 
-// Returns 2 / (1 + 2^x), which for infinities is 2 and 0, to a few ulp of 1: that is precise enough
-// where an exponential of the result is rounded to 16 bits.
+// Returns 2 / (1 + 2^x), which is 2 for -inf and 0 for +inf. The error is a few ulp of 1: that is
+// precise enough where an exponential of the result is rounded to 16 bits.
 FUSEDOPS_DEVICE float doubled_logistic(float x) {
   return device::fast_reciprocal(device::fma(0.5f, device::fast_exp2(x), 0.5f));
 }
@@ -346,7 +347,8 @@ struct SoftCap {
         inverse(device::reciprocal(cap)) {}
   FUSEDOPS_DEVICE Acc operator()(Acc x) const {
     if constexpr (sizeof(Out) == 2) {
-      // The factor of x is the same for all elements. It is finite, so that 0 stays 0.
+      // The factor of x is the same for all elements. It is limited to finite numbers, so that its
+      // product with an x of 0 is 0 and not NaN.
       const float factor = fmaxf(fminf(kTwoLog2E * scale * inverse, FLT_MAX), -FLT_MAX);
       return device::fma(-cap, doubled_logistic(factor * x), cap);
     } else {
@@ -355,8 +357,8 @@ struct SoftCap {
   }
 };
 
-// The bias and the mask of numbers that are added to the scores of a tile. Only kTerms with such
-// terms have the specializations below; all others add nothing.
+// Holds the bias and the mask of numbers that are added to the scores of a tile. Only kTerms with
+// such terms have the specializations below; all others add nothing.
 template <int kTerms, class In, class Acc, int kWidth, int kVectors>
 struct AddedTerms {
   FUSEDOPS_DEVICE void load(const Scores&, const ScoreRow&, int64_t, int32_t) {}
@@ -389,10 +391,10 @@ struct AddedTerms<kAllTerms, In, Acc, kWidth, kVectors> {
   FUSEDOPS_DEVICE Acc added_to(Acc score, int i, int j) const { return score + sums[i][j]; }
 };
 
-// The scores of a row that one thread holds, laid out as in a Tile. A vector that begins before the
-// end of the visible columns is held as a whole, with mask_value as the score of hidden columns.
-// Other vectors are skipped: they are neither read nor computed, and have no values. If causality
-// hides the vectors i of all lanes, the warp skips them at once.
+// Holds the scores of a row that one thread has, laid out as in a Tile. A vector that begins before
+// the end of the visible columns is held as a whole, with mask_value as the score of hidden
+// columns. Other vectors are skipped: they are neither read nor computed, and have no values. If
+// causality hides the vectors i of all lanes, the warp skips them at once.
 template <int kTerms, class In, int kWidth, int kVectors, int kThreads = 0>
 struct ScoreTile {
   using Acc = AccumulatorOf<In>;

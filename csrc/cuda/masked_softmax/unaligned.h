@@ -4,9 +4,9 @@
 // threads of a warp share kRows rows, kThreads * kVectors >= cols. A block has kRowBlockThreads /
 // kThreads * kRows rows.
 //
-// To decide something for each element would cost an instruction an element. What rows.h decides
-// for a vector is therefore decided here once for all rows of a thread, or for a group of their
-// elements.
+// A decision for each element, such as whether it is visible, would cost an instruction an element.
+// What rows.h decides for a vector is therefore decided here once for all rows of a thread, or for
+// a group of their elements.
 //
 // Numerics: as in rows.h, but in scores without bias and mask, scale * x is not rounded before the
 // largest score is subtracted.
@@ -16,7 +16,7 @@
 
 namespace fusedops::cuda {
 
-// The distance between the rows of a thread. A warp has neighbouring rows, in which causality hides
+// The rows of a thread are this far apart. A warp has neighbouring rows, in which causality hides
 // about the same columns.
 template <int kThreads>
 inline constexpr int32_t kRowsApart = device::kWarpLanes / kThreads;
@@ -26,7 +26,8 @@ inline constexpr int32_t kRowsApart = device::kWarpLanes / kThreads;
 // two rows of a thread share these.
 constexpr int rows_of_thread(int elements) { return elements <= 16 ? 2 : 1; }
 
-// The second launch bound of forward kernels: how many blocks share a multiprocessor's registers.
+// This is the second launch bound of forward kernels: how many blocks share a multiprocessor's
+// registers.
 template <int kElements>
 inline constexpr int kUnalignedBlocks = kElements <= 8 ? 7 : 4;
 
@@ -34,14 +35,15 @@ inline constexpr int kUnalignedBlocks = kElements <= 8 ? 7 : 4;
 template <int kThreads, int kRows>
 FUSEDOPS_DEVICE int64_t unaligned_row(int64_t first_row) {
   constexpr int32_t kBlockRows = kRowBlockThreads / kThreads * kRows, kApart = kRowsApart<kThreads>;
-  // These are the second rows of the threads in the warps before this one.
+  // Each thread of the warps before this one also has a second row. This is the number of those
+  // rows.
   const uint32_t before = threadIdx.y / kApart * (kApart * (kRows - 1));
   return first_row + static_cast<int64_t>(blockIdx.x) * kBlockRows + before + threadIdx.y;
 }
 
-// The rows of a thread. If the last one does not exist, the first one takes its place: all rows
-// then have the same number of columns, and one comparison says for all of them whether a column
-// exists. kCausal says whether causality hides columns.
+// Holds the rows of a thread. If the last one does not exist, the first one takes its place: all
+// rows then have the same number of columns, and one comparison says for all of them whether a
+// column exists. kCausal says whether causality hides columns.
 template <int kElements_, int kThreads_, int kRows_, bool kCausal_>
 struct UnalignedRows {
   static constexpr int kElements = kElements_, kThreads = kThreads_, kRows = kRows_;
@@ -197,7 +199,8 @@ struct UnalignedRows {
   }
 };
 
-// The elements of a bool mask, as they were loaded. Those outside the visible columns are true.
+// Holds the elements of a bool mask, as they were loaded. Those outside the visible columns are
+// true.
 template <class UnalignedRows>
 struct UnalignedMask {
   Vec<bool, 1> vectors[UnalignedRows::kRows][UnalignedRows::kElements];
@@ -211,9 +214,9 @@ struct UnalignedMask {
   FUSEDOPS_DEVICE bool shows(int row, int i) const { return vectors[row][i].registers[0] != 0; }
 };
 
-// The scores of a thread, factor * values. Outside the visible columns they are -inf, except in the
-// groups that for_held() leaves out, whose values are 0. Without bias and mask, the scale stays in
-// `factor`: the fma that subtracts the largest score also multiplies by the factor.
+// Holds the scores of a thread, as factor * values. Outside the visible columns they are -inf,
+// except in the groups that for_held() leaves out, whose values are 0. Without bias and mask, the
+// scale stays in `factor`: the fma that subtracts the largest score also multiplies by the factor.
 template <class In, class Acc, class UnalignedRows>
 struct UnalignedScores {
   static constexpr int kRows = UnalignedRows::kRows, kElements = UnalignedRows::kElements;
@@ -367,7 +370,7 @@ FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(const BackwardArgs& args,
   const UnalignedMask<UnalignedRows> mask(args.scores.mask, rows);
   if constexpr (UnalignedRows::kCausal) {
     UnalignedRows read = rows;
-    int32_t more = 0;  // hidden columns that are read
+    int32_t more = 0;  // the number of hidden columns that are read
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (reads_hidden<T>(args, rows.rows[r])) read.rows[r].visible = rows.cols;

@@ -33,7 +33,7 @@
 
 namespace fusedops::cuda {
 
-// One vector of a row, widened to accumulators: grad_output, n and g of the formulas above.
+// Holds one vector of a row, widened to accumulators: grad_output, n and g of the formulas above.
 template <class T, int kWidth>
 struct NormGradient {
   using Acc = AccumulatorOf<T>;
@@ -69,8 +69,8 @@ FUSEDOPS_DEVICE Pair<AccumulatorOf<T>> sums_of(
   return tree_sum<kVectors / kGroup>(sums);
 }
 
-// The sums of g and of g * n that norm_backward_row_partials has left in the workspace: `count`
-// pairs for each row, one for each of its segments.
+// Points to the sums of g and of g * n that norm_backward_row_partials has left in the workspace:
+// `count` pairs for each row, one for each of its segments.
 struct RowPartials {
   const void* pairs;
   int32_t count;
@@ -139,10 +139,11 @@ FUSEDOPS_DEVICE void load_scale(
   }
 }
 
-// The factors of the `cols` columns from `start` on, which every row reads again. Where offsets are
-// constants (kThreads != 0), `shared` holds the factors, with room for the elements of all threads
-// of the block: from L1, an unaligned row would take a load and a conversion for each element, and
-// in registers, the factors would leave less of a row in flight. Elsewhere they come from L1.
+// Loads the factors of the `cols` columns from `start` on, which every row reads again. Where
+// offsets are constants (kThreads != 0), `shared` holds the factors, with room for the elements of
+// all threads of the block: from L1, an unaligned row would take a load and a conversion for each
+// element, and in registers, the factors would leave less of a row in flight. Elsewhere they come
+// from L1.
 template <class T, int kWidth, int kVectors, int kThreads>
 class RowScales {
  public:
@@ -173,7 +174,7 @@ class RowScales {
  private:
   static constexpr int kElements = kVectors * kWidth;
   static constexpr int kLanes = kThreads == kByWarp ? device::kWarpLanes : kThreads;
-  // How many of a thread's elements are adjacent in shared memory, for loads of up to 16 bytes.
+  // This many of a thread's elements are adjacent in shared memory, for loads of up to 16 bytes.
   static constexpr int kTogether = kElements % 4 == 0 ? 4 : kElements % 2 == 0 ? 2 : 1;
   // Returns the place of this thread's element, counted from factors_.
   static constexpr int32_t place_of(int element) {
@@ -194,8 +195,8 @@ class RowScales {
   Acc* factors_;
 };
 
-// A tile of a row as it was loaded, from column `start` on, where the row has `cols` columns left.
-// A row past the last one has none.
+// Holds a tile of a row as it was loaded, from column `start` on, where the row has `cols` columns
+// left. A row past the last one has none.
 template <class T, int kWidth, int kVectors>
 struct NormBackwardTile {
   using Acc = AccumulatorOf<T>;
@@ -292,7 +293,7 @@ class NormGradientRow {
   // Returns the address of a row's gradients in grad_branch, whose dtype may be narrower than T.
   static FUSEDOPS_DEVICE void* branch_row(const NormBackward& args, int64_t row, int64_t start) {
     void* to = nullptr;
-    if constexpr (kAdd) {  // no other norm has a branch
+    if constexpr (kAdd) {  // without kAdd there is no branch
       with_narrower<T>(args.grad_branch.dtype, [&](auto type) {
         to = row_of<decltype(type)>(args.grad_branch, row) + start;
       });
@@ -308,7 +309,7 @@ class NormGradientRow {
   DropoutRow<Acc> dropout_;
 };
 
-// The rows that a block or a cluster holds. HeldRows says which columns are the block's, and
+// Stands for the rows that a block or a cluster holds: says which columns are the block's, and
 // computes the sums along a row.
 template <class RowScope>
 class HeldRows : public RowScope {
@@ -323,7 +324,8 @@ class HeldRows : public RowScope {
   }
 };
 
-// The rows of a block that has a segment of each; all segments' sums are in the workspace.
+// Stands for the rows of a block that has one segment of each row. The sums of all segments are in
+// the workspace.
 class RowsInSegments {
  public:
   static constexpr int kThreads = 0;

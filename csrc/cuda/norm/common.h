@@ -1,5 +1,5 @@
-// What the forward and backward kernels of norms share. Only has_mean(), rstd_of() and means_of()
-// depend on the kind of norm.
+// Contains what the forward and backward kernels of norms share. Only has_mean(), rstd_of() and
+// means_of() depend on the kind of norm.
 #pragma once
 
 #include "args.h"

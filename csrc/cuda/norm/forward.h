@@ -45,7 +45,8 @@ FUSEDOPS_DEVICE void load_bias(Acc (&values)[kWidth], const NormForward& args, i
   for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j);
 }
 
-// The values of a row that are normalised: the input or, with kAdd, its sum with the residual.
+// Loads the values of a row that are normalised: the input or, with kAdd, its sum with the
+// residual.
 template <class T, bool kAdd>
 class NormInput {
  public:
@@ -67,7 +68,8 @@ class NormInput {
     if constexpr (!kAdd) {
       tile.template load<kThreads>(input_ + start, cols, 0);
     } else {
-      // The residual is loaded first, because a 16-bit branch (the input) is converted on arrival.
+      // The residual is loaded first, because a 16-bit branch (the input) is converted as soon as
+      // it arrives, and that wait would delay the loads behind it.
       tile.template load<kThreads>(residual_ + start, cols, 0);
       Tile<T, kWidth, kVectors> branch;
       with_narrower<T>(
@@ -80,8 +82,8 @@ class NormInput {
   }
 
  private:
-  // Load the branch, which is the input that is added to the residual: a branch of T as it is, a
-  // 16-bit one beside floats widened, which is exact.
+  // These functions load the branch, which is the input that is added to the residual: a branch of
+  // T as it is, a 16-bit one beside floats widened, which is exact.
   template <int kThreads, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load_branch(
       Tile<T, kWidth, kVectors>& branch, T, int64_t start, int32_t cols) const {
@@ -135,7 +137,7 @@ FUSEDOPS_DEVICE Pair<Acc> moments_of(const Acc* values) {
 #pragma unroll
   for (int k = 1; k < kCount; ++k) {
     sums.first += values[k];
-    sums.second = device::fma(values[k], values[k], sums.second);  // this product stays unrounded
+    sums.second = device::fma(values[k], values[k], sums.second);  // this square stays unrounded
   }
   return sums;
 }
@@ -209,12 +211,13 @@ FUSEDOPS_DEVICE bool is_usual(const NormForward& args) {
       !args.rounds_normalized;
 }
 
-// The number of vectors whose weights and biases are loaded together, before the first vector is
-// stored. A load behind a store waits until the store is done, since they may be the same memory.
-// But the threads of blocks of 1024 have 64 registers each, too few for 32 values and four vectors.
-// Clusters of floats have no loop for the usual options (0): with it they take 64 registers in
-// place of 32, which on an H100 took LayerNorm of 32,768 columns from 0.97 to 0.85 of a copy's
-// speed. In clusters with a residual, one vector at a time was 0.4 to 0.8 % faster than two.
+// This is the number of vectors whose weights and biases are loaded together, before the first
+// vector is stored. A load behind a store waits until the store is done, since they may be the same
+// memory. But the threads of blocks of 1024 have 64 registers each, too few for 32 values and four
+// vectors. Clusters of floats have no loop for the usual options (0): with it they take 64
+// registers in place of 32, which on an H100 took LayerNorm of 32,768 columns from 0.97 to 0.85 of
+// a copy's speed. In clusters with a residual, one vector at a time was 0.4 to 0.8 % faster than
+// two.
 template <class RowScope, class T, int kWidth, int kVectors, bool kAdd>
 inline constexpr int kParameterVectors =
     RowScope::kIsCluster && sizeof(T) == 4 && kIsWide<T, kWidth> ? 0
@@ -404,7 +407,7 @@ norm_forward_cluster(NormForward args, int64_t first_row) {
   norm_row<ClusterOf<T, kWidth>, T, kWidth, kVectors, kAdd>(args, cluster_row(first_row));
 }
 
-// The moments of a segment, whose mean is base + mean_offset.
+// Holds the moments of a segment, whose mean is base + mean_offset.
 template <class Acc>
 struct NormPartial {
   Acc base, mean_offset, squares;

@@ -155,7 +155,7 @@ spatial_norm_forward(SpatialNormForward args, int64_t first_segment, bool staged
 
 // --- backward -----------------------------------------------------------------------------------
 
-// The statistics of a thread's columns. They are 0 for a thread beyond the last column.
+// Holds the statistics of a thread's columns. They are 0 for a thread beyond the last column.
 template <int kWidth, class Acc>
 struct ColumnStatistics {
   Acc mean[kWidth] = {}, rstd[kWidth] = {};

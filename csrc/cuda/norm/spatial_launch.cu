@@ -14,11 +14,11 @@ Status launch(const SpatialNormForward& args, Stream stream) {
   return launch_strips<SpatialNormForwardStrip>(dtype, width, /*tensors=*/1, args, stream);
 }
 
-// The plan of the sums for grad_weight and grad_bias. `inner_threads` threads share kChannels
+// Holds the plan of the sums for grad_weight and grad_bias. `inner_threads` threads share kChannels
 // channels (indices of dim_size), and a block has `channel_threads` times as many channels. Each
 // partition takes every partitions-th segment of inner columns. There are enough partitions for
-// four blocks on each multiprocessor, and at least 64, so that sums over r columns have at most
-// r / 64 additions in a thread. If there are fewer segments, each is a partition. The number of
+// four blocks on each multiprocessor, and at least 64, so that sums over r columns have at most r /
+// 64 additions in a thread. If there are fewer segments, each is a partition. The number of
 // partitions depends on the sizes and the device.
 struct ChannelPlan {
   int32_t width, inner_threads, channel_threads;

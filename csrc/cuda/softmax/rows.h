@@ -138,8 +138,8 @@ softmax_forward_cluster(SoftmaxForward args, int64_t first_row) {
   softmax_row<ClusterOf<In, kWidth>, In, kWidth, kVectors>(args, cluster_row(first_row));
 }
 
-// The maximum of some values and the sum of their exponentials, e^(x - max). The sum is 0 as long
-// as all values are -inf, and finite values can be added later.
+// Holds the maximum of some values and the sum of their exponentials, e^(x - max). The sum is 0 as
+// long as all values are -inf, and finite values can be added later.
 template <class Acc>
 struct RunningSoftmax {
   Acc largest = -INFINITY, sum = 0;
@@ -216,7 +216,7 @@ FUSEDOPS_DEVICE void store_softmax(
   });
 }
 
-// The maxima and sums of rows, from SoftmaxStatistics. They are null if the kernel merges the
+// Holds the maxima and sums of rows, from SoftmaxStatistics. They are null if the kernel merges the
 // partials of segments instead.
 struct RowStatistics {
   const void *max, *sum;
@@ -258,7 +258,8 @@ softmax_forward_apply(
   }
 }
 
-// The gradient of one vector. `probability` is the output or, for the logarithm, its exponential.
+// Computes the gradient of one vector. `probability` is the output or, for the logarithm, its
+// exponential.
 template <class T, int kWidth>
 struct SoftmaxGradient {
   using Acc = AccumulatorOf<T>;

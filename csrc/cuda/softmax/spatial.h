@@ -19,8 +19,8 @@
 
 namespace fusedops::cuda {
 
-// The inner columns of this thread, kWidth from `inner` on, in a launch with one segment a block.
-// dim_size is 0 for a thread beyond the last column.
+// Says which inner columns this thread has, kWidth from `inner` on, in a launch with one segment a
+// block. dim_size is 0 for a thread beyond the last column.
 struct InnerColumns {
   int64_t outer, inner;
   uint32_t dim_size;  // unsigned, so that a step beyond 2^31 - 1 does not overflow
@@ -48,9 +48,9 @@ struct InnerColumns {
   }
 };
 
-// This thread's part of a strip, which is what the block reads of one tensor: kWidth columns at
-// every blockDim.y-th index of dim_size, in tiles of kSpatialVectors indices. The first pass calls
-// load(), the second one load_again().
+// Loads this thread's part of a strip, which is what the block reads of one tensor: kWidth columns
+// at every blockDim.y-th index of dim_size, in tiles of kSpatialVectors indices. The first pass
+// calls load(), the second one load_again().
 template <class T, int kWidth>
 class SpatialStrip {
  public:
