@@ -69,9 +69,9 @@ struct LinearHead {
   int64_t features() const { return input.sizes()[1]; }
   int64_t classes() const { return weight.sizes()[0]; }
 
-  // Returns the number of first classes that one matrix product has; a second one has the others,
-  // fewer than fill 16 bytes. A product of 16-bit matrices on CUDA is slow unless its sizes are
-  // multiples of 16 bytes: on an H100 those of 50,257 classes reach 100 of 700 TFLOP/s.
+  // Returns how many classes, from the first on, one matrix product has. A second product has the
+  // others, fewer than fill 16 bytes. A product of 16-bit matrices on CUDA is slow unless its sizes
+  // are multiples of 16 bytes: on an H100 those of 50,257 classes reach 100 of 700 TFLOP/s.
   int64_t classes_at_once() const {
     const auto unit = static_cast<int64_t>(16 / weight.element_size());
     return input.is_cuda() && classes() > unit ? classes() / unit * unit : classes();
@@ -172,8 +172,8 @@ CountedRows counted_rows(const LinearHead& head) {
 // bandwidth; they do not depend on the sizes of the weight.
 struct Chunks {
   static constexpr int64_t kRowsOnCpu = 192, kRowsOnCuda = 4096;
-  // The most bytes of a chunk's logits. A step of 8192 tokens, 4096 features and 128,256 classes on
-  // an H100 took 53 ms with 256 MB, 46 with 512 MB and 41 with 1 GB.
+  // A chunk's logits have at most this many bytes. A step of 8192 tokens, 4096 features and 128,256
+  // classes on an H100 took 53 ms with 256 MB, 46 with 512 MB and 41 with 1 GB.
   static constexpr int64_t kLogitsBytes = int64_t(512) << 20;
 
   int64_t rows, count, rows_each;
@@ -215,7 +215,7 @@ class ChunkedHead {
   const CountedRows& counted() const { return counted_; }
   const Chunks& chunks() const { return chunks_; }
 
-  // Calls body(chunk) for all chunks in order. While it runs, the buffer has that chunk's logits.
+  // Calls body(chunk) for all chunks in order. While body runs, the buffer has that chunk's logits.
   template <class Body>
   void for_chunks(Body body) const {
     for (int64_t first = 0; first < chunks_.rows; first += chunks_.rows_each) {
@@ -375,7 +375,8 @@ class LinearGradients {
   // is large enough to keep the matrix units busy.
   static constexpr int64_t kProductBytesOnCpu = int64_t(1) << 20;
   static constexpr int64_t kProductBytesOnCuda = int64_t(64) << 20;
-  static constexpr int64_t kTileClasses = 128;  // of products on CUDA, whose tiles are then whole
+  // On CUDA, product_ has a multiple of this many classes, so that the tiles of products are whole.
+  static constexpr int64_t kTileClasses = 128;
 
   static Tensor array_of(const Tensor& contiguous) {
     return torch::stable::view(contiguous, {contiguous.numel()});

@@ -11,7 +11,7 @@
 namespace fusedops {
 
 // Holds the arguments that say how scores are computed and hidden. Those that have a default here
-// are no arguments of a backward op.
+// are not arguments of a backward op.
 struct MaskedSoftmaxOptions {
   const char* op;
   double scale;

@@ -100,7 +100,8 @@ inline NormShape checked_norm_shape(const NormOptions& options, const Like& inpu
   return shape;
 }
 
-// Checks for a forward op what checked_norm_shape() does not: rows are not empty, eps is valid.
+// Checks for a forward op what checked_norm_shape() does not check: that rows are not empty, and
+// that eps is valid.
 inline void check_norm_forward(
     const char* op, const NormShape& shape, const Sizes& normalized_shape, double eps) {
   FUSEDOPS_CHECK(

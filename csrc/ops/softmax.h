@@ -32,7 +32,7 @@ inline bool kernels_convert(ScalarType from, ScalarType to) {
   return from == to || (is_16_bit(from) && to == ScalarType::Float);
 }
 
-// Converts an input to the dtype of the output, unless kernels do.
+// Converts an input to the dtype of the output, unless kernels convert it.
 inline Tensor converted(const char* op, const Tensor& input, ScalarType output) {
   return kernels_convert(dtype_of(input), output) ? input : convert(op, input, output);
 }
@@ -51,7 +51,7 @@ inline ScalarType softmax_dtype(
   return dtype.value_or(dtype_of(input));
 }
 
-// Writes the softmax of `tensor`, or with `log` its logarithm, to `output`. That must be a tensor
+// Writes the softmax of `tensor`, or with `log` its logarithm, to `output`, which must be a tensor
 // that as_rows() or, where elements along dim are not adjacent (inner > 1), as_slices() can view
 // without a copy.
 template <class Launcher>
@@ -237,7 +237,8 @@ Tensor softmax_apply(
   const Sizes sizes = softmax_statistics_sizes(input, at.dim);
   check_statistic(op, "max", max, {"input", input}, sizes, "softmax_stats");
   check_statistic(op, "sum", sum, {"input", input}, sizes, "softmax_stats");
-  // If kernels do not convert to `wanted`, the result is converted after them.
+  // If kernels cannot write `wanted`, they write the input's dtype, and the result is converted
+  // after them.
   const bool converts = kernels_convert(dtype_of(input), wanted);
   const Tensor rows = with_dim_last(input, at);
   const Tensor output =
