@@ -141,8 +141,7 @@ def _scaled(scores: Scores, input: Any, factor: Any, inverse: bool) -> Scores | 
         return None
     scale = scores.scale * (1 / factor if inverse else factor)
     # The op rounds the scale to the precision of its sums. There it must neither overflow nor
-    # become 0, since infinity * 0 is NaN where eager's two products, of smaller factors, may be
-    # finite.
+    # become 0, since an infinite scale times a score of 0, and 0 times an infinite score, are NaN.
     precision = torch.promote_types(value(input).dtype, torch.float32)
     in_range = rounded(abs(scale), precision) not in (0, math.inf)
     return replace(scores, input=input, scale=scale) if in_range else None

@@ -1,4 +1,4 @@
-"""All rewrite rules, and how to write one.
+"""Lists all rewrite rules, and shows how to write one.
 
 A rule finds a computation in a graph and says which op computes it. This one replaces
 x * sigmoid(x) by an op `silu(input)`, which has to be registered as `torch.ops.fusedops.silu`:
@@ -17,14 +17,14 @@ x * sigmoid(x) by an op `silu(input)`, which has to be registered as `torch.ops.
             return Match(site, "silu", {call.node: None}, (sigmoid.node, call.node))
 
 `match` is called for every node that has a normal form, with its `Call`: the `kind` is one word for
-all aliases of an operation, `arguments` have torch's names. A kind that no rule has needed yet,
-such as "sigmoid", gets a line in `analysis/aliases.py`. `call_of` reads the call behind an operand,
-and `value` what capture recorded for a node: a fake tensor with shape, dtype and strides. Nothing
-else of a node is looked at, so that a rule holds for torch IR, ATen IR and modules alike.
+all aliases of an operation, and `arguments` have torch's names. A kind that no rule has needed yet,
+such as "sigmoid", gets a line in `analysis/aliases.py`. `call_of` returns the call that computes an
+operand, and `value` what capture recorded for a node: a fake tensor with shape, dtype and strides.
+A rule looks at nothing else, so that it holds for torch IR, ATen IR and modules alike.
 
-A `Match` has the op and its arguments, in the op's order; which nodes the op's outputs replace (by
-index, None for a single output); and the nodes that the op fuses, in program order. The site may
-still be refused, since the rewriter goes on to prove that
+A `Match` is a site: it has the op and its arguments, in the op's order; the nodes that the op's
+outputs replace (by index, None for a single output); and the nodes that the op fuses, in program
+order. The site may still be refused, since the rewriter goes on to prove that
 
     the input is a plain tensor on a device with kernels          availability.py
     nothing writes in between into memory that is read            analysis/storages.py
@@ -33,10 +33,10 @@ still be refused, since the rewriter goes on to prove that
     its dtype, device, shape and strides are eager's              rewriting/rewriter.py
 
 If the op cannot compute what the site computes, the `refusal` of the match's call says why, for the
-report; `Rule.refusal` does the same for reasons that exist only if the input is a tensor, such as
-its dtype. `Rule.emit` is overridden if several calls of the op are possible: the first one with
-eager's metadata is taken.
-Nodes that have other users stay in the graph, without any effort of the rule.
+report. `Rule.refusal` does the same for reasons that can be asked for only once the input is known
+to be a tensor, such as its dtype. `Rule.emit` is overridden if several calls of the op are
+possible: the first one whose results have eager's dtype, device, shape and strides is taken. Fused
+nodes that have other users stay in the graph; the rewriter sees to that.
 
 The rule goes into RULES below, before rules that find a part of what it finds, and its name into
 `fusedops.config.RULES`. What several rules recognise is in `readers/`. To see what a rule did:
@@ -45,7 +45,7 @@ The rule goes into RULES below, before rules that find a part of what it finds, 
     print(fusedops.explain(model, *inputs).diff())  the graph before and after
 
 Source: `torch/_inductor/pattern_matcher.py`, whose patterns are traced functions. A pattern is one
-graph; a reader recognises all orders and roundings in which models write a norm.
+graph, while a reader recognises all orders and casts in which models write a norm.
 """
 
 from __future__ import annotations
@@ -84,5 +84,6 @@ RULES: tuple[Rule, ...] = (
     GroupNorm(),
     Leaf(),
 )
-#: The rules for sites that contain other sites, which are tried on the whole graph first.
+#: The rules that are tried on the whole graph before RULES, because they find sites that contain
+#: those of RULES: a stack of softmaxes, or a cross entropy, which contains a log_softmax.
 STACKS: tuple[Rule, ...] = (Stack(RULES), LinearCrossEntropy(), CrossEntropy())

@@ -1,4 +1,4 @@
-"""A residual connection and the norm after it, with the dropout of the branch.
+"""Fuses a residual connection with the norm after it and the dropout of the branch.
 
 before    h = residual + F.dropout(branch, p, training)
           y = torch.layer_norm(h, normalized_shape, weight, bias, eps)
@@ -6,8 +6,8 @@ after     y, h, mean, rstd = torch.ops.fusedops.add_layer_norm(
               branch, residual, normalized_shape, weight, bias, eps, p, seed)
 
 The norm can be any that another rule finds. There may be a reshape between sum and norm. Branch and
-residual may have two dtypes, as under autocast. The op converts both to the dtype of the sum, so
-that a cast of the branch alone, before or after its dropout, is part of the site.
+residual may have different dtypes, as under autocast. The op converts both to the dtype of the sum,
+so that a cast of the branch, before or after its dropout, is fused too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
 from fusedops.graph.rule import Match, OpCall, Output, Rule, nodes_of
 
-#: The index of the sum among the op's results, between the output and the statistics.
+#: The index of the sum among the op's results, which are the norm, the sum and the statistics.
 _SUM = 1
 
 
@@ -36,6 +36,7 @@ class _Residual:
 
     branch: this summand before its dropout, and before casts that the op does not need.
     nodes: the fused nodes in program order; the last one is the input of the norm.
+    p: the probability of the dropout; 0 if there is none.
     """
 
     branch: Node | OpCall
@@ -64,7 +65,7 @@ class AddNorm(Rule):
         return _with_residual(norm, residual) if residual else None
 
 
-#: For each op its arguments between the two summands and the dropout, with defaults.
+#: Op -> its arguments after the two summands and before those of the dropout, with defaults.
 _OPS: dict[str, dict[str, Any]] = {
     "add_layer_norm": {"normalized_shape": None, "weight": None, "bias": None, "eps": None},
     "add_rms_norm": {
@@ -78,8 +79,8 @@ _OPS: dict[str, dict[str, Any]] = {
 
 
 def _with_residual(norm: Match, residual: _Residual) -> Match | None:
-    """Returns the match of the norm and the sum before it, or None if the op would have to come
-    before one of its operands."""
+    """Returns the match of the norm and the sum before it. Returns None if another user of the sum
+    comes before one of the op's operands, because the op would have to stand between the two."""
     op = f"add_{norm.op}"
     norm_arguments = norm.call.arguments
     seed = drawn_seed(value(residual.sum).device) if residual.p else None
@@ -118,7 +119,8 @@ def _remaining(norm_nodes: tuple[Node, ...], norm: Match) -> set[Node]:
 
 
 def _residual(norm: Match) -> _Residual | None:
-    """Returns the sum that is normalised, directly or after a reshape."""
+    """Returns the sum that is normalised, directly or after a reshape, or None if the norm's input
+    is something else."""
     total = norm.call.arguments["input"]
     view = call_of(total, "reshape")
     if view is None:
@@ -144,13 +146,13 @@ def _shape(view: Call) -> Any:
 
 
 def _keeps_rows(node: Node, reshaped: Node, rank: int) -> bool:
-    """Returns whether a reshape does not change the last `rank` dimensions."""
+    """Returns whether a reshape from `node` to `reshaped` keeps the last `rank` sizes."""
     return are_equal(value(node).shape[-rank:], value(reshaped).shape[-rank:])
 
 
 def _sum(node: Any) -> _Residual | None:
-    """Reads `node` as a sum of floating tensors of its shape. Both tensors have its dtype, or one
-    has a narrower dtype, as under autocast."""
+    """Returns the residual connection that `node` is, or None. It has to be a sum of two
+    floating-point tensors of its shape, whose dtypes promote to its dtype."""
     call = call_of(node, "add")
     if call is None:
         return None
@@ -174,7 +176,8 @@ def _adds_to(first: Node, other: Node, total: Node) -> bool:
 
 
 def _from_branch(branch: Node, residual: Node, total: Node) -> _Residual:
-    """Returns the sum with its branch's dropout and lossless casts, which nothing else reads."""
+    """Returns the sum together with the dropout and the lossless casts that compute `branch`, as
+    far as nothing else uses their results."""
     nodes: tuple[Node, ...] = (total,)
     node, p = branch, 0.0
     while (call := call_of(node)) is not None and users(node) == [nodes[0]]:
@@ -187,7 +190,7 @@ def _from_branch(branch: Node, residual: Node, total: Node) -> _Residual:
 
 
 def _is_unneeded_cast(call: Call, residual: Node, total: Node) -> bool:
-    """Returns whether the op can take the input of this cast: the cast loses nothing, and the op
-    adds that input to `residual` in the dtype of `total` anyway."""
+    """Returns whether `call` is a cast whose input the op can take in place of its result: the cast
+    loses nothing, and the op adds its input to `residual` in the dtype of `total` anyway."""
     is_lossless = call.kind == "cast" and is_widening(call)
     return is_lossless and _adds_to(call.arguments["input"], residual, total)

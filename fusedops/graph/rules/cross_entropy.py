@@ -1,4 +1,5 @@
-"""The cross entropy of rows of logits, and the log-probability of a class, in one pass over them.
+"""Computes the cross entropy of rows of logits, or the log-probability of a class, in one pass over
+the logits.
 
 before    loss = F.cross_entropy(logits.float().view(-1, classes), target.view(-1))
 after     losses, lse, lse_error = torch.ops.fusedops.cross_entropy(logits, target, -100)
@@ -8,9 +9,9 @@ before    y = torch.log_softmax(logits, -1).gather(-1, target.unsqueeze(-1))
 after     losses, lse, lse_error = torch.ops.fusedops.cross_entropy(logits, target, None)
           y = -losses.unsqueeze(-1)
 
-The op reads logits through casts, views, a scale and a soft cap. A logsumexp of the same logits, as
-in a z-loss, is its second output. Class weights, masks and reductions are calls on one number a
-row, which Inductor fuses.
+The op takes the logits from before casts, views, a scale and a soft cap. A logsumexp of the same
+logits, as in a z-loss, is its second output. Class weights, ignored rows and reductions become
+calls on one number for each row, which Inductor fuses.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class CrossEntropy(Rule):
 
 def _match(loss: Loss) -> Match:
     """Returns the site of a loss, with the calls that make its logits, and one logsumexp of the
-    same logits. Further logsumexps stay in the graph: two results of a model must not have the
-    memory of the op's one output, and Inductor removes copies of it."""
+    same logits. Further logsumexps stay in the graph: if a model returns two of them, they must not
+    share the memory of the op's one output, and Inductor would remove a copy of that output."""
     beside = [] if loss.refusal else _before_target(loss, log_sums(loss))[:1]
     is_last = loss.are_classes_last
     logits = read_logits(loss.logits, {*loss.nodes, *beside}) if is_last else Scores(loss.logits)
@@ -97,14 +98,14 @@ def _same_rows(logits: Node, loss: Loss) -> bool:
 
 
 def _before_target(loss: Loss, beside: Sequence[Node]) -> list[Node]:
-    """Returns those of the logsumexps `beside` the loss that come after its target and its class
-    weights, so that one op, inserted before them, can compute them and the loss."""
+    """Returns those of the logsumexps `beside` that come after the loss's target and class weights,
+    so that one op, inserted before them, can compute them and the loss."""
     operands = [node for node in (viewed(loss.target), loss.weight) if isinstance(node, Node)]
     return [node for node in beside if all(operand < node for operand in operands)]
 
 
 def _not_adjacent(loss: Loss) -> str | None:
-    """Returns why the op cannot read the classes of a row where they are, or None."""
+    """Returns why the op cannot read the classes of a row without a copy of the logits, or None."""
     stride = value(loss.logits).stride(loss.dim)
     is_adjacent = statically_known_true(stride == 1)
     return None if is_adjacent else "the classes of a row are not adjacent in memory"
@@ -120,7 +121,8 @@ def _with_classes_last(loss: Loss) -> OpCall:
 
 
 def _result(loss: Loss, op: OpCall) -> OpCall:
-    """Returns the op's losses as the model reduces them, in the dtype and shape of its result."""
+    """Returns the losses that `op` computes, weighted and reduced as the model does, in the dtype
+    and shape of the model's result."""
     losses = OpCall(operator.getitem, (op, 0))
     if loss.is_log_probability:
         losses = OpCall(aten.neg.default, (losses,))
@@ -138,13 +140,14 @@ def _result(loss: Loss, op: OpCall) -> OpCall:
 
 
 def counted_rows(loss: Loss, target: Any) -> OpCall:
-    """Returns the call that computes a bool tensor: True for the rows that are not ignored."""
+    """Returns the call that computes which rows count: a bool tensor that is False where the target
+    is `ignore_index`."""
     return OpCall(aten.ne.Scalar, (target, loss.ignore_index))
 
 
 def row_weights(loss: Loss, target: Any, counted: OpCall) -> OpCall | None:
-    """Returns the call that computes the weight of each row's class, 0 for rows that are ignored;
-    None if the loss has no class weights."""
+    """Returns the call that computes each row's weight, which is that of its class, or 0 for an
+    ignored row; None if the loss has no class weights."""
     if loss.weight is None:
         return None
     classes = OpCall(aten.where.ScalarOther, (counted, target, 0))
@@ -159,7 +162,8 @@ def _log_sum(loss: Loss, node: Node, op: OpCall) -> OpCall:
 
 
 def _as_result(computed: OpCall, loss: Loss, old: Node, op: OpCall) -> OpCall:
-    """Returns `computed`, one number a row, in the shape and dtype of the node `old`."""
+    """Returns `computed`, which has one number for each row, in the shape and dtype of `old`, the
+    node that it replaces."""
     logits = op.args[0]
     rows = value(logits).shape[:-1] if isinstance(logits, Node) else None
     if rows is not None and has_shape(old, (*rows, 1)):
@@ -176,7 +180,7 @@ def as_dtype(computed: OpCall, loss: Loss, old: Node | None = None) -> OpCall:
 
 
 def wide_dtype(loss: Loss) -> torch.dtype:
-    """Returns the dtype of the op's losses."""
+    """Returns the dtype of the op's losses: float32, or float64 for float64 logits."""
     return torch.promote_types(value(loss.logits).dtype, torch.float32)
 
 
@@ -185,21 +189,22 @@ def _shaped(tensor: Any, sizes: Sequence[Any]) -> OpCall:
 
 
 def _sources(loss: Loss, logits: Node) -> tuple[Node, ...]:
-    """Returns the nodes from which the sizes of a result are read."""
+    """Returns the nodes of whose dimensions `_sizes` may read the sizes of a result."""
     return loss.logits, viewed(loss.target), logits
 
 
 def _sizes(shape: Sequence[Any], sources: Sequence[Node]) -> list[Any]:
-    """Returns sizes to reshape to: [-1] for a vector; else the shape, in which each size that may
-    change is read from a dimension of `sources`, if possible the one with the same index. None
-    stands for a symbolic size that is in none of them."""
+    """Returns the sizes for a reshape to `shape`: [-1] for a vector, and otherwise the shape
+    itself, except that sizes which may change between calls are read from `sources` in the graph.
+    Among several dimensions of the same size, the one with the same index is preferred. None stands
+    for a symbolic size that no dimension of `sources` has."""
     if len(shape) == 1:
         return [-1]
     return [_size(size, dim, sources) for dim, size in enumerate(shape)]
 
 
 def _size(size: Any, place: int, sources: Sequence[Node]) -> Any:
-    """Returns one element of `_sizes`: that of the dimension `place`."""
+    """Returns the element of `_sizes` for `size`, the size of dimension `place`."""
     is_number = isinstance(size, int)
     if is_number and sizes_are_symbols(value(sources[0])):
         return size

@@ -1,10 +1,11 @@
-"""group_norm with one group, which is a layer_norm over whole images.
+"""Replaces group_norm with one group, which is a layer_norm over whole images.
 
 before    y = torch.group_norm(x, 1, weight, bias, eps)
 after     y, mean, rstd = torch.ops.fusedops.layer_norm(
               x, x.shape[1:], weight[:, None, None].expand(x.shape[1:]), bias..., eps)
 
-The policy counts the bytes of the expanded parameters.
+The expanded weight and bias are as large as an image. The policy counts their bytes when it decides
+whether the replacement pays.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class GroupNorm(Rule):
 
 
 def _expanded(parameter: Any, row: list[int | None]) -> OpCall | None:
-    """Returns a parameter with one element for each channel, expanded to the shape of a row; None
-    for None."""
+    """Returns the call that expands a parameter, which has one element for each channel, to the
+    shape of a row. Returns None if there is no parameter."""
     if parameter is None:
         return None
     of_channels = OpCall(aten.reshape.default, (parameter, [-1] + [1] * (len(row) - 1)))

@@ -1,4 +1,4 @@
-"""Opaque calls that compute a softmax or a layer_norm internally: reported, but not replaced.
+"""Reports opaque calls, which compute a softmax or a norm internally, without replacing them.
 
 before    y = F.scaled_dot_product_attention(q, k, v)
 after     the same

@@ -1,13 +1,14 @@
-"""The cross entropy of a linear layer's results, whose logits are never all in memory.
+"""Fuses a cross entropy with the linear layer before it, so that the logits of only one chunk of
+rows are in memory at a time.
 
 before    loss = F.cross_entropy(F.linear(x, weight).float().view(-1, classes), target.view(-1))
 after     scale = 1 / (target != -100).sum()
           loss = torch.ops.fusedops.linear_cross_entropy(x, weight, target, scale=scale)
 
-The rule applies only if the setting `fuse` has "linear_cross_entropy=always". It is no default, for
-two reasons: it saves memory rather than time, since the gradient of a cross entropy is written over
-its logits anyway; and the op multiplies one chunk of rows after the other, with results that differ
-in their last bits from those of one product of all rows.
+The rule applies only if the setting `fuse` has "linear_cross_entropy=always". There are two reasons
+why it is not on by default. It saves memory rather than time, since without it the gradient of the
+cross entropy is written over the logits. And the op multiplies one chunk of rows after the other,
+so that its results differ in their last bits from those of one product of all rows.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class LinearCrossEntropy(Rule):
 
 
 def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) -> Match:
-    """Returns the site of a loss. The op takes a matrix of rows, and a vector of targets."""
+    """Returns the site of a loss. The layer's input becomes a matrix, and the targets a vector, as
+    the op takes them."""
     weight = linear.arguments["weight"]
     rows = [-1, value(weight).shape[-1]]
     target = OpCall(aten.reshape.default, (loss.target, [-1]))
@@ -87,7 +89,8 @@ def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) ->
 
 
 def _scale(loss: Loss, counts: Any) -> OpCall | None:
-    """Returns the factor of the sum of the losses: 1 / count for their mean, None for their sum."""
+    """Returns the call that computes the factor by which the op multiplies the sum of the losses:
+    1 / count for their mean. Returns None for a sum, which needs no factor."""
     if loss.reduction == "sum":
         return None
     count = OpCall(aten.sum.default, (counts,))

@@ -53,7 +53,8 @@ class MaskedSoftmax(Rule):
         chain = _with_last_cast(chain, scores)
         dropout = only_user(chain.last, "dropout")
         dropout = dropout if dropout and draws_own_numbers(dropout) else None
-        if chain.hidden is not None and not scores.is_masked:  # the scores did not take its mask
+        # The model sets exponentials to 0 by a mask that, as read_scores found, the op cannot take.
+        if chain.hidden is not None and not scores.is_masked:
             return None
         is_plain = not scores.nodes and chain.hidden is None
         if is_plain and dropout is None and sink is None:
@@ -75,8 +76,8 @@ class MaskedSoftmax(Rule):
 
 
 def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
-    """Returns the softmax that ends in `call`, if it is over the last dimension and the op takes
-    its dtypes."""
+    """Returns the softmax that `call` computes, if it is over the last dimension and the op takes
+    its dtypes; else None."""
     if call.refusal is not None:
         return None
     chain = read_softmax(call) or read_softmax_decomposed(call)
@@ -93,9 +94,9 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
 
 
 def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
-    """Returns the chain, with the cast of its float32 result back to the dtype of the scores, if
-    there is one. Under autocast the scores are narrower, and a float32 mask makes the softmax
-    compute in float32."""
+    """Returns `chain` including the cast of its float32 result back to the dtype of the scores, if
+    there is one. Such casts occur under autocast, where the scores have 16 bits, and a float32 mask
+    makes the softmax compute in float32."""
     cast = only_user(chain.last, "cast")
     dtype = value(scores.input).dtype
     if cast is None or cast.arguments["dtype"] != dtype or value(chain.last).dtype != torch.float32:
@@ -112,7 +113,7 @@ def _op(chain: SoftmaxChain, dropout: Call | None, sink: Sink | None) -> str:
 def _arguments(
     scores: Scores, chain: SoftmaxChain, dropout: Call | None, sink: Sink | None
 ) -> dict[str, Any]:
-    """Returns the op's arguments by name, in its order."""
+    """Returns the op's arguments by name, in the op's order."""
     operands = [scores.visible, *scores.addends] if scores.visible else [*scores.addends]
     mask, bias = map(_with_adjacent_values, (*operands, None, None)[:2])
     result = value(chain.last)
@@ -144,10 +145,10 @@ def _arguments(
 
 def _with_adjacent_values(operand: Operand | None) -> Operand | None:
     """Returns a mask or bias, or a copy of it if the values of a row are not adjacent in memory, as
-    in a position bias stored with the heads last; None for None. The op would copy it at every
-    call. With the copy in the graph, Inductor computes the operand in this layout, once for all
-    layers that share it."""
-    # Elementwise calls have the layout of their first operand.
+    in a position bias stored with the heads last. Returns None if there is none. Without the copy
+    the op would make one at every call. With the copy in the graph, Inductor computes the operand
+    in the new layout, once for all layers that share it."""
+    # An operand that is an elementwise call has the layout of that call's first operand.
     source = None if operand is None else viewed(operand)
     if source is None or value(source).dim() == 0 or not _has_strided_rows(value(source)):
         return operand

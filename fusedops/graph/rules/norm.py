@@ -1,4 +1,4 @@
-"""layer_norm and rms_norm, with and without affine parameters, over any normalized_shape.
+"""Replaces layer_norm and rms_norm, with and without weight and bias, over any normalized_shape.
 
 before    y = torch.layer_norm(x, normalized_shape, weight, bias, eps)
           y, mean, rstd = torch.native_layer_norm(x, normalized_shape, weight, bias, eps)
@@ -28,8 +28,8 @@ from fusedops.graph.rule import Match, OpCall, Rule, op_of
 
 
 class Norm(Rule):
-    """A call of the norm `name`. Calls of the kind `with_statistics` have all outputs of the op,
-    the first of which is the norm."""
+    """A call of the kind `name`, which returns the norm alone, or of the kind `with_statistics`,
+    which returns the norm and then the statistics, as the op does."""
 
     def __init__(self, name: str, with_statistics: str) -> None:
         self.name, self.with_statistics = name, with_statistics
@@ -52,9 +52,12 @@ class Norm(Rule):
         """Yields the op with the site's arguments, then with its tensors cast to eager's dtype."""
         op, arguments = op_of(match).op, match.call.arguments
         yield op_of(match)
-        if match.fused_nodes:  # parameters wider than the result must not be rounded to it
+        # A site with fused casts may have parameters wider than its result, which the second call
+        # would round to the dtype of the result.
+        if match.fused_nodes:
             return
-        # On some devices autocast runs norms in float32. The casts give the op the same operands.
+        # On some devices autocast runs norms in float32. The casts give the op float32 operands
+        # too.
         result = value(next(iter(match.results))).dtype
         tensors = [name for name in ("input", "weight", "bias") if name in arguments]
         cast = {name: _cast(arguments[name], result) for name in tensors}
@@ -62,20 +65,21 @@ class Norm(Rule):
 
 
 def unsupported_dtype(match: Match) -> str | None:
-    """Returns why no kernel takes the input of a norm, or None."""
+    """Returns why no kernel takes the dtype of a norm's input, or None if one does."""
     dtype = value(match.call.arguments["input"]).dtype
     return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
 
 
 def unsupported_row(match: Match) -> str | None:
-    """Returns why no op takes the rows of a norm, because of their length or dtype, or None."""
+    """Returns why no op takes the rows of a norm, or None: either their length is not known at
+    compile time, or no kernel takes their dtype."""
     is_unknown = None in match.call.arguments.get("normalized_shape", ())
     return UNKNOWN_ROW if is_unknown else unsupported_dtype(match)
 
 
 def _with_casts(call: Call) -> Match | None:
-    """Matches norm(x.float()).to(x.dtype), which the op computes from x, with the result rounded
-    once. Returns None if a cast is missing."""
+    """Returns the match of norm(x.float()).to(x.dtype), which the op computes from x. Returns None
+    if one of the two casts is missing."""
     cast = None if call.refusal else only_user(call.node, "cast")
     casts, input = cast_chain(call.arguments["input"])
     if cast is None or not casts or cast.arguments["dtype"] != value(input).dtype:

@@ -1,4 +1,4 @@
-"""Decomposed norms, in the many orders in which models write them.
+"""Replaces norms that models write as several calls, in many orders.
 
 before    mean = x.mean(-1, keepdim=True)
           var = (x - mean).pow(2).mean(-1, keepdim=True)        or x.var(-1, unbiased=False, ...)
@@ -27,8 +27,7 @@ after     y, mean, rstd = torch.ops.fusedops.spatial_layer_norm(x, 1, weight, bi
 
 The quotient by std + eps is the norm of the Annotated Transformer. The `spatial_` ops normalise one
 dimension that is not the last, as the channels of images in ConvNeXt, Segment Anything and NAFNet.
-If a model rounds before the product with the weight, and the op does not, that product stays in the
-graph.
+The product with the weight stays in the graph if the model rounds before it and the op would not.
 """
 
 from __future__ import annotations
@@ -60,7 +59,8 @@ class NormDecomposed(Rule):
         norm = read_norm(call)
         if norm is None or norm.op not in self.ops:
             return None
-        # The site is the longest chain whose result has the dtype of the input, cast or not.
+        # The op's result has the dtype of its input. The site therefore ends with the last call
+        # whose result has the dtype of the norm's input, before or after the input's casts.
         ends = [(extended, input_of(extended)) for extended in continued(norm)]
         norm, input = next(((n, i) for n, i in reversed(ends) if i), (norm, None))
         refusal = norm.refusal
@@ -79,7 +79,8 @@ class NormDecomposed(Rule):
         return unsupported_row(match)
 
     def emit(self, match: Match) -> Iterator[OpCall]:
-        """Yields the op, with its input permuted if the match has an order of dimensions."""
+        """Yields the op's call, with its input permuted if the op needs another order of
+        dimensions."""
         call = op_of(match)
         if match.order is None:
             yield call

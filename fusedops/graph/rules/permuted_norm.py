@@ -1,11 +1,13 @@
-"""A norm over channels, between permutations that make them the last dimension and move them back.
+"""Replaces a norm over channels and two permutations, one that makes the channels the last
+dimension and one that moves them back.
 
 before    y = torch.layer_norm(x.permute(0, 2, 3, 1), (channels,), weight, bias, eps)
           y = y.permute(0, 3, 1, 2).contiguous()
 after     y, mean, rstd = torch.ops.fusedops.spatial_layer_norm(x, 1, weight, bias, eps)
 
-The norm can be any that another rule finds. Without the copy, eager's channels stay side by side in
-memory: the other rule's op on the permuted image needs no copy, and this rule does not match.
+The norm can be any that another rule finds. If the model does not make the result contiguous, its
+channels stay side by side in memory. The other rule's op can then run on the permuted image without
+a copy, so that this rule does not match.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from fusedops.graph.analysis.steps import before, call_of, only_user, permutatio
 from fusedops.graph.analysis.values import value
 from fusedops.graph.rule import Match, Rule
 
-#: For each op the arguments that the spatial op has too, after the dimension.
+#: Op -> the arguments that the `spatial_` op of the same norm has too, after the dimension.
 _SHARED = {"layer_norm": ("weight", "bias", "eps"), "rms_norm": ("weight", "eps")}
 
 
@@ -56,7 +58,7 @@ class PermutedNorm(Rule):
 
 
 def _is_spatial(norm: Match) -> bool:
-    """Returns whether a spatial op computes the same norm, over a single dimension."""
+    """Returns whether the norm is over a single dimension, and a `spatial_` op computes it too."""
     arguments: Mapping[str, Any] = norm.call.arguments
     has_variant = arguments.get("weight_offset") or arguments.get("rounds_normalized")
     is_shared = norm.op in _SHARED and not norm.call.refusal and not has_variant
@@ -66,6 +68,7 @@ def _is_spatial(norm: Match) -> bool:
 
 
 def _moves_channels(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Returns whether `before` makes another dimension the last, and `after` reverts it."""
+    """Returns whether the permutation `before` makes another dimension the last, and `after` is its
+    inverse."""
     rank = len(before)
     return before[-1] != rank - 1 and [before[dim] for dim in after] == list(range(rank))

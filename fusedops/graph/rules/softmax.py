@@ -1,4 +1,4 @@
-"""softmax and log_softmax over any dim, with the casts around them.
+"""Replaces softmax and log_softmax over any dimension, with the casts around them.
 
 before    y = torch.softmax(x.float(), dim).to(x.dtype)
           y = torch.softmax(x, dim, dtype=dtype)
@@ -43,7 +43,8 @@ class Softmax(Rule):
         )
 
     def emit(self, match: Match) -> Iterator[OpCall]:
-        """Yields the op with the site's arguments; then with the dtype of eager's result."""
+        """Yields the op with the site's arguments, then with the dtype of eager's result as the
+        argument `dtype`."""
         call = op_of(match)
         yield call
         # On some devices autocast runs softmax in float32; with this dtype the op does the same.
@@ -51,7 +52,8 @@ class Softmax(Rule):
 
 
 def match_softmax(chain: SoftmaxChain) -> Match:
-    """Returns the site of a chain, refused if only masked_softmax computes it."""
+    """Returns the site of the softmax that a reader found. It is refused if masked_softmax is the
+    only op that computes it."""
     arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
     refusal = chain.refusal
     if chain.needs_masks:

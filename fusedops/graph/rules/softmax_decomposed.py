@@ -1,4 +1,4 @@
-"""Decomposed softmax and log_softmax, with the maximum subtracted.
+"""Replaces softmaxes and log_softmaxes that models write as several calls.
 
 before    e = torch.exp(x - x.amax(dim, keepdim=True))
           y = e / e.sum(dim, keepdim=True)
@@ -10,8 +10,9 @@ before    s = x - x.amax(dim, keepdim=True)
           y = x - torch.logsumexp(x, dim, keepdim=True)
 after     y = torch.ops.fusedops.log_softmax(x, dim)
 
-The quotients, which may also have a sink or hidden columns, are read in `exponentials.py`. One that
-does not subtract the maximum is refused: its exp overflows where the op does not.
+`readers/exponentials.py` recognises the quotients, which may also have a mask, or a sink (one more
+logit for each row). A softmax that does not subtract the maximum is refused, because its exp
+overflows where the op does not.
 """
 
 from __future__ import annotations

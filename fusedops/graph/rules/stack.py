@@ -1,4 +1,5 @@
-"""A stack of softmaxes or norms of tensors of one shape, as one op that writes the stacked tensor.
+"""Replaces a stack of softmaxes or layer_norms of tensors of one shape by one op, which writes the
+stacked tensor.
 
 before    y = torch.stack([torch.softmax(x, dim) for x in inputs], stack_dim)
           y = torch.stack([norm(x) for norm, x in zip(norms, inputs)], stack_dim)
@@ -6,9 +7,9 @@ after     y = torch.ops.fusedops.stack_softmax(inputs, dim, stack_dim)
           y, mean, rstd = torch.ops.fusedops.stack_layer_norm(
               inputs, normalized_shape, weights, biases, eps, stack_dim)
 
-Each element is a site that other rules would replace by a softmax, log_softmax or layer_norm, and
-that only the stack uses. This rule runs before the others, which would replace the elements one by
-one, by ops that cannot write into the stacked tensor.
+Each element of the stack is a softmax, log_softmax or layer_norm that another rule would replace,
+and only the stack uses it. This rule runs before the others, which would replace the elements one
+by one, with ops that cannot write into the stacked tensor.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Stack(Rule):
         return Match(site, op, {call.node: index}, (*sorted(fused), call.node))
 
     def _match_of(self, result: Any, stack: Node) -> Match | None:
-        """Returns the match of an element of the stack, if its op can be stacked."""
+        """Returns the match of an element of the stack, or None if there is no op for a stack of
+        such elements."""
         if not isinstance(result, Node) or users(result) != [stack]:
             return None
         cast = call_of(result, "cast")
@@ -76,7 +78,8 @@ class Stack(Rule):
 
 
 def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict[str, Any]] | None:
-    """Returns the stacked op and its arguments without stack_dim, if all settings are equal."""
+    """Returns the op for the whole stack, and its arguments without stack_dim; None if the elements
+    differ in their op or its settings."""
     inputs = [each["input"] for each in arguments]
     if len(set(ops)) > 1 or not all(isinstance(node, Node) for node in inputs):
         return None
@@ -85,8 +88,8 @@ def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict
 
 
 def _softmax_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Returns the arguments after the inputs, or None if the softmaxes differ in their dimension,
-    or convert to a dtype."""
+    """Returns the op's arguments after the inputs, or None if the softmaxes differ in their
+    dimension, or have an argument `dtype`, which the op has not."""
     dims = {
         each["dim"] % max(value(node).dim(), 1)
         for node, each in zip(inputs, arguments, strict=True)
@@ -97,8 +100,8 @@ def _softmax_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> di
 
 
 def _norm_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Returns the arguments after the inputs, or None if the norms differ in shape or eps, or if
-    some have a weight or a bias and others have none."""
+    """Returns the op's arguments after the inputs, or None if the norms differ in shape or eps, or
+    if some have a weight or a bias and others have none."""
     first = arguments[0]
     # A shape may be a node: torch.fx records x.shape[-1:] as one.
     shapes = [value(each["normalized_shape"]) for each in arguments]
@@ -116,7 +119,7 @@ def _norm_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[
     return {"normalized_shape": shape, **parameters, "eps": first["eps"]}
 
 
-#: For each op that can be stacked, the function that computes the arguments after the inputs.
+#: Op that can be stacked -> the function that returns the stacked op's arguments after the inputs.
 _STACKED = {
     "softmax": _softmax_settings,
     "log_softmax": _softmax_settings,
