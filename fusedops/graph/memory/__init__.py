@@ -1,1 +1,2 @@
-"""Passes over compiled graphs that save memory: in-place ops, and no unused outputs."""
+"""Has the passes that save memory in the graphs that Inductor is about to lower: they run ops in
+place, and drop unused outputs."""

@@ -1,4 +1,4 @@
-"""In compiled graphs, softmax and its backward write into memory that nothing else needs any more.
+"""Lets ops in compiled graphs write their result over an input that nothing else needs any more.
 
 before    y = fusedops.softmax(x, -1)       x: computed in this graph and used by nothing else
 after     _, y = auto_functionalized(fusedops.softmax_, input=x, dim=-1)
@@ -6,12 +6,12 @@ after     _, y = auto_functionalized(fusedops.softmax_, input=x, dim=-1)
 Attention scores are such an x, and so is the gradient from the matrix product after the softmax:
 each reuse lowers the peak memory by one tensor of queries x keys. The logits of a language model
 are one too: the forward graph has computed them and *donates* them to the backward graph, where the
-gradient of the cross entropy is written over them. For rows of 50,257 classes, the page faults of a
-newly allocated gradient take more time than the kernel.
+gradient of the cross entropy is written over them. This also saves time: for rows of 50,257
+classes, the page faults of a newly allocated gradient take longer than the kernel.
 
 The pass runs on the forward or backward graph that Inductor is about to lower. Inductor checks the
-lifetimes again and copies x if it is needed later. Eager mode reuses nothing, because it is unknown
-there who else refers to a tensor.
+lifetimes again, and copies x if a later node reads it. In eager mode nothing is reused, because an
+op cannot know who else refers to its input.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fusedops.graph.analysis.storages import storage
 
 _ops = torch.ops.fusedops
 
-#: For each functional op its variant that writes into the first argument.
+#: Functional op -> the variant that writes its result into the first argument.
 IN_PLACE = {
     getattr(_ops, name).default: getattr(_ops, f"{name}_").default
     for name in (
@@ -66,7 +66,8 @@ def reuse_memory(graph: Graph) -> int:
 
 
 def _has_layout_of(source: Node, result: Node) -> bool:
-    """Returns whether a result can take the place of `source`: same dtype and shape, contiguous."""
+    """Returns whether `result` fits into the memory of `source`: both are contiguous, with the same
+    dtype and shape."""
     x, y = source.meta.get("val"), result.meta.get("val")
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
@@ -75,11 +76,12 @@ def _has_layout_of(source: Node, result: Node) -> bool:
 
 
 def _donated(graph: Graph) -> set[Node]:
-    """Returns the inputs of a backward graph whose memory the forward graph has allocated and
-    nothing but the backward graph holds."""
+    """Returns those inputs of a backward graph whose memory the forward graph has allocated, and
+    which nothing but the backward graph refers to."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    # get_donated_idxs gives indices for a forward graph too, whose inputs are the caller's. Only a
-    # backward graph has tangents, which torch's partitioner knows by their name.
+    # get_donated_idxs gives indices for a forward graph too, but the inputs of that belong to the
+    # caller. Only a backward graph has inputs with "tangents" in their name, by which torch's
+    # partitioner recognises the gradients of outputs too.
     if not any("tangents" in str(node.target) for node in inputs):
         return set()
     return {inputs[index] for index in get_donated_idxs() or ()}
@@ -96,8 +98,8 @@ def _is_only_for(node: Node, holders: set[Node], donated: set[Node]) -> bool:
 
 
 def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
-    """Replaces `node` by a functionalised in-place call. Inductor lowers this to the op in place,
-    or copies the input first if something reads it later."""
+    """Replaces `node` by the functionalised form of the in-place op. Inductor lowers this to the
+    op in place, and copies the input first if something reads it later."""
     with graph.inserting_before(node):
         functional = torch.ops.higher_order.auto_functionalized
         both = graph.call_function(functional, (in_place,), _arguments_of(node, in_place))
@@ -109,8 +111,9 @@ def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
 
 
 def _write_over(graph: Graph, node: Node, in_place: Any) -> None:
-    """Replaces `node` by the in-place op, on donated memory. A functionalised call is not used,
-    because Inductor would lower it to the op and a copy of the memory onto itself."""
+    """Replaces `node` by the in-place op, which writes into donated memory. The functionalised form
+    is not used here, because Inductor would lower it to the op and a copy of the donated memory
+    onto itself."""
     source = node.args[0]
     assert isinstance(source, Node)
     with graph.inserting_before(node):

@@ -3,10 +3,10 @@
 before    y, sum, mean, rstd = fusedops.add_layer_norm(x, residual, ...)      only y is used
 after     y, _ = fusedops._add_layer_norm(x, residual, ..., wants_sum=False)
 
-Inference needs no statistics for a backward pass, and post-norm layers do not need the sum. Both
-passes run on the graph that Inductor is about to lower. In that graph everything that a backward
-pass needs is already an output, and the backward ops are calls of their own, so that autograd
-formulas are not needed: without them a call spends 7 us less in Python.
+Inference needs no statistics for a backward pass, and post-norm layers do not need the sum of
+residual and branch. Both passes run on the graph that Inductor is about to lower. In that graph
+everything that a backward pass needs is already an output, and the backward ops are calls of their
+own. Autograd formulas are therefore not needed, and without them a call spends 7 us less in Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusedops.ops.registration.libraries import OPS_WITH_VARIANT
 
 _ops = torch.ops.fusedops
 
-#: For each op with optional outputs the variant without them, and the variant's number of outputs.
+#: Op with outputs that may be unused -> the variant without them, and how many outputs that has.
 SHORTER_VARIANTS: dict[Any, tuple[Any, int]] = {
     _ops.add_layer_norm.default: (_ops._add_layer_norm.default, 2),
     _ops.add_rms_norm.default: (_ops._add_rms_norm.default, 2),
@@ -55,8 +55,8 @@ def drop_unused_outputs(graph: Graph) -> None:
 
 
 def _replace(node: Node, variant: Any, used: set[int]) -> None:
-    """Replaces `node` by the variant, whose outputs take the place of those with the indices
-    `used`."""
+    """Replaces `node` by `variant`, which has fewer outputs. `used` has the indices of the outputs
+    that something reads."""
     single = len(variant._schema.returns) == 1
     output, sum = node.meta["val"][:2]
     with node.graph.inserting_before(node):
@@ -65,7 +65,8 @@ def _replace(node: Node, variant: Any, used: set[int]) -> None:
     new.meta.update(node.meta)
     # Without wants_sum, the variant returns an empty tensor as the sum.
     new.meta["val"] = output if single else (output, sum if 1 in used else output.new_empty([0]))
-    if "eager_input_vals" in node.meta:  # the input strides that Inductor must preserve
+    # Inductor gives the op's inputs the strides of these values.
+    if "eager_input_vals" in node.meta:
         args, kwargs = node.meta["eager_input_vals"]
         vals = _arguments(node, args, kwargs, variant, used)
         new.meta["eager_input_vals"] = (vals, {})
@@ -81,8 +82,8 @@ def _replace(node: Node, variant: Any, used: set[int]) -> None:
 def _arguments(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], variant: Any, used: set[int]
 ) -> tuple[Any, ...]:
-    """Returns the variant's arguments: those of the op that it has too, and `wants_sum`, which says
-    whether the sum is used, if the variant has this argument."""
+    """Returns the variant's arguments: those of the op that the variant has too, and if it has the
+    argument `wants_sum`, whether the sum (output 1) is used."""
     arguments = {"wants_sum": 1 in used, **named_arguments(node.target, args, kwargs)}
     names = (argument.name for argument in variant._schema.arguments)
     return tuple(arguments[name] for name in names if name in arguments)

@@ -1,8 +1,9 @@
-"""The times of ops on a machine, from tables that `python -m fusedops tune` measures.
+"""Reads the times of ops on a machine from tables that `python -m fusedops tune` measures.
 
-A table belongs to one machine. Each line has the times of one op in one mode, dtype and size, with
-Inductor and with fusedops. Tables for some families of processors are shipped; tables that the user
-has measured are in the user's cache. The table nearest to the machine in use decides.
+A table belongs to one machine. Each line has two times of one op in one mode, dtype and size: that
+of Inductor's code, and that of the op of fusedops. Tables for some families of processors ship with
+fusedops; those that the user has measured are in the user's cache folder. Among the tables that
+have an op, the one nearest to the machine in use decides.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ INFERENCE, TRAINING = "inference", "training"
 
 _MACHINE = tuple(field.name for field in fields(Machine))
 _CASE = ("op", "mode", "dtype", "rows", "cols")
+#: The columns of a table file, in order. "fusedops" is the version of fusedops.
 COLUMNS = (*_MACHINE, "fusedops", *_CASE, "inductor_ms", "fusedops_ms", "copy_gb_per_s")
 
 
 @dataclass(frozen=True)
 class Size:
-    """A number of rows, and the number of columns and the dtype of each row."""
+    """The size of an op's input: how many rows it has, and the columns and dtype of each row."""
 
     rows: int
     cols: int
@@ -48,11 +50,12 @@ class Size:
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds of one op in one mode.
+    """The times of one op in one mode, in milliseconds.
 
     inductor, ours: the time of Inductor's code, and that of our op.
-    ms_per_byte: the time of a copy, for each byte read or written.
-    rows, cols: the size that was measured. `Table.cost` scales the times, but not these.
+    ms_per_byte: the time that a copy takes for each byte that it reads or writes.
+    rows, cols: the size that was measured. `Table.cost` scales the times to another size, and
+        leaves these two as they are.
     """
 
     inductor: float
@@ -67,10 +70,10 @@ _Key = tuple[str, str, str]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The costs measured on one machine: its lines in one table file.
+    """The times measured on one machine, which are its lines in one table file.
 
     name: the file's name, without its folder and suffix.
-    tuned: whether the user measured them; otherwise they were shipped.
+    tuned: whether the user measured the times; otherwise they ship with fusedops.
     fusedops: the version whose kernels were measured.
     digest: a hash of the file's content.
     costs: for each (op, mode, dtype) the cost of each size.
@@ -85,14 +88,15 @@ class Table:
 
     @property
     def identity(self) -> str:
-        """A string that differs between tables and between versions of a table."""
+        """A string that differs between tables, and changes with the content of a table."""
         return f"{self.name}-{self.machine.threads}-{self.digest}"
 
     def cost(self, op: str, mode: str, size: Size) -> Cost | None:
-        """Returns the cost of `op`, scaled from the nearest measured size, or None without one."""
+        """Returns the times of `op` at a size, scaled from the nearest size that was measured, or
+        None if the op was not measured in that mode."""
         dtype = str(size.dtype).removeprefix("torch.")
-        # If float16 was not measured, it has the costs of bfloat16, which moves as many bytes; any
-        # other dtype has the costs of float32.
+        # A dtype that was not measured gets the times of another: float16 those of bfloat16, which
+        # has as many bytes, and any other dtype those of float32.
         names = {"float16": ("float16", "bfloat16")}.get(dtype, (dtype, "float32"))
         keys = [(op, mode, name) for name in names]
         sizes = next((self.costs[key] for key in keys if key in self.costs), None)
@@ -140,8 +144,8 @@ def tables_for(machine: Machine) -> list[Table]:
 
 
 def _unfitness(machine: Machine, table: Table) -> tuple[bool | float | str, ...]:
-    """Returns the sort key of a table. For the same kind of machine a shipped table precedes one
-    that the user measured with another number of threads or another torch."""
+    """Returns the key by which tables are sorted, the best first. For the same kind of machine a
+    shipped table precedes one that the user measured with another number of threads or torch."""
     is_exact = table.tuned and table.machine == machine
     kind_mismatch, distance = machine.kind_mismatch(table.machine), machine.distance(table.machine)
     return (not is_exact, *kind_mismatch, table.tuned, *distance, table.name)
@@ -154,15 +158,17 @@ def devices() -> list[torch.device]:
 
 
 def identity() -> str:
-    """Returns a hash of the tables in use, which is part of the cache key of every graph."""
+    """Returns a hash of the tables in use. It is part of Inductor's cache key for every graph, so
+    that a graph is compiled again after a table has changed."""
     tables = [table for device in devices() for table in tables_for(here(device))]
     identities = " ".join(table.identity for table in tables)
     return hashlib.sha256(identities.encode()).hexdigest()
 
 
 def user_folder() -> Path | None:
-    """Returns the folder of the user's tables, in FUSEDOPS_CACHE_DIR or by default in fusedops in
-    the user's cache folder, or None if the user has no home folder."""
+    """Returns the folder of the user's tables: tables/ in the folder that FUSEDOPS_CACHE_DIR names,
+    or by default fusedops/tables/ in the user's cache folder. Returns None if the user has no home
+    folder."""
     if named := os.environ.get("FUSEDOPS_CACHE_DIR"):
         return Path(named) / "tables"
     caches = os.environ.get("XDG_CACHE_HOME", "")
@@ -184,8 +190,8 @@ def user_files() -> list[Path]:
 
 
 def _tables() -> Iterator[Table]:
-    """Yields all readable tables. A damaged shipped table raises ValueError; a damaged table of the
-    user is skipped, with one warning."""
+    """Yields all readable tables. Raises ValueError if a table that ships with fusedops is damaged.
+    A damaged table of the user is skipped, with one warning."""
     for file in sorted(SHIPPED.glob("*.csv")):
         yield from _shipped_tables(file, _stamp(file))
     for file in user_files():
@@ -203,8 +209,8 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 @functools.cache
 def _user_tables(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
-    """Returns the tables in one of the user's files; warns and returns none if it is damaged.
-    `stamp` makes the cache read a changed file again."""
+    """Returns the tables in one of the user's files; warns and returns () if it is damaged. `stamp`
+    is part of the cache's key only, so that a changed file is read again."""
     try:
         return read(file, tuned=True)
     except ValueError as error:
@@ -214,12 +220,13 @@ def _user_tables(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
 
 @functools.cache
 def _shipped_tables(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
-    """Returns the tables in a shipped file. `stamp` makes the cache read a changed file again."""
+    """Returns the tables in a file that ships with fusedops. `stamp` is as for `_user_tables`."""
     return read(file, tuned=False)
 
 
 def read(file: Path, tuned: bool) -> tuple[Table, ...]:
-    """Returns the tables in a file. Raises ValueError, with the fix, if it cannot be read."""
+    """Returns the tables in a file. Raises ValueError if it cannot be read or is empty; the message
+    says what to do."""
     try:
         content = file.read_bytes()
         rows = list(csv.DictReader(content.decode().splitlines()))
@@ -232,13 +239,13 @@ def read(file: Path, tuned: bool) -> tuple[Table, ...]:
 
 
 def _damage_message(file: Path, tuned: bool) -> str:
-    """Returns the message for a file that cannot be read, with the fix."""
+    """Returns the message for a file that cannot be read, which says what to do."""
     fix = "measure it again with `python -m fusedops tune`, or remove it"
     return f"fusedops: {file} is damaged; {fix if tuned else 'reinstall fusedops'}"
 
 
 def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> Iterator[Table]:
-    """Yields one table for each machine, and version of fusedops, in the rows."""
+    """Yields one table for each pair of a machine and a version of fusedops in the rows."""
     name = file.stem
     by_machine: dict[tuple[Machine, str], Table] = {}
     for row in rows:
@@ -253,7 +260,8 @@ def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> 
 
 
 def _cost(row: dict[str, str]) -> Cost:
-    """Returns the numbers of a row. Raises ValueError if one is not positive and finite."""
+    """Returns the times in a row of a table file. Raises ValueError if a number is not positive and
+    finite."""
     names = ("inductor_ms", "fusedops_ms", "copy_gb_per_s", "rows", "cols")
     inductor, ours, copy, rows, cols = (float(row[name]) for name in names)
     if not all(0 < number < math.inf for number in (inductor, ours, copy, rows, cols)):

@@ -1,10 +1,11 @@
-"""Decides whether a site that can be replaced correctly should be replaced.
+"""Decides whether a site should be replaced, which is a softmax, norm or cross entropy that an op
+can replace correctly.
 
 With `fuse="profitable"` a site is replaced if the op, plus the memory traffic that it adds around
 the site, is measured to take less time than Inductor's code for the site. The traffic arises
-because our op is a barrier to Inductor's fusion: a pointwise neighbour has to write to memory, for
-the op to read, what Inductor would have kept in registers. The same holds for a mask that Inductor
-would have computed on the fly.
+because Inductor cannot fuse across our op: a pointwise call before the op has to write to memory
+what Inductor would have kept in registers. The same holds for a mask that Inductor would have
+computed inside its kernel.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from fusedops.graph.rule import Match, OpCall, viewed
 
 _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
 _DROPOUT = "softmax_dropout[causal]"
-#: The name in tables of a cross entropy whose backward pass cannot write over the logits.
+#: The name that tables have for a cross entropy whose backward pass cannot write over the logits.
 _KEPT_LOGITS = "cross_entropy[kept]"
-#: The names under which tables have the measurements of an op, where its own name is not used. The
-#: first one that a table has counts.
+#: Op that tables do not have under its own name -> the names under which they have measurements
+#: that count for it. The first one that a table has is used.
 _MEASURED_AS = {
     "masked_softmax": (_ADDITIVE,),
     "masked_softmax_sinks": (_ADDITIVE,),
     "masked_softmax_dropout": (_DROPOUT,),
     **{f"stack_{op}": (op,) for op in ("softmax", "log_softmax", "layer_norm")},
 }
-#: The names under which every shipped table has measurements, for _DROPOUT in training alone.
+#: The names that every table that ships with fusedops has, _DROPOUT only in training.
 MEASURED_OPS = (
     "softmax",
     "log_softmax",
@@ -54,14 +55,15 @@ MEASURED_OPS = (
 NEVER_MATERIALISED = "its result is only gathered or reduced: Inductor never materialises it"
 BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_attention"
 
-#: fusedops must be faster by this share: two measurements of the same code differ by up to 3%.
+#: fusedops must be faster by this share, since two measurements of the same code differ by up to
+#: 3%.
 MARGIN = 0.03
 
-#: A site that has no measurement and fewer elements than this is not replaced: to call the op would
-#: take longer than its kernel.
+#: A site without measurements is not replaced if it has fewer elements than this, because the call
+#: of the op would take longer than its kernel.
 _FEW_ELEMENTS = 2**15
-#: From this many elements of its result on, PyTorch's fused encoder layer is not faster than its
-#: decomposition.
+#: If its result has at least this many elements, PyTorch's fused encoder layer is not faster than
+#: its decomposition (see `leaves_encoder_layer` for the measurements).
 _MANY_FEATURES = 2**18
 
 
@@ -69,10 +71,10 @@ _MANY_FEATURES = 2**18
 class Estimate:
     """The measurements that decided a site, scaled from the measured size to the site's.
 
-    mode: "inference", or "training": forward and backward pass together.
+    mode: "inference", or "training" for forward and backward pass together.
     fusedops_ms, inductor_ms: the times of the site itself.
-    passes_ms: the time of the additional reads and writes around it, because our op is a fusion
-        barrier, or because a result is copied to have eager's strides.
+    passes_ms: the time of the additional reads and writes around our op, because Inductor cannot
+        fuse across it, or because a result is copied to have eager's strides.
     rows, cols: the nearest measured size.
     table: the table that was used, its number of threads, and why it was chosen.
     """
@@ -93,15 +95,19 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Decision:
-    """Why a site is not replaced, or None; and the measurements that were compared, if any."""
+    """The decision about a site.
+
+    refusal: why the site is not replaced; None if it is.
+    estimate: the measurements that were compared; None if there were none.
+    """
 
     refusal: str | None
     estimate: Estimate | None = None
 
 
 def decide(rule: str, match: Match, copied_bytes: int = 0) -> Decision:
-    """Decides whether a site is replaced with the active settings. `copied_bytes` are read and
-    written to give the results eager's strides."""
+    """Decides whether a site is replaced with the active settings. `copied_bytes` is the number of
+    bytes that the replacement reads and writes to give its results eager's strides."""
     mode = config.active().fuse_for(rule)
     if mode == "never":
         return Decision('config: fuse="never"')
@@ -109,11 +115,12 @@ def decide(rule: str, match: Match, copied_bytes: int = 0) -> Decision:
 
 
 def leaves_encoder_layer(result: torch.Tensor) -> bool:
-    """Returns whether PyTorch's fused encoder layer for inference is left as it is: with
-    `fuse="profitable"`, where its decomposition is slower.
+    """Returns whether PyTorch's fused encoder layer for inference stays as it is, given its result.
+    With `fuse="profitable"` it stays where its decomposition is slower.
 
     Measured on one CPU thread, the decomposition reaches 0.6 of the fused layer's speed for 8
-    tokens of 64 features, 0.9 for 128 of 128, 1.0 for 1024 of 256, and 1.2 with a padding mask.
+    tokens of 64 features, 0.9 for 128 tokens of 128, 1.0 for 1024 tokens of 256, and 1.2 for these
+    with a padding mask.
     """
     sizes = hints(result)
     small = sizes is None or math.prod(sizes) < _MANY_FEATURES
@@ -121,9 +128,10 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
 
 
 def _profitable(match: Match, copied_bytes: int) -> Decision:
-    """Refuses a site that Inductor does not materialise or runs as attention. Decides others by the
-    best table that has the op, or without one by a heuristic; a site of unknown size is replaced.
-    """
+    """Decides about a site with `fuse="profitable"`. A softmax is refused if Inductor never writes
+    its result to memory, or if it is part of attention that Inductor runs as SDPA. For other sites
+    the best table that has the op decides, or a heuristic if none has it. A site of unknown size is
+    replaced."""
     if _is_never_materialised(match):
         return Decision(NEVER_MATERIALISED)
     if _becomes_sdpa(match):
@@ -143,7 +151,8 @@ def _profitable(match: Match, copied_bytes: int) -> Decision:
 
 
 def _is_never_materialised(match: Match) -> bool:
-    """Returns whether a softmax is used only by gathers and reductions, as in cross entropy."""
+    """Returns whether only gathers and reductions use a softmax, as in cross entropy. Inductor then
+    computes its elements inside their kernels."""
     if not match.op.endswith("softmax"):
         return False
     results = [user for result in match.results for user in users(result)]
@@ -151,9 +160,9 @@ def _is_never_materialised(match: Match) -> bool:
 
 
 def _becomes_sdpa(match: Match) -> bool:
-    """Returns whether a softmax without mask, bias, sinks and soft cap is between two matrix
-    products, so that Inductor's pass fuse_attention replaces all three. On a CPU that pass does not
-    support dropout."""
+    """Returns whether Inductor's pass fuse_attention replaces a softmax and the two matrix products
+    around it. It does so if the softmax has no mask, bias, sinks and soft cap, and on a CPU no
+    dropout either."""
     arguments = match.call.arguments
     more = ("mask", "bias", "lower_diagonal", "start", "end", "sinks", "softcap")
     has_more = arguments.get("causal") or any(arguments.get(name) is not None for name in more)
@@ -167,8 +176,8 @@ def _becomes_sdpa(match: Match) -> bool:
 
 
 def _size(match: Match) -> Size | None:
-    """Returns the rows and columns of the result, or of the logits of a cross entropy, with symbols
-    replaced by their values at capture, or None if a symbol has none."""
+    """Returns the rows and columns of the site's result, or for a cross entropy those of its
+    logits. Symbols have their values at capture. Returns None if a symbol had no value."""
     is_loss = match.op == "cross_entropy"  # the result is smaller than the logits
     result = _rows_of_classes(match) if is_loss else value(next(iter(match.results)))
     shape = hints(result)
@@ -190,8 +199,8 @@ def _size(match: Match) -> Size | None:
 
 
 def _rows_of_classes(match: Match) -> torch.Tensor:
-    """Returns the logits of a cross entropy as its op gets them, with the classes in the last
-    dimension."""
+    """Returns the recorded value of a cross entropy's logits as the op gets them, which is with the
+    classes in the last dimension."""
     input, logits = match.call.arguments["input"], value(viewed(match.call.arguments["input"]))
     rows: torch.Tensor = logits.permute(input.args[1]) if isinstance(input, OpCall) else logits
     return rows
@@ -200,14 +209,15 @@ def _rows_of_classes(match: Match) -> torch.Tensor:
 def _estimate(
     match: Match, table: Table, size: Size, machine: Machine, around: int
 ) -> Estimate | None:
-    """Returns the table's measurements for the site, with `around` bytes read and written around
-    it, or None if the op is not in the table."""
+    """Returns the table's measurements for the site, or None if the op is not in the table.
+    `around` is the number of bytes that are read and written around the op in one pass."""
     mode = TRAINING if _is_trained(match) else INFERENCE
     cost = _cost(table, _measured_as(match), mode, size)
     if cost is None:
         return None
     inductor = cost.inductor
-    if match.op.startswith("add_") and match.call.arguments["p"]:  # measured without dropout
+    # Tables have residual norms without dropout, so that the time of its random numbers is added.
+    if match.op.startswith("add_") and match.call.arguments["p"]:
         inductor += _dropout(table, size)
     directions = 2 if mode == TRAINING else 1
     return Estimate(
@@ -222,7 +232,7 @@ def _estimate(
 
 
 def _measured_as(match: Match) -> tuple[str, ...]:
-    """Returns the names under which the op may be in a table, the closest first."""
+    """Returns the names under which a table may have the op, the best match first."""
     if match.op == "cross_entropy" and _is_trained(match) and _keeps_logits(match):
         return (_KEPT_LOGITS,)
     names = _MEASURED_AS.get(match.op, (match.op,))
@@ -236,8 +246,9 @@ def _cost(table: Table, names: tuple[str, ...], mode: str, size: Size) -> Cost |
 
 
 def _dropout(table: Table, size: Size) -> float:
-    """Returns Inductor's milliseconds for the random numbers of a tensor: the difference between a
-    softmax with and without dropout. In our op their cost is negligible in comparison."""
+    """Returns how many milliseconds Inductor's code takes for the random numbers of a dropout. The
+    estimate is the difference between a softmax with and without dropout. In our op the numbers
+    take little time compared with this, and are not counted."""
     dropped = table.cost(_DROPOUT, TRAINING, size)
     plain = _cost(table, (_CAUSAL, _ADDITIVE), TRAINING, size)
     return max(0.0, dropped.inductor - plain.inductor) if dropped and plain else 0.0
@@ -263,9 +274,10 @@ def as_time(ms: float) -> str:
 
 
 def _probably_slower(match: Match, size: Size, copied_bytes: int) -> str | None:
-    """Returns the refusal of a site without measurements, or None. Apart from cross entropies, a
-    site is replaced if it is not small, needs no copy, and either is several calls, which the op
-    does in fewer passes over memory, or has no neighbour that Inductor could fuse with."""
+    """Returns why a site without measurements is not replaced, or None. A cross entropy is replaced
+    in inference, and in training if its gradient can be written over the logits. Another site is
+    replaced if it is not small, needs no copy, and either has several calls, so that the op saves
+    passes over memory, or has no neighbour with which Inductor could fuse it."""
     if size.elements < _FEW_ELEMENTS:
         return f"too small to pay: {size.elements} elements"
     if match.op == "cross_entropy":
@@ -309,23 +321,26 @@ def _is_trained(match: Match) -> bool:
 
 
 def _barrier_bytes(match: Match) -> int:
-    """Returns the bytes that are read or written only because the op is a fusion barrier."""
+    """Returns the bytes that are read or written only because Inductor cannot fuse across the
+    op."""
     ours = {match.call.node, *match.results, *match.fused_nodes, *match.mask_calls}
     inputs = {node for old in ours for node in old.all_input_nodes} - ours
     before = [node for node in inputs if is_pointwise(node)]
     after = [user for old in match.results for user in readers(old) if user not in ours]
     fused = [user for user in after if is_pointwise(user)]
-    # An input is read by the op; it is written only for the op if it has no other user.
+    # Without the op, an input that Inductor fuses would not be read from memory, and if nothing
+    # else uses it, not written to memory either.
     input_bytes = sum((1 + ours.issuperset(users(node))) * _bytes(node) for node in before)
-    # Without the op, the readers that Inductor fuses would not read the result from memory. If it
-    # fuses all readers, the result would not be written either.
+    # Nor would the users that Inductor fuses read the result from memory. If it fuses all of them,
+    # the result would not be written either.
     result_passes = bool(fused) * (1 + (len(fused) == len(after)))
     result_bytes = result_passes * _bytes(next(iter(match.results)))
     return input_bytes + result_bytes + _expanded_bytes(match)
 
 
 def _expanded_bytes(match: Match) -> int:
-    """Returns the bytes written and read because parameters are expanded to the shape of a row."""
+    """Returns the bytes that are written and read because a weight or bias is expanded to the shape
+    of a row. The dtype counts as float32."""
     parameters = (match.call.arguments.get(name) for name in ("weight", "bias"))
     calls = [call for call in parameters if isinstance(call, OpCall)]
     expanded = [call.args[1] for call in calls if call.op is torch.ops.aten.expand.default]
@@ -333,7 +348,8 @@ def _expanded_bytes(match: Match) -> int:
 
 
 def _bytes(node: Node) -> int:
-    """Returns the memory of a tensor, without dimensions that are broadcast (stride 0)."""
+    """Returns the bytes of a tensor's memory, in which broadcast dimensions (stride 0) count once;
+    0 if a size is not known."""
     tensor = value(node)
     sizes = hints(tensor) if isinstance(tensor, torch.Tensor) else None
     if sizes is None:

@@ -1,4 +1,4 @@
-"""The properties of a machine that measured times depend on."""
+"""Describes a machine by the properties on which measured times depend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 class Family(NamedTuple):
-    """Processors of one generation, recognised by /proc/cpuinfo.
+    """Processors of one generation, recognised by their fields in /proc/cpuinfo.
 
     `flag` is an instruction set that earlier generations of the same `cpu_family` lack. The model
     number is not used, because virtual machines, such as cloud providers', may hide it.
@@ -40,7 +40,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine, settings and torch version that times are valid for.
+    """The machine, settings and torch version for which measured times are valid.
 
     device: "cpu" or "cuda".
     processor: the model name of the CPU or GPU.
@@ -59,12 +59,13 @@ class Machine:
 
     @property
     def vendor(self) -> str:
-        """The first word of the family."""
+        """The first word of the family, such as "amd" or "intel"."""
         return self.family.partition("-")[0]
 
     def kind_mismatch(self, other: Machine) -> tuple[bool, ...]:
-        """Returns whether `other` differs in each property that defines the kind of a machine, the
-        most important property first."""
+        """Returns for each property that defines the kind of a machine whether `other` has another
+        one. The properties are family, vendor, instruction set, and whether there is one thread or
+        several, in the order of their importance."""
         return (
             self.family != other.family,
             self.vendor != other.vendor,
@@ -73,8 +74,9 @@ class Machine:
         )
 
     def distance(self, other: Machine) -> tuple[float, ...]:
-        """Returns how much `other`, a machine of the same kind, differs in each of the remaining
-        properties, the most important one first."""
+        """Returns for each of the other properties how much `other`, a machine of the same kind,
+        differs: the number of threads, the processor and the version of torch, in the order of
+        their importance."""
         threads = abs(math.log(self.threads / other.threads))
         return threads, self.processor != other.processor, self.torch != other.torch
 
@@ -89,7 +91,7 @@ def count_of(threads: int) -> str:
 
 
 def here(device: torch.device) -> Machine:
-    """Returns the machine of a device in this process."""
+    """Returns the description of the machine for a device of this process."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         capability = "sm{}{}".format(*torch.cuda.get_device_capability(device))
@@ -100,8 +102,8 @@ def here(device: torch.device) -> Machine:
 
 
 def _torch_version() -> str:
-    """Returns torch's version without the name of the build, such as +cpu: builds of one version
-    generate the same code."""
+    """Returns torch's version without the name of the build, such as +cpu, since all builds of one
+    version generate the same code."""
     return str(torch.__version__).partition("+")[0]
 
 
@@ -117,8 +119,8 @@ def _processor() -> tuple[str, str]:
 
 
 def family_of(facts: dict[str, str]) -> str:
-    """Returns a processor's family from these fields of /proc/cpuinfo, or its architecture if no
-    family fits."""
+    """Returns the family of the processor that has these fields in /proc/cpuinfo, or its
+    architecture if it belongs to no family in FAMILIES."""
     flags = facts.get("flags", "").split()
     for family in FAMILIES:
         ids = (facts.get("vendor_id"), facts.get("cpu family"))
@@ -128,7 +130,8 @@ def family_of(facts: dict[str, str]) -> str:
 
 
 def cpuinfo() -> dict[str, str]:
-    """Returns the fields of the first processor in /proc/cpuinfo, or none without that file."""
+    """Returns the fields of the first processor in /proc/cpuinfo, or {} if there is no such
+    file."""
     file = Path("/proc/cpuinfo")
     text = file.read_text() if file.exists() else ""
     fields = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())

@@ -1,4 +1,5 @@
-"""Recognises calls around a site that Inductor fuses, or that reduce the result."""
+"""Recognises which calls before and after a softmax or norm Inductor would fuse with it, and which
+ones reduce its result."""
 
 from __future__ import annotations
 
@@ -31,16 +32,17 @@ def is_pointwise(node: Node) -> bool:
 
 
 def readers(node: Node) -> list[Node]:
-    """Returns the users of a node. A user that changes no element, such as a view, is replaced by
-    its own users."""
+    """Returns the calls that read the elements of a node: its users, except that the users of a
+    view or another call that changes no element stand in for that call."""
     direct = [user for user in users(node) if not is_unchanged(user)]
     unchanged = [user for user in users(node) if is_unchanged(user)]
     return direct + [reader for user in unchanged for reader in readers(user)]
 
 
 def ends_in_reduction(node: Node, steps: int = 8) -> bool:
-    """Returns whether a node is a gather or reduction, or has users and every path from it ends in
-    such a call, after at most `steps` pointwise calls and views, the node itself included."""
+    """Returns whether a node is a gather or reduction, or is used only by calls that lead to one.
+    At most `steps` pointwise calls and views, the node included, may come before it on each
+    path."""
     kind = kind_of(node)
     if kind in _REDUCTIONS:
         return True

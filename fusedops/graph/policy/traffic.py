@@ -1,4 +1,4 @@
-"""Memory traffic of the nodes that a rewrite fuses, and of the op that replaces them."""
+"""Counts the memory traffic of the calls that a rewrite fuses, and of the op that replaces them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from fusedops.graph.rule import Match
 
 
 def bytes_saved(match: Match) -> int:
-    """Returns the bytes that the calls of a match read and write separately, minus those of the op,
-    or 0 for a single call. Symbolic sizes have their values at capture."""
+    """Returns how many bytes less the op reads and writes than the calls of a match, if each of
+    these reads its inputs and writes its result. Returns 0 for a single call. Symbolic sizes have
+    their values at capture."""
     calls = (*unused_masks(match), *(match.fused_nodes or (match.call.node,)))
     if len(calls) == 1:
         return 0
@@ -28,8 +29,9 @@ def bytes_saved(match: Match) -> int:
 
 
 def unread_bytes(match: Match) -> int:
-    """Returns the bytes of scores that the op does not read, because diagonals hide them. Scores
-    that the op's arguments `start` and `end` hide are not counted: their number is not known."""
+    """Returns the bytes of those scores that the op does not read because a diagonal, as of a
+    causal mask or a window, hides them. Scores that the op's arguments `start` and `end` hide are
+    not counted, because their number is not known at compile time."""
     arguments = match.call.arguments
     scores, first = value(arguments.get("input")), arguments.get("lower_diagonal")
     sizes = hints(scores) if isinstance(scores, torch.Tensor) else None
@@ -43,7 +45,8 @@ def unread_bytes(match: Match) -> int:
 
 
 def _before(limit: int, rows: int, columns: int) -> int:
-    """Returns the sum over all rows i of the number of columns before limit + i."""
+    """Returns how many scores lie before a diagonal: the sum over all rows i of the number of
+    columns before limit + i."""
 
     def total(greatest: int) -> int:
         """Returns the sum of min(n, columns) for n from 1 to `greatest`."""
@@ -54,7 +57,7 @@ def _before(limit: int, rows: int, columns: int) -> int:
 
 
 def unused_masks(match: Match) -> list[Node]:
-    """Returns the calls that compute masks for this match alone."""
+    """Returns those of the match's mask calls whose results nothing but the match uses."""
     unused: set[Node] = set()
     for call in sorted(match.mask_calls, reverse=True):
         if unused.union(match.fused_nodes).issuperset(users(call)):
@@ -63,7 +66,7 @@ def unused_masks(match: Match) -> list[Node]:
 
 
 def _moved(node: Node) -> int:
-    """Returns the bytes that a call reads and writes; 0 if it moves none, as views and getitem."""
+    """Returns the bytes that a call reads and writes; 0 if it moves none, such as a view."""
     if is_unchanged(node) or call_of(node, "item") is not None:
         return 0
     return _bytes([*node.all_input_nodes, node])
