@@ -1,1 +1,2 @@
-"""Replaces the sites that the rules find, or leaves them with a reason, and reports both."""
+"""Replaces the softmaxes, norms and cross entropies that the rules find, or leaves them, and
+reports both with the reason for each that was left."""

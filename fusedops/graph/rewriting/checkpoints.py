@@ -1,9 +1,9 @@
-"""Selective activation checkpointing of regions that were rewritten.
+"""Keeps selective activation checkpointing as it was in regions that were rewritten.
 
-The policy of such a region says for each ATen operator whether its results are kept for the
-backward pass or computed again. The policy does not know the op that took the operator's place, so
-that the op's results would be computed again. After a rewrite the policy is therefore asked about
-the operators that an op has replaced, before it is asked about the op itself.
+The user's policy for such a region says for each ATen operator whether its results are saved for
+the backward pass or computed again. The policy does not know the op of fusedops that took an
+operator's place, so that the op's results would be computed again. After a rewrite the policy is
+therefore asked about the operators that an op has replaced, before it is asked about the op itself.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ ContextFn = Callable[[], tuple[Any, Any]]
 
 
 def keep_selection(graph: Graph) -> None:
-    """Lets the policy of a checkpointed region know our ops, if the graph is a region's body. A
-    second call does nothing."""
+    """Makes the policy of a checkpointed region apply to our ops, if `graph` is the body of such a
+    region. A second call does nothing."""
     meta = {} if graph.owning_module is None else graph.owning_module.meta
     if _META in meta and not isinstance(meta[_META], _Contexts):
         meta[_META] = _Contexts(meta[_META])
 
 
 class _Contexts:
-    """Makes the two contexts of a checkpointed region, of the forward pass and the recomputation,
-    with a policy that knows our ops."""
+    """Makes the two contexts of a checkpointed region, one for the forward pass and one for the
+    recomputation. They have a policy that also applies to our ops."""
 
     def __init__(self, context_fn: ContextFn) -> None:
         self._context_fn = context_fn
@@ -67,8 +67,8 @@ class _Contexts:
 def _policy(
     user_policy: Callable[..., Any], context: Any, op: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Asks the user's policy about the operators that an op has replaced. Returns its decision for
-    the first operator whose results are kept, or else its decision for the op itself."""
+    """Asks the user's policy about the operators that an op has replaced. Returns the policy's
+    decision for the first operator whose results are saved, else its decision for the op itself."""
     decisions = (user_policy(context, each, *args, **kwargs) for each in _replaced_by(op))
     kept = next((decision for decision in decisions if decision in _SAVES), None)
     return user_policy(context, op, *args, **kwargs) if kept is None else kept

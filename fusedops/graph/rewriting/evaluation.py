@@ -14,7 +14,7 @@ from fusedops.graph.rule import OpCall
 
 
 class Evaluation:
-    """The values of the arguments and calls of one site's replacement.
+    """Holds the values of the arguments and calls that replace one softmax or norm.
 
     Each call is run once: its value decides whether the replacement is accepted, and becomes the
     metadata of the node that is inserted for the call.
@@ -27,7 +27,8 @@ class Evaluation:
         self._run: dict[int, tuple[OpCall, Any]] = {}
 
     def value(self, argument: Any) -> Any:
-        """Returns the value of a node, an attribute or a call, or any other argument as it is."""
+        """Returns the fake tensor or other value of a node, a module's attribute or a call to
+        insert. Any other argument is returned unchanged."""
         if isinstance(argument, ModuleAttribute):
             return self._mode.from_tensor(argument.tensor)
         if not isinstance(argument, OpCall):

@@ -1,7 +1,7 @@
-"""Decomposes opaque calls that contain a softmax or a norm, so that the rules can match it.
+"""Decomposes opaque calls that contain a softmax or a norm, so that the rules can match these.
 
 before    out, weights = F.multi_head_attention_forward(query, key, value, ...)
-after     the ATen calls that it makes, traced before autograd
+after     the ATen calls that this function makes, traced before autograd
 
 The decomposition computes the same results and draws the same random numbers.
 """
@@ -27,8 +27,8 @@ from fusedops.graph.policy import decision
 
 
 def expand(graph: Graph) -> None:
-    """Decomposes in place every opaque call of `graph` for which this pays, except calls inside a
-    `torch.func` transform."""
+    """Replaces the opaque calls of `graph` by their decompositions, except calls inside a
+    `torch.func` transform, and encoder layers that are faster as they are."""
     for node, transformed in walk(graph):
         decomposition = expansion(node, _EXPANSIONS)
         if decomposition is None or transformed:
@@ -55,7 +55,8 @@ def _expand(node: Node, function: Callable[..., Any]) -> None:
     with modes.evaluating(node):
         trace = make_fx(call, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True)
         traced = trace(*values).graph
-    if traced.find_nodes(op="get_attr"):  # a constant, for which the graph has no attribute
+    # A constant of the trace would have to become an attribute of the graph's module.
+    if traced.find_nodes(op="get_attr"):
         return
     _inline(node, traced, inputs)
 
@@ -77,15 +78,16 @@ def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
 
 
 def _agree(eager: Any, ours: Any) -> bool:
-    """Returns whether each tensor in `eager` has the dtype and rank of its equivalent in `ours`."""
+    """Returns whether each tensor in `eager`, a value or a structure of values, has the dtype and
+    rank of the value at the same place in `ours`."""
     pairs = zip(pytree.tree_leaves(eager), pytree.tree_leaves(ours), strict=True)
     tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
     return all((a.dtype, a.dim()) == (b.dtype, b.dim()) for a, b in tensors)
 
 
 def _replace(node: Node, results: Any) -> None:
-    """Replaces `node`, or each of its outputs, by `results`, which have the structure of its value.
-    Erases the replaced outputs, and `node` if it has no user then."""
+    """Replaces `node`, or each of its outputs, by `results`, which have the structure of the node's
+    value. Erases the replaced outputs, and `node` itself if nothing uses it any more."""
     if isinstance(results, Node):
         _replace_uses(node, results)
     for item, index in (outputs(node) or {}).items():
@@ -97,8 +99,8 @@ def _replace(node: Node, results: Any) -> None:
 
 
 def _replace_uses(old: Node, new: Node) -> None:
-    """Replaces `old` by `new`, which gets the recorded value of `old`: the recorded views of `old`
-    share the storage of that value."""
+    """Replaces `old` by `new`. The new node gets the recorded value of `old`, because the values
+    that capture recorded for views of `old` share its storage."""
     annotate(new, value(old), like=old)
     old.replace_all_uses_with(new)
 
@@ -128,11 +130,9 @@ def _encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """Computes a TransformerEncoderLayer by separate calls, as torch does in training, without
-    dropout.
-
-    The parameters are those of the ATen op, in its order.
-    """
+    """Computes what aten._transformer_encoder_layer_fwd does, by the separate calls that torch
+    makes in training, but without dropout. The parameters are those of the ATen op, in its
+    order."""
     norm1, norm2 = (
         partial(F.layer_norm, normalized_shape=(embed_dim,), weight=weight, bias=bias, eps=eps)
         for weight, bias in ((norm1_weight, norm1_bias), (norm2_weight, norm2_bias))
@@ -166,19 +166,19 @@ def _attention(
     mask: torch.Tensor | None,
     mask_type: int | None,
 ) -> torch.Tensor:
-    """Computes attention of heads. The mask is [batch, keys] if `mask_type` is 1, and broadcasts to
-    the scores otherwise."""
+    """Computes multi-head attention. The mask has the shape [batch, keys] if `mask_type` is 1, and
+    otherwise one that broadcasts to the scores."""
     if mask is None:
         return F.scaled_dot_product_attention(query, key, values)
-    # The mask hides columns where it is not zero. A row without a visible column is NaN here; it
-    # would be zero with SDPA.
+    # The mask hides keys where it is not zero. A query that sees no key gets NaN from this softmax,
+    # while SDPA would give it zeros.
     hidden = mask.to(torch.bool)
     hidden = hidden[:, None, None, :] if mask_type == 1 else hidden
     scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1))
     return torch.matmul(scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
 
 
-#: The decompositions, by the name of the opaque call in `aliases.LEAVES`.
+#: Name of an opaque call in `aliases.LEAVES` -> the function that decomposes it.
 _EXPANSIONS: dict[str, Callable[..., Any]] = {
     "multi_head_attention_forward": F.multi_head_attention_forward,
     "_transformer_encoder_layer_fwd": _encoder_layer,

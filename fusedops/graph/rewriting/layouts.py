@@ -1,15 +1,15 @@
 """Gives the results of an op the strides of eager mode.
 
-The ops write contiguous tensors. Elementwise calls, and with them decomposed softmaxes and norms,
-keep the order that the dimensions of their input have in memory. An op that replaces them gets its
-inputs in this order, and the result is permuted back, which copies nothing:
+The ops write contiguous tensors. Elementwise calls, and therefore softmaxes and norms that consist
+of such calls, keep the order that the dimensions of their input have in memory. An op that replaces
+them gets its inputs in this order, and the result is permuted back, which copies nothing:
 
-    before    y = rms_norm(x)     x, y: [batch, heads, length, features], of which a projection has
-                                  written the heads of one position side by side
+    before    y = rms_norm(x)     x and y are [batch, heads, length, features], but in memory a
+                                  projection has written the heads of one position side by side
     after     y = fusedops.rms_norm(x.permute(0, 2, 1, 3)).permute(0, 2, 1, 3)
 
-A result is copied if its order is not one in which the op can run, for example because the
-features of a norm are not adjacent.
+A result is copied if the op cannot run on its inputs in eager's order, for example because the
+features of a norm are not adjacent in it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ aten = torch.ops.aten
 #: The calls that give an output of the op another layout without copying it.
 VIEWS = (aten.permute.default, aten.as_strided.default)
 
+#: The dimensions of a tensor in the order that they have in memory, the innermost last.
 Order = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """The calls that replace a site.
+    """The calls that replace a site, which is a softmax or norm with the calls that are fused.
 
     call: the call of the op.
-    results: for each replaced node that has users, the result that replaces it.
+    results: replaced node that has users -> the call whose result replaces it.
     evaluation: the values of these calls.
-    copied_bytes: the bytes that are read and written to give the results eager's strides.
+    copied_bytes: how many bytes are read and written to give the results eager's strides.
     """
 
     call: OpCall
@@ -53,9 +54,10 @@ class Replacement:
 
 
 def replacements(call: OpCall, match: Match, evaluation: Evaluation) -> Iterator[Replacement]:
-    """Yields the replacement by `call` on its inputs as they are, then on the inputs permuted to
-    each order that the dimensions of a result have in eager's memory; only the first if the rule
-    has permuted the input. The results have eager's strides, unless these leave gaps in memory."""
+    """Yields the replacement by `call` on its inputs as they are. Then, unless the rule has
+    permuted the input itself, yields the replacements by `call` on permuted inputs, one for each
+    order that the dimensions of a result have in eager's memory. The results have eager's strides,
+    unless these leave gaps in memory."""
     used = {old: index for old, index in match.results.items() if old.users}
     if match.order is not None:
         yield _permuted_by_rule(call, match.order, used, evaluation)
@@ -68,8 +70,8 @@ def replacements(call: OpCall, match: Match, evaluation: Evaluation) -> Iterator
 
 
 def memory_order(tensor: torch.Tensor) -> Order | None:
-    """Returns the dimensions of a tensor, the innermost in memory last, or None if there are gaps
-    between its elements, or if some share memory."""
+    """Returns the dimensions of a tensor in the order that they have in memory, the innermost last.
+    Returns None if there are gaps between its elements, or if some elements share memory."""
     remaining, order = list(range(tensor.dim())), []
     stride: int | torch.SymInt = 1
     while remaining:
@@ -84,8 +86,9 @@ def memory_order(tensor: torch.Tensor) -> Order | None:
 
 
 def _next_dim(tensor: torch.Tensor, dims: Sequence[int], stride: int | torch.SymInt) -> int | None:
-    """Returns the last of `dims` with that stride, one of size 1 if possible. If none has it,
-    returns the last one of size 1, whose stride is arbitrary, or None if there is none."""
+    """Returns the next dimension from the inside, which is the last of `dims` with that stride, one
+    of size 1 if possible. If none has the stride, returns the last dimension of size 1, where the
+    stride is arbitrary, or None if there is no such dimension."""
     fitting = [d for d in dims if _equal(tensor.stride(d), stride)]
     ones = [d for d in dims if _equal(tensor.size(d), 1)]
     for candidates in (set(ones).intersection(fitting), fitting, ones):
@@ -110,11 +113,11 @@ _SPATIAL_NORMS = {"spatial_layer_norm", "spatial_rms_norm"}
 _FULL = {"input", "residual"}
 #: The arguments of masked softmaxes that broadcast to the shape of the result.
 _BROADCAST = {"mask", "bias"}
-#: The arguments of masked softmaxes that have a value a row: they broadcast to the shape of the
-#: result without its last dimension.
+#: The arguments of masked softmaxes that have one value for each row. They broadcast to the shape
+#: of the result without its last dimension.
 _PER_ROW = {"start", "end", "sinks"}
-#: The arguments that mean the same in any order of the dimensions, as long as the dimensions that
-#: `_fixed_dims` counts stay the last ones.
+#: The arguments that mean the same in any order of the input's dimensions, as long as the last
+#: dimensions, of which `_fixed_dims` gives the number, stay the last ones.
 _UNMOVED = set(
     "normalized_shape weight bias weights biases eps weight_offset rounds_normalized scale causal "
     "diagonal lower_diagonal mask_value zero_masked_rows softcap dtype p seed".split()
@@ -123,8 +126,9 @@ _KNOWN = _FULL | _BROADCAST | _PER_ROW | _UNMOVED | {"inputs", "dim", "stack_dim
 
 
 def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order | None:
-    """Returns `order`, except that the last dimensions stay the last if the op needs that. Returns
-    None if no dimension moves, or if the op is not known to treat its dimensions alike."""
+    """Returns `order`, changed so that the dimensions which the op needs as its last ones stay the
+    last. Returns None if no dimension moves, or if it is not known whether the op computes the same
+    with permuted inputs."""
     arguments = arguments_by_name(call)
     fixed = _fixed_dims(schema_of(call).name.rpartition("::")[2], arguments, evaluation)
     if fixed is None:
@@ -139,8 +143,8 @@ def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order
 
 
 def _fixed_dims(op: str, arguments: Mapping[str, Any], evaluation: Evaluation) -> int | None:
-    """Returns how many dimensions of the op's input have to stay the last ones, or None if that is
-    not known."""
+    """Returns how many dimensions of the op's input have to stay the last ones if the input is
+    permuted, or None if that is not known."""
     if not _KNOWN.issuperset(arguments):
         return None
     if op in _SOFTMAXES or op in _SPATIAL_NORMS:
@@ -157,14 +161,15 @@ def _stack_dim(arguments: Mapping[str, Any], order: Order) -> int | None:
 
 
 def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
-    """Returns `call` with the dimensions of its inputs in that order."""
+    """Returns `call` with its inputs permuted, so that their dimensions are in the order
+    `order`."""
     arguments = arguments_by_name(call)
     stack = _stack_dim(arguments, order)
     # The inputs lack the dimension `stack`, so that in them each later dimension is one lower.
     of_input = tuple(d - (stack is not None and d > stack) for d in order if d != stack)
 
     def moved(name: str, argument: Any) -> Any:
-        """Returns the argument of that name for the permuted inputs."""
+        """Returns what the argument of that name has to be for the permuted inputs."""
         if name in _FULL:
             return _permute(argument, of_input)
         if name == "inputs":
@@ -181,12 +186,13 @@ def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
 
 
 def _is_parameter(name: str, arguments: Mapping[str, Any]) -> bool:
-    """Returns whether an argument is the bias of a norm."""
+    """Returns whether an argument named "bias" is that of a norm, which is not permuted, and not
+    that of a masked softmax."""
     return name == "bias" and ("normalized_shape" in arguments or "dim" in arguments)
 
 
 def _permuted_broadcast(argument: Any, order: Order, evaluation: Evaluation) -> Any:
-    """Permutes an argument that broadcasts to the input as the input is permuted."""
+    """Returns an argument, which broadcasts to the input, permuted as the input is."""
     rank = evaluation.value(argument).dim()
     missing = len(order) - rank
     if order[:missing] == tuple(range(missing)):
@@ -202,8 +208,8 @@ def _permuted_broadcast(argument: Any, order: Order, evaluation: Evaluation) -> 
 def _permuted_by_rule(
     call: OpCall, order: Order, used: Mapping[Node, Output], evaluation: Evaluation
 ) -> Replacement:
-    """Returns the replacement by `call`, whose input the rule has permuted to that order. An input
-    that is not contiguous then is copied by the op, and its bytes count as copied."""
+    """Returns the replacement by `call`, whose input the rule has permuted to the order `order`. If
+    the permuted input is not contiguous, the op copies it, and its bytes count as copied."""
     replacement = _with_results(call, order, used, evaluation)
     input = evaluation.value(arguments_by_name(call)["input"])
     copied = 0 if input.is_contiguous() else 2 * bytes_of(input)
@@ -213,7 +219,9 @@ def _permuted_by_rule(
 def _with_results(
     new: OpCall, order: Order | None, used: Mapping[Node, Output], evaluation: Evaluation
 ) -> Replacement:
-    """Returns the replacement by `new`, with its results in the order and strides of eager."""
+    """Returns the replacement by `new`, whose inputs are in the order `order` (None for unchanged),
+    with results in eager's order and strides. `used` has the replaced nodes that have users, and
+    which of the op's outputs replaces each."""
     results, copied_bytes = {}, 0
     for old, which in used.items():
         output = _selected(new, which)
@@ -224,8 +232,9 @@ def _with_results(
 
 
 def _selected(new: OpCall, which: Output) -> OpCall:
-    """Returns the result of the call `new` that a `Match` names: the call itself for None, an item
-    of its tuple for an index, else what the given function makes of the call."""
+    """Returns the result of the call `new` that `which`, a value of `Match.results`, stands for:
+    the call itself for None, an item of its tuple for an index, and for a function what the
+    function returns for the call."""
     if which is None:
         return new
     return OpCall(operator.getitem, (new, which)) if isinstance(which, int) else which(new)
@@ -241,11 +250,11 @@ def is_copied(result: OpCall) -> bool:
 def _restored(
     output: OpCall, order: Order | None, eager: torch.Tensor, evaluation: Evaluation
 ) -> OpCall:
-    """Returns `output`, whose dimensions are in the given order, permuted to the order of `eager`.
-    It is copied if it then lacks the strides of `eager` in dimensions of other sizes than 1, and
-    these strides leave no gaps in memory."""
+    """Returns `output`, whose dimensions are in the given order, permuted back to those of `eager`.
+    If it then has other strides than `eager` in dimensions of other sizes than 1, it is copied,
+    unless eager's strides leave gaps in memory, which a copy cannot have."""
     tensor, rank = evaluation.value(output), eager.dim()
-    if tensor.dim() != rank:  # the rewriter refuses it
+    if tensor.dim() != rank:  # the rewriter refuses a replacement with such a result
         return output
     order = order or tuple(range(rank))
     back: OpCall = _permute(output, _inverse(order))
@@ -271,7 +280,7 @@ def _inverse(order: Order) -> Order:
 
 
 def _agree(strides: Sequence[Any], eager: torch.Tensor) -> bool:
-    """Returns whether these are known to be eager's strides, but for dimensions of size 1."""
+    """Returns whether `strides` are known to be eager's in all dimensions of other sizes than 1."""
     triples = zip(strides, eager.stride(), eager.shape, strict=True)
     return all(_equal(size, 1) or _equal(ours, theirs) for ours, theirs, size in triples)
 
@@ -279,13 +288,14 @@ def _agree(strides: Sequence[Any], eager: torch.Tensor) -> bool:
 def _with_size_one_strides(
     result: OpCall, eager: torch.Tensor, call: OpCall, evaluation: Evaluation
 ) -> OpCall:
-    """Returns `result` with eager's strides also in dimensions of size 1, by as_strided:
-    `_restored()`, which only permutes or copies, cannot set these. An example is x[:, -1:] for a
-    batch of 1. Returns `result` as it is if the strides already agree or differ in other
-    dimensions, if all sizes are recorded as numbers (`lasting_strides`), or if no tensor of the
-    call has the stride that is wanted."""
+    """Returns `result` with eager's strides also in dimensions of size 1, such as the batch of
+    x[:, -1:]. This takes as_strided, since `_restored` can only permute or copy. Returns
+    `result` unchanged if the strides already agree or differ in other dimensions, if all sizes are
+    recorded as numbers (`lasting_strides`), or if no tensor of the call has a stride that is
+    wanted."""
     tensor = evaluation.value(result)
-    if tensor.dim() != eager.dim() or not _agree(tensor.stride(), eager):  # the rewriter refuses it
+    # The rewriter refuses a replacement with other strides in dimensions of other sizes than 1.
+    if tensor.dim() != eager.dim() or not _agree(tensor.stride(), eager):
         return result
     if are_equal(lasting_strides(tensor), lasting_strides(eager)):
         return result
@@ -306,7 +316,8 @@ def _with_size_one_strides(
 
 
 def _stride(wanted: Any, sources: Sequence[Any], evaluation: Evaluation) -> int | OpCall | None:
-    """Returns a stride as a number or as a call that returns it, or None if no source has it."""
+    """Returns the stride `wanted` as a number, or if it is symbolic, as a call that reads it from
+    one of the `sources`; None if none of these has such a stride."""
     if isinstance(wanted, int):
         return wanted
     for source in sources:

@@ -1,5 +1,5 @@
-"""The report of a rewrite: one `Site` for each softmax or norm, with the reason if it was not
-replaced."""
+"""Defines the report of a rewrite, which has one `Site` for each softmax or norm, with the reason
+if it was not replaced."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ log = logging.getLogger("fusedops")
 
 Shape = tuple[int | str, ...]
 
-#: The reasons of sites that are left because they are part of code that no softmax kernel can make
-#: faster, such as torch's attention or a loss that never stores probabilities.
+#: The reasons of softmaxes that are left because Inductor's code around them is faster than any
+#: kernel for the softmax alone, such as attention, or a loss that never stores probabilities.
 _ON_PURPOSE_REASONS = (SDPA, BECOMES_SDPA, NEVER_MATERIALISED)
 
 
@@ -47,10 +47,10 @@ class Site:
     location: "file.py:123", the innermost line outside PyTorch; "" if capture recorded none.
     shapes: the shapes of the tensor inputs; a symbolic size is a string.
     bytes_saved: the memory traffic that the rewrite removes, if each replaced call reads its inputs
-        and writes its result; 0 if a single call was replaced.
+        from memory and writes its result; 0 if a single call was replaced.
     figures: the measurements that decided with `fuse="profitable"`; None if there were none.
-    note: what the graph still computes beside the op of a replaced site, such as a mask, and why;
-        and why no op was used that fuses more calls, such as the residual connection.
+    note: for a replaced site, what the graph still computes beside the op, such as a mask, and why.
+        It also says why no op was used that fuses more calls, such as the residual connection.
     """
 
     rule: str
@@ -74,18 +74,19 @@ class Site:
     @property
     def left_on_purpose(self) -> bool:
         """Whether the site was left because no kernel for the softmax alone could be faster than
-        Inductor's code. That is so for attention that runs as `scaled_dot_product_attention`, and
+        Inductor's code. This holds for attention that runs as `scaled_dot_product_attention`, and
         for a cross entropy that never stores its probabilities."""
         return self.reason in _ON_PURPOSE_REASONS
 
 
 @dataclass(frozen=True)
 class Report:
-    """All sites of one or more graphs, in program order. `str(report)` is plain text: what the
-    replaced sites are expected to save in a call, then each site. Equal sites share an entry.
+    """All sites of one or more graphs, in program order. `str(report)` is plain text, which says
+    what the replaced sites are expected to save in a call, and then describes each site. Equal
+    sites share an entry.
 
     graphs: the code of each graph before and after, if it was recorded.
-    mode: "training" or "inference", where it is known for all sites.
+    mode: "training" or "inference", if all sites are in the same known mode; else "".
     """
 
     sites: tuple[Site, ...] = ()
@@ -142,9 +143,9 @@ def describe_site(
 ) -> Site:
     """Returns the report's `Site` for `match`, which was replaced if the decision has no refusal.
 
-    `copied_bytes` are read and written to give the results eager's strides; `names` maps the
-    identity of a module to its dotted path. `why_not_larger` says why no op that fuses more calls
-    was used.
+    `copied_bytes` is the number of bytes read and written to give the results eager's strides.
+    `names` maps `str(id(module))` to the dotted path of the module. `why_not_larger` says why no op
+    that fuses more calls was used.
     """
     node = match.call.node
     replaced = decision.refusal is None
@@ -172,7 +173,7 @@ def _input_shapes(node: Node) -> tuple[Shape, ...]:
 
 
 def _module_path(node: Node, names: Mapping[str, str]) -> str:
-    """Returns the dotted path of the innermost module that a node is from, or ""."""
+    """Returns the dotted path of the innermost module whose code made a node, or "" if none did."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return str(node.target) if node.op == "call_module" else ""
@@ -183,7 +184,8 @@ def _module_path(node: Node, names: Mapping[str, str]) -> str:
 
 
 def _dotted(path: str) -> str:
-    """Turns Dynamo's `L['self'].layers[0]` into `layers.0`; export's paths are dotted already."""
+    """Turns Dynamo's `L['self'].layers[0]` into `layers.0`. Paths of torch.export stay as they are,
+    since they are dotted already."""
     path = re.sub(r"^L\['\w+'\]\.?", "", path).replace("._modules", "")
     return re.sub(r"\['?(\w+)'?\]", r".\1", path).removeprefix("G.").strip(".")
 
@@ -192,7 +194,8 @@ _TORCH_FILES = os.path.dirname(torch.__file__)
 
 
 def _user_line(node: Node) -> str:
-    """Returns the innermost line outside PyTorch, such as "model.py:12"."""
+    """Returns the innermost source line outside PyTorch that made a node, such as "model.py:12", or
+    "" if capture recorded none."""
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
     outside = [frame for frame in frames if not frame[0].startswith(_TORCH_FILES)]
     if not outside:
@@ -202,8 +205,8 @@ def _user_line(node: Node) -> str:
 
 
 def publish(report: Report) -> None:
-    """Adds `report` to `torch._dynamo.utils.counters["fusedops"]`, and logs it: at INFO a line, and
-    at DEBUG every site and the changes to the graph.
+    """Adds `report` to `torch._dynamo.utils.counters["fusedops"]`, and logs it. At INFO this is one
+    line, and at DEBUG every site and the changes to the graph.
 
     A replaced site counts under the op's name, any other under "left" or "left on purpose".
     """
@@ -225,8 +228,8 @@ def _counted_as(site: Site) -> str:
 
 
 def _in_this_process(sites: int) -> str:
-    """Says how many of the process's sites were replaced, if it has others than the `sites` of this
-    report."""
+    """Returns a text that says how many of all sites in this process were replaced, or "" if all of
+    them are in this report, which has `sites` sites."""
     totals = Counter(counters["fusedops"])
     if totals.total() == sites:
         return ""
@@ -235,9 +238,10 @@ def _in_this_process(sites: int) -> str:
 
 
 class _Tally:
-    """Counts the sites of a frame once, although Dynamo may capture it several times.
+    """Counts the sites of a Python frame once, although Dynamo may capture the frame several times.
 
-    With dynamic=True Dynamo restarts when it finds a float input, such as eps, to be a constant.
+    An example is dynamic=True, where Dynamo starts again when it finds that a float input, such as
+    eps, is a constant.
     """
 
     def __init__(self) -> None:
@@ -246,8 +250,8 @@ class _Tally:
         self.counted: Counter[str] = Counter()
 
     def add(self, counted: Counter[str]) -> None:
-        """Adds the counts of a graph to Dynamo's counters. If Dynamo has restarted the frame, the
-        counts of the previous attempt are first subtracted."""
+        """Adds the counts of a graph to Dynamo's counters. If Dynamo has started the same frame
+        again, first subtracts the counts of the previous attempt."""
         compilation = CompileContext.try_get()
         attempt = compilation.attempt if compilation else 0
         if compilation is None or compilation is not self.compilation:

@@ -1,5 +1,5 @@
-"""The report of a rewrite as text: the expected saving, then one entry for each group of sites that
-are equal."""
+"""Writes the report of a rewrite as text: the expected saving, then one entry for each group of
+equal sites, which are the softmaxes and norms that were found."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from fusedops.graph.policy.decision import BECOMES_SDPA, Estimate, as_time
 if TYPE_CHECKING:
     from fusedops.graph.rewriting.report import Report, Site
 
-#: The least width of lines, also in narrower terminals.
+#: Lines are at least this wide, in characters, even if the terminal is narrower.
 _NARROWEST = 40
 
 
 def as_text(report: Report) -> str:
-    """Returns a summary, then one entry for sites that are equal but for their module."""
+    """Returns the report as text: a summary, an entry for each group of sites that differ only in
+    their module, and the tables of measurements that were used."""
     width = max(shutil.get_terminal_size().columns, _NARROWEST)
     lines = [summary(report), _left_on_purpose(report)]
     paragraphs = ["\n".join(_wrapped(line, "", width) for line in lines if line)]
@@ -33,7 +34,8 @@ def as_text(report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    """Says in a line how many sites were replaced, and what that is expected to save in a call."""
+    """Returns one line, which says how many sites were replaced, and how much time that is expected
+    to save in a call."""
     mode = f" in {report.mode}" if report.mode else ""
     wanted = [site for site in report.sites if not site.left_on_purpose]
     counted = f"fusedops: {len(report.replaced)} of {len(wanted)} sites replaced{mode}"
@@ -45,7 +47,8 @@ def summary(report: Report) -> str:
 
 
 def _expected(figures: Sequence[Estimate]) -> str:
-    """Says what the replaced sites save in a call, as far as they were measured."""
+    """Returns a text that says how much time the replaced sites save in a call, as far as they were
+    measured; "" if none was."""
     if not figures:
         return ""
     inductor = sum(each.inductor_ms for each in figures)
@@ -57,7 +60,8 @@ def _expected(figures: Sequence[Estimate]) -> str:
 
 
 def _left_on_purpose(report: Report) -> str:
-    """Counts the sites that are left on purpose, and says what to expect; "" if there are none."""
+    """Returns a text with the number of sites that are left on purpose, and what speed-up to
+    expect; "" if there are no such sites."""
     counted = Counter(site.op for site in report.sites if site.left_on_purpose)
     if not counted:
         return ""
@@ -66,8 +70,8 @@ def _left_on_purpose(report: Report) -> str:
 
 
 def _if_only_norms_gain(report: Report) -> str:
-    """Says that little can be gained if the model's attention already runs as
-    `scaled_dot_product_attention`; "" if it does not, or if a softmax was replaced."""
+    """Returns a text which says that little can be gained, if the model's attention already runs as
+    `scaled_dot_product_attention`. Returns "" if it does not, or if a softmax was replaced."""
     attention = any(site.reason in (SDPA, BECOMES_SDPA) for site in report.sites)
     if not attention or any("softmax" in site.op for site in report.replaced):
         return ""
@@ -76,7 +80,8 @@ def _if_only_norms_gain(report: Report) -> str:
 
 
 def _groups(sites: Iterable[Site]) -> list[list[Site]]:
-    """Groups sites whose entries are equal but for the numbers in the path of their module."""
+    """Returns the sites in groups. The sites of a group differ only in the numbers in the paths of
+    their modules, such as the number of the layer."""
     groups: dict[Site, list[Site]] = {}
     for site in sites:
         alike = replace(site, module=re.sub(r"\d+", "*", site.module))
@@ -85,7 +90,7 @@ def _groups(sites: Iterable[Site]) -> list[list[Site]]:
 
 
 def _entry(sites: list[Site], width: int) -> str:
-    """Returns one entry for equal sites: a title, and a line for each fact."""
+    """Returns the entry of a group of sites: a title, and a line for each fact about them."""
     site = sites[0]
     what = "replaced" if site.replaced else "left"
     rule = "" if site.rule in (site.op, "leaf") else f" by {site.rule}"
@@ -107,7 +112,8 @@ def _entry(sites: list[Site], width: int) -> str:
 
 
 def _modules(sites: list[Site]) -> str:
-    """Returns the modules' paths as one, with * for the numbers in which they differ."""
+    """Returns the paths of the sites' modules as one path, with * for each number in which they
+    differ."""
     paths = list(dict.fromkeys(site.module for site in sites))
     if len(paths) == 1:
         return paths[0]

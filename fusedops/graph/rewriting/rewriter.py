@@ -1,6 +1,7 @@
-"""Walks a graph and replaces the sites that the rules find by ops.
+"""Walks a graph and replaces the sites that the rules find by ops. A site is one softmax, norm or
+cross entropy with the calls around it that an op computes too.
 
-A site is edited only if no check refuses it, and if the replacement, run on fake tensors, has the
+A site is replaced only if no check refuses it, and if the replacement, run on fake tensors, has the
 dtype, device, shape and strides of eager mode; `layouts.py` provides for the strides. Only nodes
 that the replacement makes dead are removed. `Graph.eliminate_dead_code` is not used because it
 would delete in-place writes such as `h.mul_(2)`, which have no users in torch IR but are needed.
@@ -40,7 +41,7 @@ def rewrite_module(
 ) -> Report:
     """Rewrites a graph module and the bodies of its higher-order ops in place.
 
-    `names` maps `str(id(module))` to the dotted path of a module, for the report; `show` is that of
+    `names` maps `str(id(module))` to the dotted path of a module, for the report. `show` is as for
     `rewrite_graph`.
     """
     report = Report()
@@ -53,10 +54,10 @@ def rewrite_module(
 def rewrite_graph(
     graph: Graph, names: Mapping[str, str] | None = None, show: bool | None = None
 ) -> Report:
-    """Rewrites one graph in place. A second run changes nothing.
+    """Rewrites one graph in place, and returns the report. A second run changes nothing.
 
-    `show`: whether the report contains the graph's code before and after; by default if the DEBUG
-    level is logged.
+    `names` maps `str(id(module))` to the dotted path of a module. `show` says whether the report
+    contains the graph's code before and after; by default it does if the DEBUG level is logged.
     """
     show = log.isEnabledFor(logging.DEBUG) if show is None else show
     before = _code(graph) if show else ""
@@ -81,9 +82,9 @@ def _code(graph: Graph) -> str:
 def _visit_all(
     graph: Graph, rules: Sequence[Rule], names: Mapping[str, str]
 ) -> Iterator[tuple[Node, Site]]:
-    """Tries the rules on all nodes except dead ones, and yields each site with its node. Dead nodes
-    would otherwise become outputs of ops that are not dead, and have gradients of zeros where eager
-    has none."""
+    """Tries the rules on all nodes except dead ones, and yields each site with the node at which it
+    was found. A dead node is left out because it could become an output of an op that is not dead,
+    and would then have a gradient of zeros where eager has none."""
     alive = storages.live_nodes(graph)
     for node, transformed in walk(graph):
         site = _visit(node, rules, transformed, names) if node in alive else None
@@ -94,9 +95,9 @@ def _visit_all(
 def _visit(
     node: Node, rules: Sequence[Rule], transformed: bool, names: Mapping[str, str]
 ) -> Site | None:
-    """Tries the rules on a node in their order, and replaces the match by the first replacement
-    that copies nothing, else by the first one. Returns the site, replaced or not, or None if no
-    rule matches."""
+    """Tries the rules on a node in their order. Replaces what they match by the first replacement
+    that copies nothing, or if there is none, by the first one. Returns the site, replaced or not,
+    or None if no rule matches."""
     call = as_call(node)
     attempts = list(_attempts(call, rules, transformed)) if call is not None else []
     if not attempts:
@@ -116,7 +117,8 @@ def _visit(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A rule's match of a site, and the replacement, which is None if the site is left."""
+    """The attempt of one rule to replace a site that it matches. `replacement` is None if the
+    attempt failed, and `decision.refusal` then says why."""
 
     rule: Rule
     match: Match
@@ -144,8 +146,9 @@ def _attempts(call: Call, rules: Sequence[Rule], transformed: bool) -> Iterator[
 
 
 def _attempt(rule: Rule, match: Match, transformed: bool) -> _Attempt:
-    """Finds the replacement of a match, unless a refusal or the decision is against it. The
-    decision is made again if the replacement copies results."""
+    """Returns the attempt to replace a match. It has no replacement if there is a refusal, if
+    replacing does not pay, or if no call of the op gives eager's results. The decision whether it
+    pays is made again if the replacement copies results."""
     refusal = _refusal(rule, match, transformed)
     decision = Decision(refusal) if refusal else decide(rule.name, match)
     if decision.refusal:
@@ -153,7 +156,7 @@ def _attempt(rule: Rule, match: Match, transformed: bool) -> _Attempt:
     replacement = _choose(rule, match)
     if isinstance(replacement, str):
         return _Attempt(rule, match, replace(decision, refusal=replacement))
-    if replacement.copied_bytes:  # the decision above assumed none, since most sites need none
+    if replacement.copied_bytes:  # the decision above assumed that no bytes are copied
         decision = decide(rule.name, match, replacement.copied_bytes)
     return _Attempt(rule, match, decision, None if decision.refusal else replacement)
 
@@ -171,8 +174,9 @@ def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
 
 
 def _written_operand(match: Match) -> str | None:
-    """Returns why the op cannot read its operands at its place, or None. Among the operands may be
-    tensors that bound the columns of rows, which the model reads earlier, to compute the mask."""
+    """Returns why the op cannot read its operands where it is inserted, or None. An operand may
+    have been written since the model read it. The model reads a tensor from which it computes a
+    mask much earlier, for example, than the op that gets this tensor."""
     site = match.call.node
     readers = {site, *match.fused_nodes, *match.mask_calls}
     place = match.insert_before or site
@@ -212,7 +216,8 @@ def _unsupported_input(input: Node | OpCall) -> str | None:
 
 
 def _choose(rule: Rule, match: Match) -> Replacement | str:
-    """Returns the first replacement with eager's metadata, or the reason why there is none."""
+    """Returns the first replacement whose results have eager's dtype, device, shape and strides, or
+    the reason why there is none."""
     refusals = []
     evaluation = Evaluation(match.call.node)
     is_unsavable = saved_tensors.unsavable(match)
@@ -236,8 +241,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _with_eagers_metadata(call: OpCall, match: Match, evaluation: Evaluation) -> Replacement | str:
-    """Returns the replacement by `call` that copies the fewest bytes, or how its results differ
-    from eager's."""
+    """Returns the replacement by `call` that copies the fewest bytes, or a text which says how the
+    results of `call` differ from eager's."""
     candidates: list[Replacement] = []
     for replacement in layouts.replacements(call, match, evaluation):
         difference = _difference(match, replacement)
@@ -250,7 +255,8 @@ def _with_eagers_metadata(call: OpCall, match: Match, evaluation: Evaluation) ->
 
 
 def _difference(match: Match, replacement: Replacement) -> str | None:
-    """Returns the first property in which a result differs from eager's, in words, or None."""
+    """Returns a text about the first property in which a result differs from eager's, or None if
+    none differs."""
     properties = ("dtype", "device", "shape", *([] if match.any_strides else ["stride"]))
     for old, result in replacement.results.items():
         new, eager = replacement.evaluation.value(result), value(old)
@@ -292,14 +298,15 @@ def _replace(match: Match, replacement: Replacement) -> None:
 
 
 def _drop_assertions(node: Node) -> None:
-    """Erases assertions about `node`. Capture has proven them, and they may come before the op that
-    replaces `node`."""
+    """Erases the assertions about a tensor's metadata that export has inserted for `node`. Capture
+    has proven them, and they may come before the op that replaces `node`."""
     for user in [user for user in node.users if is_assertion(user)]:
         user.graph.erase_node(user)
 
 
 class _Insertion:
-    """Inserts the calls of a replacement at the graph's insertion point, each of them once."""
+    """Inserts the calls of a replacement at the graph's insertion point. A call that occurs in the
+    arguments of several others is inserted once."""
 
     def __init__(self, site: Node, evaluation: Evaluation) -> None:
         self._site, self._evaluation = site, evaluation
@@ -315,7 +322,8 @@ class _Insertion:
         return self._inserted[id(call)]
 
     def _operand(self, argument: Any) -> Any:
-        """Returns the node of an argument that is a call or an attribute; others as they are."""
+        """Returns the node of an argument that is a call or a module's attribute. Any other
+        argument is returned unchanged."""
         if isinstance(argument, OpCall):
             return self.insert(argument)
         if isinstance(argument, ModuleAttribute):

@@ -1,10 +1,10 @@
 """Protects the tensors that an op saves for its backward pass from later writes.
 
-Autograd raises in the backward pass if a saved tensor has been written in the meantime. An op saves
-other tensors than the calls that it replaces: the quotient of a decomposed softmax may be written,
-the result of the op may not. The op therefore saves a clone if the graph writes to the tensor's
-memory later, or returns it to a caller who may write to it, or if the tensor was created in
-inference mode, so that autograd cannot save it:
+Autograd raises an error in the backward pass if a saved tensor has been written in the meantime. An
+op saves other tensors than the calls that it replaces: eager's quotient of exponentials may be
+written, but the result of the softmax op may not. The op therefore saves a clone of a tensor if the
+graph writes into the tensor's memory later, or returns it to a caller who may write into it, or if
+the tensor was created in inference mode, so that autograd cannot save it:
 
     before    p = e / e.sum(-1, keepdim=True)         after    y = fusedops.softmax(x, -1)
               p.mul_(0.5)                                      p = y.clone()
@@ -32,9 +32,9 @@ from fusedops.graph.rule import Match, OpCall, Output, arguments_by_name, schema
 
 aten = torch.ops.aten
 
-#: Calls that save the same tensors as the op of the same name.
+#: The kinds of calls that save the same tensors as the op of the same name.
 _SAVE_THE_SAME = {"softmax", "log_softmax", "layer_norm"}
-#: Calls that save their result, so that it must not be written even without a rewrite.
+#: The kinds of calls that save their result, so that it must not be written even in eager mode.
 _SAVE_THEIR_RESULT = {"softmax", "log_softmax", "exp"}
 #: The arguments that an op saves if it has them.
 _PARAMETERS = {"mask", "weight", "bias", "weights", "biases", "start", "end", "sinks"}
@@ -44,9 +44,9 @@ IsUnsavable = Callable[[Node], bool]
 
 
 def unsavable(match: Match) -> IsUnsavable:
-    """Returns a function that says whether the op of `match` must not save the memory of a node for
-    its backward pass. The op may save any memory if it replaces a single call that saves the same
-    tensors, since that call's backward pass would raise too."""
+    """Returns a function that returns True for a node whose memory the op of `match` must not save
+    for its backward pass. It is always False if the op replaces a single call that saves the same
+    tensors, since eager's backward pass would raise the same error."""
     if not match.fused_nodes and match.op in _SAVE_THE_SAME:
         return lambda node: False
     site = match.call.node
@@ -61,8 +61,8 @@ def unsavable(match: Match) -> IsUnsavable:
 
 
 def _is_written_later(node: Node, match: Match) -> bool:
-    """Returns whether a call after the op's place writes into the memory of a node, except the
-    calls that the op replaces."""
+    """Returns whether a call after the place of the op writes into the memory of a node. The calls
+    that the op replaces do not count."""
     site = match.call.node
     return storages.is_written_after(node, match.insert_before or site, {site, *match.fused_nodes})
 
@@ -85,8 +85,9 @@ def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:
 
 
 def _saved_inputs(new: OpCall) -> set[str]:
-    """Returns the names of the arguments that an op saves. Instead of their input, softmaxes
-    without a soft cap save their result, and norms of a sum save the sum."""
+    """Returns the names of the arguments that an op saves. The input is not among them for
+    softmaxes without a soft cap, which save their result, and for norms of a sum, which save the
+    sum."""
     name = schema_of(new).name.rpartition("::")[2]
     is_norm_of_inputs = name.endswith("norm") and not name.startswith("add_")
     is_capped = arguments_by_name(new).get("softcap") is not None
@@ -96,8 +97,8 @@ def _saved_inputs(new: OpCall) -> set[str]:
 def with_cloned_results(
     replacement: Replacement, match: Match, is_unsavable: IsUnsavable
 ) -> Replacement:
-    """Returns the replacement with clones of those results that must not have the memory of the
-    op's output."""
+    """Returns the replacement with a clone in place of each result that must not share memory with
+    the op's output."""
 
     def cloned(old: Node, result: OpCall) -> OpCall:
         saved = _saves_unsavable(old, match.results[old], is_unsavable)
@@ -111,8 +112,9 @@ def with_cloned_results(
 
 
 def _saves_unsavable(old: Node, output: Output, is_unsavable: IsUnsavable) -> bool:
-    """Returns whether the op saves the output that replaces `old`, and must not. The first of
-    several outputs is never saved, and a call that saves its own result forbids writes already."""
+    """Returns whether the op saves the output that replaces `old`, although it must not. The first
+    of several outputs is never saved. If eager's call saves its own result, there are no writes
+    from which the op's output would need protection."""
     call = as_call(old)
     if output == 0 or (call is not None and call.kind in _SAVE_THEIR_RESULT):
         return False
@@ -121,7 +123,8 @@ def _saves_unsavable(old: Node, output: Output, is_unsavable: IsUnsavable) -> bo
 
 
 def _may_be_written_outside(node: Node) -> bool:
-    """Returns whether the graph returns the tensor to its caller, and it requires grad."""
+    """Returns whether the graph returns a tensor that requires grad to its caller, who may write
+    into it."""
     return value(node).requires_grad and storages.is_returned(node)
 
 
