@@ -16,7 +16,7 @@ namespace {
 // `of_class`.
 struct alignas(kVectorBytes) GradientBatch {
   RowValue grad_loss, grad_lse, loss, lse, lse_error;
-  RowValue base;  // of the class's logit (LogitsOf)
+  RowValue base;  // the base of the class's logit (LogitsOf)
   RowValue factor, lowest, smoothing, of_class;
 
   FUSEDOPS_INLINE bool has_gradient(int index) const {
@@ -61,7 +61,7 @@ FUSEDOPS_NOINLINE void compute_factors(
   // The exponentials are exp(logit - lse), so the factor `to_row` = exp(-lse_error) completes them.
   const Vec<double> to_row = exp_above<double, 0>(ExpDouble::kLowestNormal, -error, unused);
   const Vec<double> factor = (grad + grad_lse) * scale * to_row;
-  // log_of() accepts only normal numbers, and the factor of a row without a gradient is 0.
+  // log_of() accepts only normal numbers, so the smallest one takes the place of a factor of 0.
   const Vec<double> normal = Max(magnitude(factor), Set(0x1p-1022));
   const Vec<double> lowest = kLowest - log_of(normal) + kAboveLowest<C, kCapped>;
   const Vec<double> nll = (lse - base * double(logits.outer)) + error;

@@ -43,8 +43,8 @@ FUSEDOPS_NOINLINE C max_of_logits(const In* input, int64_t cols, AnyLogits logit
   return max_of(max.even, max.odd);
 }
 
-// Returns the maximum (max_of_logits()) of the first 64 columns or, if it is -inf, of the next 64,
-// and so on. Returns 0 if it is +inf, or -inf for all columns.
+// Returns the maximum (max_of_logits()) of the first 64 columns or, if that is -inf, of the next
+// 64, and so on. Returns 0 if the maximum is +inf, or if all columns are -inf.
 template <class In, class AnyLogits, class C = Compute<In>>
 FUSEDOPS_INLINE C shift_of_row(const In* input, int64_t cols, AnyLogits logits) {
   constexpr int64_t kCols = 64;
@@ -119,8 +119,8 @@ struct TileSums {
   Tile<C> exponentials, differences;
 };
 
-// In segments of up to this many columns every tile is compared with the class, because a branch
-// that depends on the class costs more.
+// In segments of up to this many columns every tile is compared with the class's column. In so few
+// columns, a branch that depends on where the class is would cost more.
 constexpr int64_t kMaxComparedCols = 256;
 
 // Adds up a segment, and returns the sums of each lane. The order of operations depends on the
@@ -249,7 +249,7 @@ FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogi
     const LaneSums lanes = sums_of_lanes(segment, exponential);
     return sums_of(lanes, exponential.shift(), exponential.near, segment.cols, segment.wants_total);
   }
-  // A logit is +inf, and so is the sum, unless another logit is NaN.
+  // A logit is +inf, and so is the sum of the exponentials, unless another logit is NaN.
   const auto sums = fold_columns<In>(
       segment.cols, Broadcast(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         Tile<C> x = logits.minus(logits.base(load(segment.input + col, part)), C(0));
@@ -291,7 +291,8 @@ struct alignas(kVectorBytes) LossBatch {
   RowValue logit;  // of the class, which `sum` leaves out; -inf if there is no class
   RowValue kind;   // 1 if there is a class; otherwise the loss, 0 or NaN
 
-  // Sets the class of a row, and sums whose lse is 0, which set() replaces if the row is read.
+  // Sets the class of a row, and sums whose lse is 0. If the row is read, set() replaces these
+  // sums.
   FUSEDOPS_INLINE void set_class(int index, RowClass target) {
     kind[index] = target.col >= 0 ? 1.0 : target.is_ignored ? 0.0 : kNaN;
     logit[index] = -kInfinity<double>;

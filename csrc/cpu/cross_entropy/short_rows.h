@@ -50,7 +50,7 @@ struct alignas(kVectorBytes) GroupSums {
   double exponentials[kTile<C>], differences[kTile<C>];
 };
 
-// Adds up a sum's two accumulators in double, and writes it for each row of a group.
+// Adds up the two accumulators of a sum in double, and writes the total for each row of a group.
 template <class C>
 FUSEDOPS_INLINE void store_sum(double* to, Tile<C> even, Tile<C> odd) {
   const WideTile<C> sum = promoted(even) + promoted(odd);

@@ -322,7 +322,7 @@ FUSEDOPS_INLINE C write_scores(Source at, C* scratch, RowRange visible, int64_t 
 }
 
 // Writes the scores of a chunk to `scratch`, and returns the maximum. The fields of ChunkScores are
-// arguments of their own, because these are passed in registers.
+// separate arguments, because they are then passed in registers.
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C write_chunk_scores(
     const In* input, OperandValues operand, C scale, C mask_value, C* scratch, RowRange visible,
@@ -367,7 +367,6 @@ void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t
 // fold_columns() adds tiles to two accumulators in turn. The columns of a row that are computed
 // begin at a multiple of this number, so that each tile goes to the same accumulator as if the
 // whole row were computed.
-// row were computed.
 constexpr int64_t kFoldedCols = 2 * kTile<float>;
 
 // Writes exp(score - max) of the scores at(col) to `scratch`, for all tiles with a column in
@@ -392,7 +391,7 @@ FUSEDOPS_INLINE Vec<double> write_exponentials(
   return lanes_of_exp_sum<C>(sums, end_of_tiles, least);
 }
 
-// Writes the exponentials of a chunk whose maximum is set, and sets its other fields.
+// Writes the exponentials of a chunk whose maximum is set, and sets the chunk's other fields.
 template <class Out, class Source, class Counted, class C>
 FUSEDOPS_INLINE void write_chunk_exponentials(
     Source at, Counted counted, C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
@@ -679,7 +678,7 @@ bool is_nothing_visible(MaskedRow<In> row) {
   return row.whole().sum == 0;
 }
 
-// Writes zeros to `cols`, which begins at a tile.
+// Writes zeros to `cols`, whose first column begins a tile.
 template <class In, class Out>
 FUSEDOPS_INLINE void write_zeros(Out* output, RowRange cols, StoreMode mode) {
   for_columns<In>(cols.end - cols.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -772,8 +771,9 @@ struct MaskedSoftmax {
     row.chunks = reinterpret_cast<SoftmaxChunk<C>*>(row.scratch + padded_cols(args.cols));
   }
 
-  // Computes the exponentials of a group. The rows of one call of compute_one_operand() have the
-  // same operands, so adjacent rows that all have a mask, or all have none, are computed together.
+  // Computes the exponentials of a group. The rows of one call of compute_one_operand() must have
+  // the same operands, so neighbouring rows that all have a mask, or all have none, are computed
+  // together.
   FUSEDOPS_INLINE void compute(MaskedRow<In>* rows, int64_t count) const {
     if constexpr (kComputesTwice) {
       int64_t end;
@@ -839,8 +839,8 @@ struct MaskedSoftmax {
     static_cast<C*>(args.sink_probabilities)[index] = C(probability);
   }
 
-  // Writes the columns `cols` of the probabilities and the output from scratch memory, to which it
-  // applies dropout in between, and zeros to the other columns.
+  // Writes the columns `cols` of the probabilities from scratch memory, applies dropout there, and
+  // then writes the columns of the output. Other columns become zeros.
   FUSEDOPS_INLINE void write(
       int64_t index, const MaskedRow<In>& row, SoftmaxRow whole, RowRange cols) const {
     if (args.probabilities.data != nullptr) {

@@ -13,16 +13,16 @@ namespace {
 enum class SumsOverRows { kNone, kWeight, kBoth };
 
 // Holds the coefficients of a row's gradient. With g = grad_output * weight and centered = input -
-// mean, grad_input = rstd * ((g - grad_mean) - slope * centered). Without a mean both means are 0.
-// No intermediate value leaves the range of its type before the result does; rstd^3 would, for
-// values near 1e-30 or 1e30.
+// mean, grad_input = rstd * ((g - grad_mean) - slope * centered). For norms without a mean, mean
+// and grad_mean are 0. No intermediate value leaves the range of its type before the result does;
+// rstd^3 would, for values near 1e-30 or 1e30.
 //
 // If a row has few columns, the difference in brackets cancels: for two columns, all but eps /
 // (variance + eps) of it. Its error is nevertheless only a few ulps of |g|, plus what the rounding
 // of the mean adds to centered * rstd: |error| < 2^-22 * (1 + |mean| * rstd) * rstd * max|g| in
 // float, beside the rounding of the result.
 //
-// S is one number, or one for each lane.
+// S is the type of one number, or of one for each lane.
 template <class S>
 struct NormSlope {
   S grad_mean, slope;
@@ -94,7 +94,7 @@ FUSEDOPS_NOINLINE float largest_value(const T* row, int64_t cols) {
 }
 
 // Returns the factor that brings a row's largest gradient, `largest`, near 2^80. A `largest` below
-// 2^-40 counts as 2^-40, and for one above 2^80 the factor is 1.
+// 2^-40 counts as 2^-40, so that the factor is at most 2^120. For one above 2^80 the factor is 1.
 FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
   const Vec<float> least = Set(0x1p-40f), most = Set(0x1p80f);
   return most / power_in<float>(Min(Max(largest, least), most));
@@ -193,7 +193,8 @@ struct NormRows {
   }
 
   // Returns a function of (col, part) whose result is a tile of the gradient of input row `r`. If
-  // products would be lost to underflow, the function scales grad_output, and the tile back.
+  // products would be lost to underflow, the function scales grad_output first, and scales the tile
+  // back.
   FUSEDOPS_INLINE auto through_norm(int r, ColumnValues<T> weight, int64_t cols) const {
     NormRow<kCenters, T> row = (*this)[r];
     C factor = 1;
@@ -248,7 +249,7 @@ FUSEDOPS_INLINE NormSlope<S> norm_slope(
 // Holds what a step adds to the accumulators: a tile of columns, summed over the interleaved rows.
 template <class C>
 struct NormColumns {
-  Tile<C> weight, bias;  // to grad_weight and grad_bias
+  Tile<C> weight, bias;  // added to grad_weight and grad_bias
 };
 
 // Computes each row's sums of grad * weight and grad * centered * weight in `sums`, and adds the
@@ -304,7 +305,7 @@ struct NormResults {
   ColumnValues<T> weight;
   C* scratch;  // has room for one chunk
 
-  // Writes the rows together, except where grad_branch is wanted or products would be lost.
+  // Writes the rows together, except where grad_branch is wanted or products would underflow.
   template <bool kCenters, int kCount>
   FUSEDOPS_INLINE void write(const NormRows<kCenters, T, kCount>& rows) const {
     if (args.grad_branch.data != nullptr || rows.any_loses_products()) {

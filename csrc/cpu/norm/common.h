@@ -17,8 +17,8 @@ namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // A row is summed by chunks of this many columns: within a chunk in Compute<T>, and over the chunks
-// in Wider<T>. In a chunk, a lane adds up 32 values, or 8 doubles, because long double has only 11
-// bits more than double.
+// in Wider<T>. In a chunk, a lane adds up 32 values. If they are doubles it adds up only 8, because
+// long double has just 11 bits more than double, and is of less help over the chunks.
 template <class T>
 constexpr int64_t kNormChunk = (sizeof(T) == sizeof(double) ? 8 : 32) * kTile<T>;
 
@@ -119,7 +119,7 @@ FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
 FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
 FUSEDOPS_INLINE Vec<double> root(Vec<double> x) { return Sqrt(x); }
 
-// Returns x, or `least` where x is less; NaN stays.
+// Returns x, or `least` where x is less; a NaN stays.
 FUSEDOPS_INLINE double at_least(double x, double least) { return x < least ? least : x; }
 FUSEDOPS_INLINE long double at_least(long double x, double least) { return x < least ? least : x; }
 FUSEDOPS_INLINE Vec<double> at_least(Vec<double> x, double least) {
@@ -138,7 +138,8 @@ struct NormFormula {
   constexpr NormFormula(const Args& args) : NormFormula(args.kind, args.cols, args.eps) {}
 };
 
-// Returns rstd from the sum of squares of deviations from the mean or, without a mean, of values.
+// Returns rstd. `squares` is the sum of the squares of a row's deviations from its mean or, if the
+// kind has no mean, of its values.
 template <class Wide>
 FUSEDOPS_INLINE Wide rstd_of(NormFormula norm, Wide squares) {
   const double cols = static_cast<double>(norm.cols);
@@ -193,7 +194,8 @@ FUSEDOPS_INLINE Tile<C> product_divisor(NormFormula norm, Tile<C> rstd) {
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// The number of interleaved rows is limited by the registers.
+// The registers limit the number of interleaved rows: with vectors of 64 bytes (AVX-512) there are
+// 32 vector registers, with AVX2 only 16.
 constexpr int kInterleavedRows = kVectorBytes == 64 ? 4 : 2;
 static_assert(kInterleavedRows <= kMaxInterleavedRows);
 

@@ -23,7 +23,7 @@ namespace {
 template <class T, int kCount>
 struct PlainRows {
   const T* row[kCount];
-  int64_t ahead;  // rows_ahead()
+  int64_t ahead;  // distance to the rows to prefetch (rows_ahead())
 
   FUSEDOPS_INLINE PlainRows(const NormForward& args, int64_t first, void*, bool)
       : ahead(rows_ahead<T>(args.input.spacing, args.cols, kCount)) {
@@ -269,7 +269,8 @@ struct LongSum<float> {
   FUSEDOPS_INLINE void add(Tile<float> chunk) { lanes += promoted_sum(chunk.v[0] + chunk.v[1]); }
 };
 // Elsewhere than on x86 a long double is computed in software, or is a double. There the sum of a
-// row is two doubles, of which `rest` has what rounding took from `total` (Knuth's TwoSum).
+// row is two doubles, `total` and `rest`, which adds up what rounding has dropped from `total`
+// (Knuth's TwoSum).
 template <bool kInHardware>
 struct ExtendedSum {
   long double total = 0;
@@ -368,7 +369,7 @@ FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t co
   return ReduceLanes<C>(shares.v[0] + shares.v[1], Add{});
 }
 
-// Whether the shift is within a standard deviation of the mean, and the squares' sum is in range.
+// Whether the shift is within a standard deviation of the mean, and the sum of squares is in range.
 template <class Wide>
 FUSEDOPS_INLINE bool are_exact(
     const Moments<Wide>& moments, int64_t cols, SquaresRange<Wide> range) {

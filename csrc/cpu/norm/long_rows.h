@@ -26,7 +26,8 @@ inline ConstColumns columns_of(ConstColumns columns, RowRange cols) {
 // --- forward ------------------------------------------------------------------------------------
 
 // Points to the moments of a row's segments, and to `sum`, which is input + residual if there is a
-// residual. The sum lies behind the moments, or in args.sum if the caller wants it.
+// residual. The sum is in args.sum if the caller wants it, and otherwise follows the moments in
+// memory.
 template <class T>
 struct NormPartials {
   Moments<Wider<T>>* moments;
@@ -230,7 +231,7 @@ struct LongNormBackward {
     auto segment_row = row_of_segment<kCenters, T>(segment_args, /*row=*/0, tiny_row());
     const C whole[] = {C(rows->of_grad), C(rows->of_product)};
     finish_row_sums(segment_row, whole, args);
-    // grad_weight, grad_bias and `to` are null if the gradient is not wanted.
+    // Each of grad_weight, grad_bias and `to` is null if that gradient is not wanted.
     const auto of_segment = [&](auto* all) { return all == nullptr ? all : all + segment.begin; };
     auto* const grad_weight = of_segment(static_cast<Result*>(args.grad_weight.data));
     auto* const grad_bias = of_segment(static_cast<Result*>(args.grad_bias.data));

@@ -45,7 +45,8 @@ FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   for (width /= 2; width > 0; width /= 2) {
     for (int64_t lane = 0; lane < width; ++lane) lanes[lane] = lanes[lane] + lanes[lane + width];
   }
-  // Alone, a row that ends within a tile also has lanes of +0, which turn a sum of -0 into +0.
+  // A row that is computed alone and ends within a tile also has lanes of +0, which turn a sum of
+  // -0 into +0.
   return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + Broadcast(0.0f);
 }
 
@@ -358,8 +359,8 @@ struct NormBackwardGroups {
   }
 
   // Writes grad_input and grad_branch, as far as they are wanted, for the group that begins at row
-  // `first`. `read` has the statistics of the rows as `input` holds them (scaled if tiny), `rstd`
-  // is that of the rows in memory. Overwrites `grad`.
+  // `first`. `read` has the statistics of the rows as `input` holds them (scaled if tiny). `rstd`
+  // is computed from the rows in memory, which are not scaled. Overwrites `grad`.
   FUSEDOPS_INLINE void write(
       int64_t first, NormSlope<Tile<float>> slope, Read read, Tile<float> rstd) {
     if constexpr (kMayLoseProducts<T>) {

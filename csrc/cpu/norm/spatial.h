@@ -21,7 +21,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Holds a sum for each lane, and what its additions have rounded off (Knuth's TwoSum).
+// Holds a sum for each lane in two parts: `high`, and `low`, which adds up what the additions to
+// `high` have rounded off (Knuth's TwoSum).
 template <class C>
 struct ExactSum {
   Tile<C> high = Broadcast(C(0)), low = Broadcast(C(0));

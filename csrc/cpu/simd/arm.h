@@ -174,8 +174,9 @@ using portable::StoreN;
 #else
 // load_parts() and store_parts() move the first `bytes` bytes of a tile through registers. The
 // memcpy of portable.h's functions makes several small stores, for which a vector load would wait.
-// The two are not inlined: GCC fuses a product into a sum only where no branch lies between product
-// and sum, so with these branches in a loop, a row's bits would depend on the loop.
+// load_parts() and store_parts() are not inlined: GCC fuses a product into a sum only where no
+// branch lies between product and sum, so with their branches in a loop, a row's bits would depend
+// on the loop.
 struct Blocks {
   Block first, second;
 };

@@ -30,7 +30,8 @@ FUSEDOPS_INLINE Tile<float> load(const Half* from) {
   return {{PromoteHalf(Load<VecU16>(from)), PromoteHalf(Load<VecU16>(from + kLanes<float>))}};
 }
 
-// Returns what store() writes: vectors in memory order. Only the type of the pointer matters.
+// Returns what store() writes: vectors in memory order. The pointer only selects the type in
+// memory.
 template <class C>
 FUSEDOPS_INLINE Tile<C> packed(Tile<C> tile, const C*) {
   return tile;

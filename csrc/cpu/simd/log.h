@@ -34,8 +34,8 @@ FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
   return (x > 0.0) & (x < kInfinity<double>) ? result : special;
 }
 
-// Returns the logarithm of a sum for results that are stored as Out. For doubles, which show every
-// bit, the C library computes it.
+// Returns the logarithm of a sum, for results that are stored as Out. The error of log_of() would
+// show in a double, so for doubles the C library computes the logarithm.
 template <class Out>
 FUSEDOPS_INLINE double log_of_sum(double sum) {
   if constexpr (sizeof(Out) == sizeof(double)) return __builtin_log(sum);

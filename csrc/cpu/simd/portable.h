@@ -17,7 +17,7 @@ FUSEDOPS_INLINE V Opaque(V value) {
 
 // --- arithmetic ---------------------------------------------------------------------------------
 
-// Return the larger and the smaller of two values, and `a` if either is NaN.
+// These functions return the larger and the smaller of two values, and `a` if either is NaN.
 template <class V>
 FUSEDOPS_INLINE V Max(V a, V b) {
   return b > a ? b : a;

@@ -17,7 +17,7 @@ FUSEDOPS_INLINE T* start_of(const Rows& rows, int64_t row) {
 }
 
 // Whether `count` rows from `first` on are evenly spaced. If the rows form runs, as in x[:, :-1],
-// only rows of one run are.
+// only rows of the same run are evenly spaced.
 template <class AnyRows>
 FUSEDOPS_INLINE bool are_even(const AnyRows& rows, int64_t first, int64_t count) {
   const RowSpacing& spacing = rows.spacing;
@@ -59,7 +59,7 @@ FUSEDOPS_INLINE void for_parts(RowRange range, Body body) {
   }
 }
 
-// Calls body(col, part) for every tile of a row of T.
+// Calls body(col, part) for every tile of a row of T, where `part` is Full or, at the end, Tail.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_columns(int64_t cols, Body body) {
   int64_t col = 0;

@@ -342,9 +342,9 @@ FUSEDOPS_INLINE void softmax_row_group(
 template <class In>
 constexpr bool kHasRowGroups = kVectorBytes > 16 && sizeof(In) < sizeof(double);
 
-// Returns up to how many columns rows are faster in groups. A group of 16-bit rows saves 4 % of the
-// time at 512 columns, and 20 % at 128. Groups of more than 128 floats read and write memory in
-// turn, which takes up to a sixth more time where the results bypass the cache.
+// Returns the largest number of columns for which rows are faster in groups. A group of 16-bit rows
+// saves 4 % of the time at 512 columns, and 20 % at 128. Groups of more than 128 floats read and
+// write memory in turn, which takes up to a sixth more time where the results bypass the cache.
 template <class In>
 FUSEDOPS_INLINE int64_t max_group_cols(StoreMode mode) {
   return mode.streams && sizeof(In) > 2 ? 128 : kMaxSoftmaxGroupCols;

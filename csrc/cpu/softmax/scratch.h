@@ -39,7 +39,8 @@ constexpr InnerSegments inner_segments(const SpatialSoftmaxBackward& args) {
 }
 
 // Scratch memory holds the accumulators of a group of columns, which stay in the L1 cache, and for
-// every chunk of rows and every column a maximum and a sum, or five factors.
+// every chunk of rows and every column either a maximum and a sum, or five factors (ColumnFactors
+// in spatial.h).
 constexpr int64_t kAccumulatorBytes = 32768, kColumnPartialBytes = 5 * int64_t(sizeof(double));
 constexpr int64_t spatial_scratch_bytes(int64_t dim_size, const InnerSegments& segments) {
   const int64_t chunks = dim_size / kShortestSoftmaxChunk + 1;

@@ -129,9 +129,9 @@ FUSEDOPS_NOINLINE RowRange softmax_backward_vectors(const SoftmaxBackward& args,
   return rows;
 }
 
-// Whether rows of this length are faster in groups than in softmax_backward_rows(): rows of at most
-// kShortRowCols that do not fill a vector (a tile, for 16 bits) or, where there are no masked
-// loads, end within a tile.
+// Whether rows of this length are faster in groups than in softmax_backward_rows(). These are rows
+// of at most kShortRowCols columns that do not fill a vector (a tile, for 16 bits) or, where there
+// are no masked loads, that end within a tile.
 template <class Out>
 constexpr bool backward_gains_from_groups(int64_t cols) {
   if (cols > kShortRowCols) return false;
