@@ -12,7 +12,8 @@
 
 namespace fusedops::cuda {
 
-// A value of kThreads: any number of warps share a row, and each has neighbouring columns.
+// This value of kThreads says that any number of warps share a row, and that each of them has
+// neighbouring columns.
 inline constexpr int kByWarp = -1;
 
 // Returns how many columns after a thread's first vector its vector i begins. kThreads is kByWarp,

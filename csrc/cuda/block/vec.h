@@ -50,8 +50,8 @@ FUSEDOPS_DEVICE void round_to(float x, float& out) { out = x; }
 FUSEDOPS_DEVICE void round_to(float x, Half& out) { out = __float2half_rn(x); }
 FUSEDOPS_DEVICE void round_to(float x, BFloat16& out) { out = __float2bfloat16_rn(x); }
 
-// Adds pairwise, so that the error grows with the logarithm of kCount, and the additions of a level
-// do not wait for each other.
+// Adds kCount values pairwise, so that the error grows with the logarithm of kCount, and the
+// additions of a level do not wait for each other.
 template <int kCount, class T>
 FUSEDOPS_DEVICE T tree_sum(const T* values) {
   if constexpr (kCount == 1) {

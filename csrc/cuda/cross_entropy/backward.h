@@ -149,8 +149,8 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
 
   const LogitMap<T> logits(args.logits);
   const T* const input = logits_row<T>(args.logits.input, row) + first;
-  // The thread whose vectors have the column of the class computes the gradient in it now, and
-  // stores that last. Until then it is in shared memory, because registers are scarce.
+  // The thread whose vectors have the column of the class computes the class's gradient now, and
+  // stores it last. Until then the gradient is in shared memory, because registers are scarce.
   const int64_t column = target.column - first;
   const bool has_class = target.column >= 0 && column >= begin && column < end &&
       static_cast<uint32_t>(column) / kWidth % blockDim.x == threadIdx.x;

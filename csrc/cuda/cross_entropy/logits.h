@@ -83,8 +83,8 @@ FUSEDOPS_DEVICE double exact_reciprocal(double x) {
   return y;
 }
 
-// Returns log(1 + x) for an x in [0, 1]: the logarithm of the rounded sum, corrected by what
-// rounding took.
+// Returns log(1 + x) for an x in [0, 1]: the logarithm of the rounded sum, corrected by what the
+// rounding dropped.
 FUSEDOPS_DEVICE double exact_log1p(double x) {
   const double sum = 1 + x;
   return device::log(sum) + (x - (sum - 1)) * exact_reciprocal(sum);
@@ -123,8 +123,8 @@ struct LogitMap {
     return !is_positive(logits.softcap) && bit_cast<int64_t>(logits.scale) > kLeast;
   }
 
-  // Returns what the rounding of the scale took from it, relative to the rounded scale. Returns 0
-  // with a soft cap, and for scales within 1e-30 of 0.
+  // Returns the part of the scale that its rounding to Acc dropped, relative to the rounded scale.
+  // Returns 0 with a soft cap, and for scales within 1e-30 of 0.
   static FUSEDOPS_DEVICE Acc relative_rounding(const Logits& logits) {
     const auto rounded = static_cast<Acc>(logits.scale);
     const bool is_exact = rounded == logits.scale || std::fabs(rounded) < Acc(1e-30);

@@ -19,7 +19,8 @@ FUSEDOPS_DEVICE int32_t elements_behind(const T* pointer, int32_t bytes) {
   return static_cast<int32_t>(reinterpret_cast<uintptr_t>(pointer) & (bytes - 1)) / sizeof(T);
 }
 
-// Sets element j to the value that has these bits. If T has 16 bits, the upper half of `bits` is 0.
+// Sets element j to the value whose bits are `bits`. If T has 16 bits, the upper half of `bits` is
+// 0.
 template <class T, int kWidth>
 FUSEDOPS_DEVICE void insert(Vec<T, kWidth>& vec, int j, uint32_t bits) {
   if constexpr (sizeof(T) == 2) {

@@ -70,8 +70,8 @@ struct ListedPlan {
   Scope scope;
   int64_t max_cols;
   int32_t elements;  // elements of a row in each thread's registers
-  // The threads that share a row, if the kernel is compiled for that number: a power of two within
-  // a warp, or whole warps. It is 0 if the row's length decides.
+  // This is the number of threads that share a row, if the kernel is compiled for that number: a
+  // power of two within a warp, or whole warps. It is 0 if the row's length decides.
   int32_t threads;
   int32_t blocks;  // blocks of a cluster
 };
@@ -265,7 +265,7 @@ constexpr RowPlan plan_rows(
 // One row of 2^20 columns has 128 segments, for 132 multiprocessors. Segments double in length
 // where there would be more than 64, 128, ..., 1024 of them.
 inline constexpr int32_t kSegmentThreads = 128, kMaxSegments = 1024;
-// The second launch bound of kernels for segments: how many blocks share the registers of a
+// This is the second launch bound of kernels for segments: how many blocks share the registers of a
 // multiprocessor.
 template <class T>
 inline constexpr int32_t kSegmentBlocks = sizeof(T) == 8 ? 4 : 8;

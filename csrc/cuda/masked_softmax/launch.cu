@@ -105,7 +105,7 @@ Status launch_scope(const ForwardArgs& args, const RowPlan& plan, Stream stream)
 }
 
 // Returns the arguments in the form that kernels take: diagonals are limited, and a mask of numbers
-// takes the place of the bias if there is none.
+// takes the place of the bias if there is no bias.
 ForwardArgs prepared(const MaskedSoftmaxForward& unprepared) {
   ForwardArgs args(unprepared);
   if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;

@@ -1,7 +1,7 @@
 // Computes masked_softmax with dropout along rows, and its gradient.
 //
 // Contract: as in softmax/rows.h; operands are as in args.h, and aligned for kWidth elements too.
-// In _looped, for any cols, a block has a row and reads it twice.
+// In kernels *_looped, for any cols, a block has a row and reads it twice.
 //
 // Numerics: results are computed in float (double for double) and rounded once. Vectors outside of
 // the row's interval are not read: their score is mask_value, whose exponential is added to the sum

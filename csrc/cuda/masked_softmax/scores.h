@@ -309,7 +309,7 @@ FUSEDOPS_DEVICE void add_operand(
   add_elements<In>(sums, operand.data, offset, operand.col_stride, cols);
 }
 
-// tanh(x) is 1 - doubled_logistic(kTwoLog2E x).
+// kTwoLog2E is 2 log2(e), with which tanh(x) = 1 - doubled_logistic(kTwoLog2E * x).
 inline constexpr float kTwoLog2E = 2.88539008f;
 
 // Returns 2 / (1 + 2^x), which is 2 for -inf and 0 for +inf. The error is a few ulp of 1: that is

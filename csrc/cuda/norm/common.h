@@ -46,7 +46,7 @@ FUSEDOPS_DEVICE Acc mean_of(Acc sum, Acc count) {
 }
 
 // Returns 1 / sqrt(x) within 0.6 ulp: a Newton step corrects rsqrt(), which may be 2 ulp off. The
-// step pays because every value of a row has the error of its rstd.
+// step pays because an error of rstd is in every value of its row.
 template <class Acc>
 FUSEDOPS_DEVICE Acc exact_rsqrt(Acc x) {
   const Acc y = device::rsqrt(x), product = x * y, low = device::fma(x, y, -product);

@@ -185,7 +185,7 @@ FUSEDOPS_DEVICE void load_parameters(
   }
 }
 
-// Scales, rounds and stores one vector of normalised values, with any options.
+// Scales, rounds and stores one vector of normalised values, with any weight, bias and options.
 template <class T, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store_scaled(
     T* to, const NormForward& args, int64_t column, const Acc (&normalised)[kWidth]) {
@@ -296,7 +296,7 @@ FUSEDOPS_DEVICE void store_wide(
 }
 
 // Scales and stores an unaligned row, with the usual options. The parameters' addresses stay in
-// registers: to compute them for each element would take a third of its instructions.
+// registers: to compute them for each element would take a third of all instructions.
 template <bool kHasBias, int kThreads, class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void store_unaligned(
     T* output, const NormForward& args, int32_t start, int32_t cols,

@@ -53,7 +53,7 @@ Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan,
   const dim3 threads(plan.inner_threads, plan.channel_threads);
   const Status status = device::launch(kernel, plan.blocks, threads, stream, args, plan.partitions);
   if (status != device::kSuccess) return status;
-  // The kernel that adds up the partials of norms along rows is for these partials, too.
+  // The kernel that adds up the partials of norms along rows also adds up these partials.
   NormBackward sums{};
   sums.grad_weight = args.grad_weight;
   sums.grad_bias = args.grad_bias;
