@@ -27,8 +27,8 @@ class ClassTargets {
     return {target_.const_data_ptr(), is_int64, ignored_.has_value(), ignored_.value_or(0)};
   }
 
-  // Refuses a class that is neither ignored nor a column. The classes must be in host memory, and
-  // `of` is the argument that has the columns.
+  // Refuses a class that is neither ignored nor a column. The classes must be in host memory. `of`
+  // is the name, for the message, of the argument that has `cols` classes.
   void check_in_range(const char* op, int64_t cols, const char* of = "input") const {
     if (dtype_of(target_) == ScalarType::Long) return check_values<int64_t>(op, cols, of);
     check_values<int32_t>(op, cols, of);
@@ -56,7 +56,8 @@ class ClassTargets {
 };
 
 // Checks dtype, shape and device of the tensor of classes. `rows` are the sizes of input without
-// its last dimension, whose elements are `what`: classes or features.
+// its last dimension. `what` names the elements of that dimension in the message: classes or
+// features.
 inline void check_target(
     const char* op, const Tensor& target, const Tensor& input, SizesView rows, const char* what) {
   check_given(op, "target", target);

@@ -299,8 +299,8 @@ class ChunkSums {
     lower_ = empty_contiguous(op, result, sizes, ScalarType::Short);
   }
 
-  // Adds `rows` to the sums, its first column to sum number `start`. `chunk` is the chunk to which
-  // the rows belong.
+  // Adds `rows` to the sums: the first column of `rows` to sum number `start`, and so on. `chunk`
+  // is the chunk to which the rows belong.
   void add(const Tensor& rows, const LinearChunk& chunk, int64_t start = 0) const {
     ColumnSums args{};
     args.input = rows_of_classes(op_, rows).read();
@@ -370,9 +370,9 @@ class LinearGradients {
   std::tuple<Tensor, Tensor, Tensor> finished() const { return {input_, weight_, bias_}; }
 
  private:
-  // Where weight_sums_ adds up products, `product_` has room for those of as many classes as fit
-  // into this number of bytes. On the CPU a product is added while it is in the cache; on CUDA it
-  // is large enough to keep the matrix units busy.
+  // Where weight_sums_ adds up products, `product_` has room for the products of as many classes as
+  // fit into this number of bytes. On the CPU a product is added while it is in the cache. On CUDA
+  // it is large enough to keep the matrix units busy.
   static constexpr int64_t kProductBytesOnCpu = int64_t(1) << 20;
   static constexpr int64_t kProductBytesOnCuda = int64_t(64) << 20;
   // On CUDA, product_ has a multiple of this many classes, so that the tiles of products are whole.
@@ -467,10 +467,10 @@ inline void check_loss_terms(const char* op, const LinearHead& head, const LossT
 }
 
 // Holds the derivatives of the sum that LossTerms defines, for the rows that are not ignored.
-// `of_losses` has the derivative by each row's loss. `of_lse` is one number; its product with a
-// row's lse is the derivative by that lse.
+// `of_losses` has the derivative with respect to each row's loss. `of_lse` is one number: its
+// product with a row's lse is the derivative with respect to that lse.
 struct LossSlopes {
-  // row_weights is undefined without the argument, of_lse without a z_loss.
+  // row_weights is undefined if the caller gave none, and of_lse if z_loss is 0.
   Tensor row_weights, of_losses, of_lse;
 
   LossSlopes(const LinearHead& head, const CountedRows& counted, const LossTerms& terms) {
@@ -495,7 +495,7 @@ inline Tensor sum_of_losses(
       row_weights.defined() ? multiply(results.losses, row_weights) : results.losses);
   if (terms.z_loss != 0) {
     const Tensor squares = torch::stable::sum(multiply(results.lse, results.lse));
-    // The stable ABI has no add() with a factor.
+    // The stable ABI has no add() with a factor, but a subtract() with one.
     sum = torch::stable::subtract(sum, squares, -terms.z_loss);
   }
   return terms.scale ? multiply(sum, *terms.scale) : sum;

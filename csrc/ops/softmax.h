@@ -6,7 +6,8 @@
 
 namespace fusedops {
 
-// Describes the dimension of a softmax: `dim`, with `cols` elements whose distance is `inner`.
+// Describes the dimension of a softmax: `dim`, with `cols` elements, which are `inner` elements
+// apart in a contiguous tensor.
 struct SoftmaxDim {
   int64_t dim;
   int64_t cols, inner;
@@ -238,7 +239,7 @@ Tensor softmax_apply(
   check_statistic(op, "max", max, {"input", input}, sizes, "softmax_stats");
   check_statistic(op, "sum", sum, {"input", input}, sizes, "softmax_stats");
   // If kernels cannot write `wanted`, they write the input's dtype, and the result is converted
-  // after them.
+  // afterwards.
   const bool converts = kernels_convert(dtype_of(input), wanted);
   const Tensor rows = with_dim_last(input, at);
   const Tensor output =
@@ -261,7 +262,7 @@ Tensor softmax_apply(
 // Contains the entry points that a launcher registers for softmax, or with kLog for log_softmax.
 template <class Launcher, bool kLog>
 struct SoftmaxOps {
-  // Error messages name the ops by these.
+  // Error messages name the ops by these names.
   static constexpr const char* kOp = kLog ? "log_softmax" : "softmax";
   static constexpr const char* kInPlace = kLog ? "log_softmax_" : "softmax_";
   static constexpr const char* kBackward = kLog ? "log_softmax_backward" : "softmax_backward";

@@ -147,8 +147,8 @@ inline ScalarType statistics_dtype(ScalarType input) {
 }
 
 // Returns the product of the sizes from index `begin` to before `end`. It can overflow, which is
-// defined for unsigned numbers, only if a size outside of these is 0: for all other tensors torch
-// has checked that their elements fit into memory.
+// defined for unsigned numbers, only if a size outside of this range is 0: for all other tensors
+// torch has checked that their elements fit into memory.
 inline int64_t product(SizesView sizes, size_t begin, size_t end) {
   uint64_t count = 1;
   for (size_t i = begin; i < end; ++i) count *= static_cast<uint64_t>(sizes[i]);
@@ -242,7 +242,7 @@ inline Tensor expand(const Tensor& tensor, SizesView sizes) {
   return call_aten("aten::expand", "", tensor, sizes, /*implicit=*/false);  // only vmap sets it
 }
 
-// Returns the sizes of a tensor without its last dimension, those of its rows.
+// Returns the sizes of a tensor without its last dimension, whose elements form a row.
 inline SizesView row_sizes(const Tensor& input) {
   const SizesView sizes = input.sizes();
   return {sizes.data(), sizes.size() - 1};
