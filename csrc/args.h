@@ -75,8 +75,8 @@ struct Columns {
   DType dtype;
 };
 
-// output = softmax(input) along each row, or its logarithm. input and output may be the same
-// memory. They have the same dtype, or input is 16-bit and output is float32.
+// Computes output = softmax(input) along each row, or its logarithm. input and output may be the
+// same memory. They have the same dtype, or input is 16-bit and output is float32.
 struct SoftmaxForward {
   ConstRows input;
   Rows output;
@@ -85,8 +85,8 @@ struct SoftmaxForward {
   bool log;
 };
 
-// grad_input = output * (grad_output - sum(grad_output * output)), and for the logarithm grad_input
-// = grad_output - exp(output) * sum(grad_output).
+// Computes grad_input = output * (grad_output - sum(grad_output * output)), and for the logarithm
+// grad_input = grad_output - exp(output) * sum(grad_output).
 //
 // grad_output and output share one dtype; grad_input has that dtype too, or is 16-bit where they
 // are float32. grad_input may be the memory of grad_output.
@@ -108,8 +108,8 @@ struct SoftmaxStatistics {
   int64_t rows, cols;
 };
 
-// output = exp(input - max) / sum, row by row, with max and sum from SoftmaxStatistics. The dtypes
-// are those of SoftmaxForward.
+// Computes output = exp(input - max) / sum, row by row, with max and sum from SoftmaxStatistics.
+// The dtypes are those of SoftmaxForward.
 struct SoftmaxApply {
   ConstRows input;
   Rows output;
@@ -140,10 +140,10 @@ struct Logits {
 // nor in [0, cols) is NaN.
 //
 // losses, lse and lse_error are arrays with one value per row, double if input is double and float
-// otherwise. lse_error is what rounding took from lse, so that lse + lse_error has about twice the
-// digits of a float; with a double input, lse_error is 0. With reads_ignored, lse and lse_error of
-// ignored rows are computed too; otherwise ignored rows are not read, and their lse and lse_error
-// are 0.
+// otherwise. lse_error is the part of lse that its rounding dropped, so that lse + lse_error has
+// about twice the digits of a float; with a double input, lse_error is 0. With reads_ignored, lse
+// and lse_error of ignored rows are computed too; otherwise ignored rows are not read, and their
+// lse and lse_error are 0.
 struct CrossEntropyForward {
   Logits logits;
   Targets targets;
@@ -177,11 +177,11 @@ struct CrossEntropyBackward {
   double label_smoothing;
 };
 
-// sums[c] += input[0, c] + input[1, c] + ..., in the order of the rows, as doubles if input is
-// double and as floats otherwise. The first of several calls starts at 0. Until the last call, each
-// sum of a 16-bit input is a float that is cut in two: its upper 16 bits are in `sums` and its
-// lower 16 in `lower`. The last call rounds the sums to input's dtype. `lower` takes 2 bytes per
-// column, where an array of floats beside `sums` would take 4.
+// Adds up rows: sums[c] += input[0, c] + input[1, c] + ..., in the order of the rows, as doubles if
+// input is double and as floats otherwise. The first of several calls starts at 0. Until the last
+// call, each sum of a 16-bit input is a float that is cut in two: its upper 16 bits are in `sums`
+// and its lower 16 in `lower`. The last call rounds the sums to input's dtype. `lower` takes 2
+// bytes per column, where an array of floats beside `sums` would take 4.
 struct ColumnSums {
   ConstRows input;
   void* sums;  // an array of input's dtype
@@ -247,8 +247,9 @@ constexpr int64_t element_bytes(const Operand& operand) {
   return operand.is_bool ? 1 : size_of(operand.dtype);
 }
 
-// Row r belongs to query r % queries. If `on`, the query sees no column after query + diagonal. If
-// has_lower_diagonal, whether `on` or not, it sees no column before query + lower_diagonal.
+// Says which columns the query of a row sees. Row r belongs to query r % queries. If `on`, the
+// query sees no column after query + diagonal. If has_lower_diagonal, whether `on` or not, it sees
+// no column before query + lower_diagonal.
 struct Causal {
   bool on;
   int64_t queries, diagonal;
@@ -286,13 +287,15 @@ struct Scores {
   RowValues sinks;
   double softcap = 0;  // 0 for none
 
-  // Whether anything but the upper diagonal limits the intervals: a lower one, `start` or `end`.
+  // Whether anything but the upper diagonal limits the intervals: a lower diagonal, `start` or
+  // `end`.
   constexpr bool has_bounds() const {
     return causal.has_lower_diagonal || start.data != nullptr || end.data != nullptr;
   }
 };
 
-// The fewest rounds with which Philox4x32 passes TestU01's BigCrush (Salmon et al., 2011).
+// These are the fewest rounds with which Philox4x32 passes TestU01's BigCrush (Salmon et al.,
+// 2011).
 constexpr int32_t kPhiloxRounds = 7;
 
 // Element (row, column) is kept, and multiplied by `scale`, if word column % 4 of Philox4x32-7(key
@@ -304,10 +307,10 @@ struct Dropout {
   double scale;         // 1 / (1 - p), or 0 if p is 1
 };
 
-// probabilities = softmax(scores) along each row, output = dropout(probabilities). A row without a
-// visible element (all are hidden, or -inf) becomes zeros if zero_masked_rows is set; otherwise it
-// is computed like any other row. Columns outside a row's interval (Scores) are neither read nor
-// computed, unless they are in a tile or vector that also has a column inside.
+// Computes probabilities = softmax(scores) along each row, and output = dropout(probabilities). A
+// row without a visible element (all are hidden, or -inf) becomes zeros if zero_masked_rows is set;
+// otherwise it is computed like any other row. Columns outside a row's interval (Scores) are
+// neither read nor computed, unless they are in a tile or vector that also has a column inside.
 //
 // probabilities.data is null if the probabilities are not wanted. sink_probabilities is an array
 // with one value per row, of the dtype of RowValues, or null if it is not wanted. input and output
@@ -431,8 +434,8 @@ struct SpatialNormBackward {
 
 // --- stacks: one operation on several tensors, each result in its slot --------------------------
 
-// A launch takes at most this many tensors, whose arguments fit into the 4 KB that the parameters
-// of a CUDA kernel may have.
+// A launch takes at most this many tensors, because their arguments have to fit into the 4 KB that
+// the parameters of a CUDA kernel may have.
 constexpr int32_t kMaxStack = 32;
 
 // Returns the address that is `elements` elements after `data`, or null for null.

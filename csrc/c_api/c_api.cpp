@@ -200,7 +200,7 @@ fusedops_status fusedops_layernorm(
     args.weight = columns_of(scale);
     args.bias = columns_of(bias);
     args.mean = means;
-    args.rstd = vars;  // rstd_to_variance() replaces it below
+    args.rstd = vars;  // holds rstd until rstd_to_variance() below
     args.rows = batch_size;
     args.cols = hidden_dim;
     args.eps = eps;

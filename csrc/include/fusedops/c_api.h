@@ -46,7 +46,8 @@ FUSEDOPS_API const char* fusedops_version(void);
 FUSEDOPS_API const char* fusedops_status_string(fusedops_status status);
 
 /* Describes the last failed call of this thread: the function, the argument, its value and what was
- * wanted. "" if no call has failed. The string is valid until the thread's next failed call. */
+ * wanted. The string is empty if no call has failed, and valid until the thread's next failed
+ * call. */
 FUSEDOPS_API const char* fusedops_last_error(void);
 
 /* Computes attention's probabilities in place: inp = softmax(inp + attn_mask) over the last
