@@ -125,9 +125,8 @@ class RowInCluster {
     constexpr int32_t kLanes = device::kWarpLanes;
     const int32_t lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
     const int32_t count = blockDim.x / kLanes * blocks_;
-    const uint32_t turn = uses_ % 2,
-                   parity =
-                       uses_ / 2 % 2;  // turn picks the mailbox, parity the phase of its mbarrier
+    // `turn` picks the mailbox, and `parity` is the phase of that mailbox's mbarrier.
+    const uint32_t turn = uses_ % 2, parity = uses_ / 2 % 2;
     uint64_t* const barrier = barriers_ + turn;
     T* const mailbox = reinterpret_cast<T*>(mailboxes_ + turn * kPlaces);
     ++uses_;
