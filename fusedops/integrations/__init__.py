@@ -1,1 +1,2 @@
-"""The ops in other systems; each module needs the packages of its system."""
+"""Makes the ops available in other systems. Each module needs the packages of its system, so that
+nothing imports it by default."""

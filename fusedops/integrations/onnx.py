@@ -1,8 +1,8 @@
-"""ONNX: translations of the ops to standard operators, for `torch.onnx.export`.
+"""Translates the ops to standard operators of ONNX, for `torch.onnx.export`.
 
 The arithmetic is that of the ops: 16-bit tensors are converted to float32 first, and the result is
-rounded once. In float64 models too, LayerNormalization and RMSNormalization take eps as float32,
-and LayerNormalization returns float32 statistics.
+rounded once. There is one difference, in float64 models: ONNX's LayerNormalization and
+RMSNormalization take eps as float32, and LayerNormalization returns float32 statistics.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ except ImportError as error:
 
 #: The first opset with the operator RMSNormalization. ONNX Runtime 1.31 runs this operator.
 OPSET = 23
-_OLDEST = 18  # the first opset with all operators that are used, but for RMSNormalization
-_END = 2**63 - 1  # as the end of a Slice it stands for the end of the dimension
+_OLDEST = 18  # the first opset that has all operators used here except RMSNormalization
+_END = 2**63 - 1  # ONNX's Slice takes this as the end of the dimension
 
-#: This is Any because opset18 is annotated for values of a script, and gets values of a graph here.
+#: This is Any because opset18 is annotated for values of a script, but gets those of a graph here.
 op: Any = opset18
 Value = Any  # a value of the graph; its dtype is known if torch created it
 
@@ -156,14 +156,16 @@ def _arithmetic(dtype: ir.DataType) -> ir.DataType:
 
 
 def _promoted(a: ir.DataType, b: ir.DataType) -> ir.DataType:
-    """Returns the dtype of a sum, as torch promotes it."""
+    """Returns the dtype of a sum of floating-point tensors of two dtypes, as torch promotes
+    them."""
     if a == b:
         return a
     return ir.DataType.DOUBLE if ir.DataType.DOUBLE in (a, b) else ir.DataType.FLOAT
 
 
 def _convert(value: Value, *dtypes: ir.DataType) -> Value:
-    """Converts from the first dtype to the last, and rounds to each in between."""
+    """Returns `value`, which has the first of the dtypes, converted to each of the others in
+    turn."""
     for current, following in pairwise(dtypes):
         if current != following:
             value = op.Cast(value, to=following)
@@ -176,15 +178,17 @@ def _result_dtype(input: Value, dtype: ir.DataType | int | None) -> ir.DataType:
 
 
 def _like(number: float, value: Value) -> Value:
-    """Returns a constant in the dtype of `value`, which onnxscript does not know: without the cast
-    the constant would be float32."""
+    """Returns a constant in the dtype of `value`. The cast to this dtype is an operator of the
+    graph because onnxscript does not know the dtype; without the cast the constant would be
+    float32."""
     return op.CastLike(op.Constant(value=ir.tensor(number, ir.DataType.DOUBLE)), value)
 
 
 def _translation(name: str, translate: Callable[[Any], dict[str, Any]]) -> Callable[..., Any]:
-    """Returns the translation of an op, with the signature of the op's schema, which torch reads.
+    """Returns the function that translates an op. torch reads its signature, which is that of the
+    op's schema.
 
-    ``translate`` returns the results by their names, from a named tuple of the arguments.
+    ``translate`` takes a named tuple of the op's arguments, and returns the results by name.
     """
     schema, call_of = getattr(torch.ops.fusedops, name).default._schema, Signature(name).bind
 
@@ -201,7 +205,7 @@ def _translation(name: str, translate: Callable[[Any], dict[str, Any]]) -> Calla
     return translation
 
 
-#: Types of a schema that are attributes in ONNX, not values.
+#: Type in a schema -> Python type, for the arguments that are attributes in ONNX and not tensors.
 _TYPES: dict[str, Any] = {"IntType": int, "FloatType": float, "BoolType": bool}
 
 
@@ -217,7 +221,8 @@ def _log_softmax(input: Value, dim: int, dtype: ir.DataType | None = None) -> Va
 
 
 def _along(operator: Callable[..., Any], input: Value, dim: int, result: ir.DataType) -> Value:
-    """Applies ``operator``, a softmax, along ``dim`` to the input converted to dtype ``result``."""
+    """Returns ``operator``, a softmax, along ``dim`` of the input converted to the dtype
+    ``result``."""
     computed = _arithmetic(result)
     x = _convert(input, input.dtype, result, computed)
     is_scalar = len(input.shape) == 0  # ONNX's operators do not accept scalars
@@ -227,7 +232,7 @@ def _along(operator: Callable[..., Any], input: Value, dim: int, result: ir.Data
 
 def _softmax_stats(input: Value, dim: int) -> tuple[Value, Value]:
     x = _convert(input, input.dtype, _arithmetic(input.dtype))
-    dims = [dim] if len(input.shape) else None  # a scalar has none to reduce over
+    dims = [dim] if len(input.shape) else None  # a scalar has no dimension to reduce over
     largest = op.ReduceMax(x, dims, keepdims=1)
     return largest, op.ReduceSum(op.Exp(op.Sub(x, largest)), dims, keepdims=1)
 
@@ -254,7 +259,8 @@ def _stack_log_softmax(inputs: Sequence[Value], dim: int, stack_dim: int) -> Val
 
 
 def _masked_softmax(call: Any) -> dict[str, Any]:
-    """Translates a masked softmax op, whose arguments ``call`` has; returns its results by name."""
+    """Translates a call of a masked softmax op. ``call`` has the op's arguments as attributes.
+    Returns the op's results by name."""
     _refuse_dropout(getattr(call, "p", 0.0))
     result = _result_dtype(call.input, call.dtype)
     computed = _arithmetic(result)
@@ -295,8 +301,8 @@ def _capped(scores: Value, softcap: float | None) -> Value:
 def _softmax_with_sinks(
     scores: Value, sinks: Value | None, computed: ir.DataType
 ) -> tuple[Value, Value | None]:
-    """Returns the softmax of scores and sinks, where the sinks are one more column, as two results:
-    the columns of the scores, and that of the sinks, or None without sinks."""
+    """Returns the softmax of the scores and of one more column, the sinks, in two parts: the
+    columns of the scores, and the column of the sinks, which is None if there are no sinks."""
     if sinks is None:
         return op.Softmax(scores, axis=-1), None
     column = op.Unsqueeze(_convert(sinks, sinks.dtype, computed), [-1])
@@ -306,7 +312,8 @@ def _softmax_with_sinks(
 
 
 def _visible(call: Any, mask: Value | None) -> Value | None:
-    """Returns True in columns that no bool mask, diagonal or bound hides; None if nothing hides."""
+    """Returns a bool tensor that is True in the columns that no bool mask, diagonal or bound hides;
+    None if the call has none of these."""
     conditions = [] if mask is None else [mask]
     input, lower = call.input, call.lower_diagonal
     if lower is not None:
@@ -323,13 +330,14 @@ def _visible(call: Any, mask: Value | None) -> Value | None:
 
 
 def _positions(input: Value, dim: int) -> Value:
-    """Returns the positions in a dimension: 0, 1, ... below its size."""
+    """Returns the indices along a dimension: 0, 1, ... below its size."""
     size = op.Squeeze(op.Shape(input, start=dim, end=dim + 1 or None))
     return op.Range(op.Constant(value_int=0), size, op.Constant(value_int=1))
 
 
 def _shifted_queries(input: Value, diagonal: int | Value) -> Value:
-    """Returns the key at which ``diagonal`` crosses each query, in shape [queries, 1]."""
+    """Returns for query i the key i + ``diagonal``, which lies on that diagonal. The result has the
+    shape [queries, 1]."""
     return op.Unsqueeze(op.Add(_positions(input, -2), diagonal), [1])
 
 
@@ -367,8 +375,8 @@ def _cross_entropy(call: Any) -> dict[str, Any]:
 
 
 def _row_losses(z: Value, call: Any, reads_ignored: bool = False) -> dict[str, Any]:
-    """Translates the loss of each row of logits ``z``; returns the results by name. lse_error is 0:
-    ``lse`` is not rounded to another dtype."""
+    """Translates the loss of each row of logits ``z``; returns the op's results by name. The result
+    ``lse_error`` is 0, because ``lse`` is computed in its own dtype and not rounded to it."""
     lse = op.ReduceLogSumExp(z, [-1], keepdims=0)
     zeros = op.Expand(_like(0.0, lse), op.Shape(lse))
     classes = op.Cast(call.target, to=ir.DataType.INT64)
@@ -387,8 +395,8 @@ def _row_losses(z: Value, call: Any, reads_ignored: bool = False) -> dict[str, A
 
 
 def _linear_cross_entropy_losses(call: Any) -> dict[str, Any]:
-    """Translates the op to a matrix product, which stores the logits of all rows, and
-    :func:`_row_losses`."""
+    """Translates the op to a matrix product and :func:`_row_losses`. Unlike the op, the product
+    stores the logits of all rows."""
     dtype = call.input.dtype
     computed = _arithmetic(dtype)
     tensors = (call.input, call.linear_weight, call.linear_bias)
@@ -420,7 +428,8 @@ def _norm_translation(norm: NormOp, opset_version: int) -> Callable[..., Any]:
 
 
 def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, Any]:
-    """Translates a norm, whose arguments ``named`` has; returns its results by name."""
+    """Translates a call of a norm. ``named`` has the op's arguments. Returns the results by
+    name."""
     total, dtype = named["input"], named["input"].dtype
     if norm.has_residual:  # the sum is returned too, even if wants_sum is False
         total, dtype = _sum(total, named["residual"], named["p"])
@@ -444,7 +453,7 @@ def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, 
 
 
 def _sum(input: Value, residual: Value, p: float) -> tuple[Value, ir.DataType]:
-    """Returns the sum and its dtype."""
+    """Returns input + residual, and the dtype of the sum. Refuses a call with dropout (p > 0)."""
     _refuse_dropout(p)
     dtype = _promoted(input.dtype, residual.dtype)
     computed = _arithmetic(dtype)
@@ -463,19 +472,20 @@ def _layer_norm(x: Value, computed: ir.DataType, named: dict[str, Any]) -> dict[
 
 
 def _ones(x: Value, rank: int) -> Value:
-    """Returns a weight of ones for a norm over the last ``rank`` dimensions without weight."""
+    """Returns ones in the shape of a weight, for a norm over the last ``rank`` dimensions that has
+    no weight."""
     return op.Expand(_like(1.0, x), op.Shape(x, start=-rank))
 
 
 def _rms_norm(
     x: Value, dtypes: tuple[ir.DataType, ir.DataType], named: dict[str, Any], *, is_operator: bool
 ) -> dict[str, Any]:
-    """Translates rms_norm: to ONNX's RMSNormalization if ``is_operator``, else to several
-    operators. ``dtypes`` are that of the result, and the one that is computed in."""
+    """Translates rms_norm to ONNX's RMSNormalization if ``is_operator``, else to several operators.
+    ``dtypes`` has the dtype of the result, and the one in which the norm is computed."""
     rank, eps, weight = len(named["normalized_shape"]), named["eps"], named["weight"]
     rstd = _reciprocal_rms(x, list(range(-rank, 0)), eps)
     ones = _ones(x, rank)
-    if weight is None:  # nothing to add an offset to
+    if weight is None:  # the op ignores weight_offset then
         weight = ones
     elif named["weight_offset"]:
         weight = op.Add(weight, _like(named["weight_offset"], x))
@@ -492,7 +502,7 @@ def _rms_norm(
 
 
 def _decomposed_norm(kind: NormKind, x: Value, named: dict[str, Any]) -> dict[str, Any]:
-    """Composes a norm that ONNX has no operator for."""
+    """Translates a norm for which ONNX has no operator, to several operators."""
     dims = list(range(-len(named["normalized_shape"]), 0))
     output, statistics = _normalized(kind, x, dims, named["eps"])
     for name, apply in (("weight", op.Mul), ("bias", op.Add)):
@@ -502,7 +512,8 @@ def _decomposed_norm(kind: NormKind, x: Value, named: dict[str, Any]) -> dict[st
 
 
 def _spatial_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) -> dict[str, Any]:
-    """Composes a norm over a dimension; ONNX's operators take the last dimensions only."""
+    """Translates a norm over one dimension to several operators, since ONNX's norms take the last
+    dimensions only."""
     dim = named["dim"]
     output, statistics = _normalized(kind, x, [dim] if rank else None, named["eps"])
     after = list(range(1, rank - dim % max(rank, 1)))  # the dimensions after `dim`
@@ -517,7 +528,8 @@ def _spatial_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) ->
 def _normalized(
     kind: NormKind, x: Value, dims: list[int] | None, eps: float
 ) -> tuple[Value, dict[str, Value]]:
-    """Returns (x - mean) rstd, and the statistics by name. For a scalar, ``dims`` is None."""
+    """Returns (x - mean) * rstd, and the statistics by name. A kind of norm without a mean
+    subtracts nothing. ``dims`` is None for a scalar x."""
     statistics = {}
     if kind.has_mean:
         statistics["mean"] = op.ReduceMean(x, dims, keepdims=1)
@@ -527,19 +539,20 @@ def _normalized(
 
 
 def _over_root(centered: Value, dims: list[int] | None, eps: float) -> tuple[Value, Value]:
-    """Divides by the root of the mean square plus eps; returns the quotient and rstd."""
+    """Returns ``centered`` / root(mean square + eps), and rstd, the reciprocal of the divisor."""
     rstd = _reciprocal_rms(centered, dims, eps)
     return op.Mul(centered, rstd), rstd
 
 
 def _reciprocal_rms(x: Value, dims: list[int] | None, eps: float) -> Value:
-    """Returns the reciprocal of the root of the mean square plus eps."""
+    """Returns 1 / root(mean square + eps)."""
     mean_square = op.ReduceMean(op.Mul(x, x), dims, keepdims=1)
     return op.Reciprocal(op.Sqrt(op.Add(mean_square, _like(eps, x))))
 
 
 def _over_deviation(centered: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
-    """Divides by the unbiased standard deviation plus eps; returns the quotient and rstd."""
+    """Returns ``centered`` / (unbiased standard deviation + eps), and rstd, the reciprocal of the
+    divisor."""
     count = op.ReduceProd(op.Shape(centered, start=dims[0]), keepdims=0)
     degrees = op.CastLike(op.Sub(count, op.Constant(value_int=1)), centered)
     variance = op.Div(op.ReduceSumSquare(centered, dims, keepdims=1), degrees)
@@ -548,12 +561,13 @@ def _over_deviation(centered: Value, dims: list[int], eps: float) -> tuple[Value
 
 
 def _over_norm(x: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
-    """Divides by the norm, at least eps; returns the quotient and rstd. LpNormalization is not
-    used, because it takes a single axis and no eps."""
+    """Returns x / max(Euclidean norm, eps), and rstd, the reciprocal of the divisor. ONNX's
+    LpNormalization is not used, because it takes a single axis and no eps."""
     norm = op.Max(op.ReduceL2(x, dims, keepdims=1), _like(eps, x))
     return op.Div(x, norm), op.Reciprocal(norm)
 
 
+#: Scale of a kind of norm -> the function that returns the normalised values and rstd.
 _SCALES: dict[type[MeanSquare], Callable[..., tuple[Value, Value]]] = {
     MeanSquare: _over_root,
     DeviationPlusEps: _over_deviation,
@@ -583,7 +597,7 @@ _MASKED_SOFTMAXES = (
     *("masked_softmax", "masked_softmax_dropout", "masked_softmax_sinks"),
     "_masked_softmax_dropout",  # has fewer results than the public op
 )
-#: The translations of all ops except those in NORM_OPS, by the names of the ops.
+#: Name of an op -> its translation, for all public ops except those in NORM_OPS.
 _PUBLIC: dict[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: attention that computes its weights by our masked softmax.
+"""Provides attention for Hugging Face transformers that computes its weights by our masked softmax.
 
 ``import fusedops.integrations.transformers`` registers the implementation "fusedops" for
 ``from_pretrained(..., attn_implementation="fusedops")`` and ``model.set_attn_implementation``.
@@ -26,7 +26,8 @@ except ImportError as error:
     ) from error
 
 NAME = "fusedops"
-#: These arguments are for other implementations. Ignoring them would give wrong results.
+#: Arguments for other implementations of attention -> what they are. To ignore one would give wrong
+#: results, so that a call with one of them is refused.
 _UNSUPPORTED = {
     "cache": "a paged cache",
     "indices": "the indices of sparse attention",
@@ -35,10 +36,11 @@ _UNSUPPORTED = {
 
 
 def register(name: str = NAME) -> None:
-    """Registers attention and its masks under a name. Importing this module does so for "fusedops".
+    """Registers attention and its masks under a name. The import of this module does so for
+    "fusedops".
 
     Args:
-        name: the ``attn_implementation`` to choose it by.
+        name: the ``attn_implementation`` by which a model chooses it.
 
     Source: `transformers.AttentionInterface.register`, `transformers.AttentionMaskInterface`.
     """
@@ -47,8 +49,8 @@ def register(name: str = NAME) -> None:
 
 
 def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tensor | None:
-    """Returns the mask of `attention_forward`: bool, True where visible, or None where causality is
-    all that it would express.
+    """Returns the mask for `attention_forward`. It is a bool tensor that is True for visible keys,
+    or None where it would only express causality.
 
     Args:
         args, kwargs: those of ``transformers.masking_utils.sdpa_mask``.
@@ -70,15 +72,17 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _uses_the_interface(config_class: Any) -> bool:
-    """Returns the result of :func:`_source_uses_the_interface`. torch.compile, which would ignore
-    the cache of that function, takes the result as a constant."""
+    """Returns the result of :func:`_source_uses_the_interface` in a form that torch.compile takes
+    as a constant. It would otherwise trace that function again for every graph and ignore its
+    cache."""
     return _source_uses_the_interface(config_class)
 
 
 @functools.cache
 def _source_uses_the_interface(config_class: Any) -> bool:
-    """Whether the models of a class of configs call the registered implementation. This is read
-    from their source, as in transformers; without a source the answer is True."""
+    """Whether the models that have this class of config call the registered implementation. Their
+    source says so, which transformers reads for the same purpose. Returns True if the source of the
+    models is not known."""
     modeling = sys.modules.get(config_class.__module__.replace("configuration_", "modeling_"))
     if modeling is None or "configuration_" not in config_class.__module__:
         return True
@@ -157,7 +161,8 @@ def attention_forward(
 
 
 def _by_group(tensor: torch.Tensor, groups: int) -> torch.Tensor:
-    """Views [batch, heads, queries, n] as [batch, groups, heads of a group * queries, n]."""
+    """Returns a tensor [batch, heads, queries, n] as [batch, groups, heads of a group * queries,
+    n], so that a matrix product with the keys of a group serves all of its heads."""
     return tensor.reshape(tensor.shape[0], groups, -1, tensor.shape[3])
 
 

@@ -1,7 +1,8 @@
-"""Registers the ops for DTensors, which all but linear_cross_entropy take as torch's own ops do.
+"""Registers rules by which the ops take DTensors, as torch's own ops do. Only linear_cross_entropy
+refuses them.
 
-Importing this package registers a rule for each op; the first op that gets a DTensor imports it.
-docs/distributed.md has what is computed where, and which bytes are sent.
+The import of this package registers the rules. The first call of an op with a DTensor imports it
+(`first_use.py`). docs/distributed.md says what each rank computes, and which bytes it sends.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _register(op: str, rule: Rule) -> None:
     def on_dtensors(
         cls: type, overload: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        # Autograd has recorded the call already.
+        # Autograd has recorded the op's own call already, and must not record what the rule does.
         with torch.no_grad():
             return run(Call.of(overload, args, kwargs), rule)
 

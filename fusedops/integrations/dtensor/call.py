@@ -1,5 +1,5 @@
-"""Runs one call of an op on DTensors: redistributes its arguments where necessary, calls the op, or
-the family's replacement for it, on each rank's part, and wraps the results."""
+"""Runs one call of an op on DTensors. It redistributes the arguments where necessary, computes each
+rank's part, by the op itself or by a function of the op's family, and wraps the results."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Compute = Callable[["Call", Partition, dict[str, Any]], Any]
 class Rule:
     """Says how a family of ops runs its calls.
 
-    space: returns the Space that describes a call.
-    compute: computes a rank's part; by default the op itself does.
-    compute_split_rows: computes a rank's part where a row is divided among ranks; without it rows
-        are gathered.
-    written: the argument that the op writes into; the result of ``compute_split_rows`` is copied
-        into it.
+    space: a function that returns the Space that describes a call.
+    compute: a function that computes a rank's part; None if the op itself does.
+    compute_split_rows: a function that computes a rank's part where a row is divided among ranks;
+        None if such rows are gathered.
+    written: the argument that the op writes into, or None. The result of ``compute_split_rows`` is
+        copied into this argument.
     """
 
     space: Callable[[Call], Space]
@@ -88,8 +88,8 @@ class Call:
         return self.overload(*local.values())
 
     def results_meta(self) -> Any:
-        """Returns the results for the whole tensors, without memory. The op's fake kernel makes
-        them, and refuses bad arguments in the words that it has for plain tensors."""
+        """Returns meta tensors with the shapes of the results for the whole tensors. The op's fake
+        kernel makes them, which refuses bad arguments with the messages for plain tensors."""
         with _disable_current_modes():
             return self.run({name: _map(_meta, value) for name, value in self.named.items()})
 
@@ -97,7 +97,8 @@ class Call:
 def run(call: Call, rule: Rule) -> Any:
     """Returns the results of a call, as DTensors."""
     space = rule.space(call)
-    if rule.written is not None:  # this argument keeps its placements
+    # An argument that is written must not be redistributed, so that it decides the division.
+    if rule.written is not None:
         space = replace(space, deciding_tensors=(rule.written,))
     part = partition(space, call.named, call.mesh, splits=rule.compute_split_rows is not None)
     if rule.written is not None:
@@ -129,11 +130,11 @@ def _map(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 
 def _local(part: Partition, dims: Dims, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a DTensor, redistributed if it is not placed as the partition has
-    it; a plain tensor, which all ranks have, is returned as it is."""
+    """Returns this rank's part of a DTensor, after redistributing it if the partition needs other
+    placements. A plain tensor, which is the same on all ranks, is returned unchanged."""
     if not isinstance(tensor, DTensor):
         return tensor
-    distributed: Any = tensor  # for torch's types, its methods return a Tensor
+    distributed: Any = tensor  # Any, because torch annotates DTensor's methods to return a Tensor
     wanted = part.placements(Result(dims))
     if list(distributed.placements) != wanted:
         # Under no_grad, torch 2.10 cannot redistribute a tensor that requires grad.
@@ -151,7 +152,7 @@ def _wrapped(
 ) -> DTensor:
     """Returns a result as a DTensor with the shape and strides of ``meta``. ``local``, this rank's
     part, is None on a rank outside of the mesh."""
-    # A result that is not wanted has shape [0] on every rank.
+    # A result that the caller does not need has shape [0] on every rank.
     dims = Result(()) if meta.shape == (0,) else result
     if local is None:
         local = torch.empty(0, dtype=meta.dtype, device=part.mesh.device_type)
@@ -169,8 +170,9 @@ def _wrapped(
 
 
 def _common_mesh(overload: Any, arguments: dict[str, Any]) -> DeviceMesh:
-    """Returns the mesh of all DTensors. A plain tensor of one element is taken to be the same on
-    all ranks; any other is refused, unless torch replicates it implicitly."""
+    """Returns the mesh of all DTensors among the arguments. Raises an error if they are on
+    different meshes. A plain tensor of one element is taken to be the same on all ranks; a larger
+    one raises an error, unless torch's implicit replication is on."""
     op, tensors = overload._schema.name, dict(_tensors(arguments))
     meshes = {name: t.device_mesh for name, t in tensors.items() if isinstance(t, DTensor)}
     (first, mesh), *others = meshes.items()
@@ -211,8 +213,8 @@ def _check_written(call: Call, name: str, wanted: list[Placement]) -> None:
 
 
 def _common_seed(seed: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Returns one seed for all ranks, the greatest of theirs. Each rank draws a seed, but replicas
-    must drop the same elements."""
+    """Returns one seed for all ranks, which is the greatest of theirs. Each rank has drawn a seed
+    of its own, but replicas of a row must drop the same elements."""
     if mesh.get_coordinate() is None:
         return seed
     for mesh_dim in range(mesh.ndim):

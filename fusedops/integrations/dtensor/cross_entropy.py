@@ -1,9 +1,10 @@
 """Computes the cross entropy of DTensors, also where the classes are divided among ranks.
 
 Where they are divided, no rank has a whole row of logits or probabilities. In the forward pass each
-rank sends three numbers a row by one all-gather: lse, its rounding error, and the loss if the rank
-has the row's class. In the backward pass it sends nothing. With label smoothing, which needs the
-mean of the logits too, the classes are gathered.
+rank sends three numbers for each row by one all-gather: lse, which is the logsumexp of its part of
+the logits, the rounding error of lse, and the loss if the rank has the row's class. In the backward
+pass it sends nothing. With label smoothing, which needs the mean of the logits too, the classes are
+gathered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from fusedops.ops.cross_entropy import ignored_rows
 
 ops = torch.ops.fusedops
 
-#: Stands for the loss of a row whose class another rank has. A loss is at least 0.
+#: This stands for the loss of a row whose class another rank has. No loss has this value, since a
+#: loss is at least 0.
 _ELSEWHERE = -1.0
 
 
@@ -34,8 +36,8 @@ def cross_entropy(
     r"""Computes the cross entropy of logits and class indices, for each row
     :math:`\log \sum_j e^{x_j} - x_t`.
 
-    It does what ``fusedops.cross_entropy`` does, with the classes in the last dimension. Unlike
-    that, it also takes a plain tensor as ``target``.
+    This function does what ``fusedops.cross_entropy`` does, with the classes in the last dimension.
+    Unlike ``fusedops.cross_entropy`` it also takes a plain tensor as ``target``.
 
     Args:
         input: logits, ``[..., classes]``; float32, bfloat16, float16 or float64. Rows and classes
@@ -77,7 +79,8 @@ def cross_entropy(
 
 
 def _space(call: Call) -> Space:
-    """Describes a call. With label smoothing every rank needs all classes."""
+    """Returns the Space that describes a call. With label smoothing every rank needs all
+    classes."""
     sizes = tuple(call["input"].shape)
     every = tuple(range(len(sizes)))
     rows, classes = every[:-1], frozenset(every[-1:])
@@ -89,7 +92,7 @@ def _space(call: Call) -> Space:
 
 
 def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """Returns the losses, lse and its rounding error of whole rows, by one all-gather."""
+    """Returns the losses of whole rows, their lse and its rounding error. Takes one all-gather."""
     target, ignore_index = local["target"], call["ignore_index"]
     classes = call["input"].dim() - 1
     lse, error, loss = part.all_gather(_local_losses(part, local), (classes,))
@@ -106,8 +109,9 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> tuple[
 
 
 def _local_losses(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """Returns lse and its rounding error of this rank's part of each row, and the loss of the row's
-    class within the part, or _ELSEWHERE if the class is in another part."""
+    """Returns three tensors about this rank's part of each row: the part's lse, the rounding error
+    of lse, and the loss that the row's class has within the part, or _ELSEWHERE if the class is in
+    another part."""
     logits, target = local["input"], local["target"]
     columns = logits.shape[-1]
     if columns == 0:
@@ -116,7 +120,8 @@ def _local_losses(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor,
         return tuple(logits.new_full(target.shape, value, dtype=wide) for value in values)
     index = _index(part, local)
     is_here = (index >= 0) & (index < columns) & ~ignored_rows(target, local["ignore_index"])
-    # Rows whose class is elsewhere are ignored, but the last argument asks for their lse.
+    # For the op, rows whose class is elsewhere are ignored rows (class -1). The last argument,
+    # reads_ignored, makes it compute their lse nevertheless.
     column = index.masked_fill(~is_here, -1)
     settings = (-1, 0.0, local["scale"], local["softcap"])
     losses, lse, error = ops.cross_entropy.default(logits, column, *settings, True)
@@ -124,11 +129,12 @@ def _local_losses(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor,
 
 
 def _merged_losses(lse: torch.Tensor, loss: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Returns the losses of whole rows from those of their parts, along the first dimension.
+    """Returns the losses of whole rows from the lse and the losses of their parts, which lie along
+    the first dimension. `total` is the lse of whole rows.
 
-    With z the logit of the class, a row's loss is log(1 + x), where x is e^loss - 1 of the part
-    that has the class, plus e^(lse - z) of each other part. If x is below 1, expm1 and log1p keep
-    its digits; otherwise the loss is the whole row's lse - z.
+    Let z be the logit of the row's class. The row's loss is log(1 + x), where x is the sum of
+    e^loss - 1 for the part that has the class, and e^(lse - z) for each other part. If x is below
+    1, expm1 and log1p keep its digits; otherwise the loss is computed as total - z.
     """
     is_here = loss != _ELSEWHERE
     logit = sum_of_parts((lse - loss).masked_fill(~is_here, 0))
@@ -139,14 +145,15 @@ def _merged_losses(lse: torch.Tensor, loss: torch.Tensor, total: torch.Tensor) -
 
 
 def _index(part: Partition, local: dict[str, Any]) -> torch.Tensor:
-    """Returns each row's class, counted from this rank's first."""
+    """Returns each row's class as an index into this rank's part. It is out of range if another
+    rank has the class."""
     index: torch.Tensor = local["target"].to(torch.int64) - part.start(local["input"].dim() - 1)
     return index
 
 
 def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
-    """Returns the gradient of this rank's logits, by the op. It gets the classes, and with them
-    ignore_index, counted from this rank's first class."""
+    """Returns the gradient of this rank's logits, which the op computes. The op gets the classes
+    and ignore_index as indices into this rank's part."""
     if local["input"].shape[-1] == 0:
         empty: torch.Tensor = local["input"].clone()
         return empty

@@ -1,10 +1,11 @@
-"""Dropout where each rank has some of the rows.
+"""Computes dropout where each rank has some of the rows.
 
-The kernels number the rows of the tensor that they get, and draw by these numbers. A rank that has
-only some rows of a tensor therefore calls the op without dropout, and multiplies by the factors
-that the kernel would draw for these rows of the whole tensor (csrc/args.h defines them). So any
-placement drops the same elements, and nothing is sent. Drawing with torch's functions takes some 30
-passes over int64 tensors with a quarter as many elements as the rank's part.
+The kernels number the rows of the tensor that they get, and their random numbers depend on these
+row numbers. A rank that has only some rows of a tensor therefore calls the op without dropout, and
+multiplies by the factors that the kernel would draw for these rows of the whole tensor (csrc/args.h
+defines them). So any placement drops the same elements, and nothing is sent. Drawing with torch's
+functions takes some 30 passes over int64 tensors with a quarter as many elements as the rank's
+part.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ def drops(call: Call) -> bool:
 
 
 def draws_for_part(call: Call, part: Partition) -> bool:
-    """Whether a call has dropout, and each rank only some of the rows."""
+    """Whether a call has dropout, and each rank has only some of the rows, so that the rank has to
+    draw its random numbers itself."""
     return drops(call) and any(dim is not None for dim in part.divided)
 
 
 def multiplier(call: Call, part: Partition, like: torch.Tensor, row_dim_count: int) -> torch.Tensor:
-    """Returns dropout's factors for ``like``, this rank's part, whose last dimensions are the
-    columns.
+    """Returns the factors of dropout for ``like``, which is this rank's part: 0 for an element that
+    is dropped, 1 / (1 - p) for others.
 
-    row_dim_count: how many dimensions a row consists of; every rank has all of them.
+    row_dim_count: how many dimensions a row consists of. They are the last ones, and no rank has
+        only a part of them.
     """
     outer_dim_count = len(part.sizes) - row_dim_count
     cols = math.prod(part.sizes[outer_dim_count:])

@@ -1,4 +1,5 @@
-"""linear_cross_entropy refuses DTensors, whose chunks of rows it would have to gather in turn."""
+"""Makes linear_cross_entropy refuse DTensors. It computes one chunk of rows after the other, and
+would have to gather each chunk of a DTensor."""
 
 from __future__ import annotations
 

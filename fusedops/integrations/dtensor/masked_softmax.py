@@ -1,9 +1,10 @@
-"""masked_softmax of DTensors.
+"""Computes masked_softmax of DTensors.
 
-Arguments that refer to positions in the whole tensor are adapted to a rank's part: the rank moves
-the diagonals by its first query and its first key, and the bounds of rows by its first key, and
-dropout.py draws the random numbers of its rows. masked_softmax_keys.py computes rows whose keys are
-divided among ranks. With dropout, whose random numbers belong to whole rows, the keys are gathered.
+Arguments that refer to positions in the whole tensor are adapted to a rank's part. The rank moves
+the diagonals by its first query and its first key, and the bounds of rows by its first key.
+dropout.py draws the random numbers of the rank's rows. masked_softmax_keys.py computes rows whose
+keys are divided among ranks. With dropout, whose random numbers belong to whole rows, the keys are
+gathered.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from fusedops.integrations.dtensor.dropout import draws_for_part, drops, multipl
 from fusedops.integrations.dtensor.masked_softmax_keys import at_local_positions, backward, forward
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, aligned
 
+#: The arguments whose dimensions are those of the scores, and those without the last of these.
 _OF_SCORES = ("input", "out", "grad_output", "probabilities", "mask", "bias")
 _OF_ROWS = ("start", "end", "sinks", "sink_probabilities")
 
 
 def _space(call: Call) -> Space:
-    """Describes a call. With dropout every rank needs all keys."""
+    """Returns the Space that describes a call. With dropout every rank needs all keys."""
     deciding = ("input",) if "input" in call else ("probabilities", "grad_output")
     sizes = tuple(call[deciding[0]].shape)
     tensors: dict[str, Dims] = {}
@@ -35,14 +37,15 @@ def _space(call: Call) -> Space:
 
 
 def _on_local_queries(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """Computes this rank's rows where each rank has all of their keys."""
+    """Returns the results for this rank's rows, where each rank has all keys of its rows."""
     local = at_local_positions(part, local)
     return _dropping(call, part, local) if draws_for_part(call, part) else call.run(local)
 
 
 def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """Calls the op without dropout for this rank's rows, and multiplies by their factors of
-    dropout. The op returns float32 or wider, so that the product is rounded once."""
+    """Returns the results of the op without dropout for this rank's rows, with the probabilities
+    multiplied by the factors of dropout for these rows. The op is asked for float32 or wider, so
+    that only the product is rounded."""
     if "input" not in local:
         return _dropping_backward(call, part, local)
     dtype = local["dtype"] or local["input"].dtype
@@ -56,8 +59,9 @@ def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 
 
 def _dropping_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """Does what :func:`_dropping` does, for a backward op: multiplies the gradient first. An op
-    that writes into grad_output gets it multiplied in place."""
+    """Does what :func:`_dropping` does, for a backward op, which gets grad_output multiplied by the
+    factors of dropout. For an op that writes into grad_output, this product is computed in
+    place."""
     grad, y = local["grad_output"], local["probabilities"]
     factor = multiplier(call, part, grad, row_dim_count=1)
     if not call.results:  # the op writes into grad_output
@@ -66,7 +70,8 @@ def _dropping_backward(call: Call, part: Partition, local: dict[str, Any]) -> An
     return call.run(local | wide | {"p": 0.0})
 
 
-#: Says for each op how it computes rows whose keys are divided, and which argument it writes into.
+#: Part of the name of an op after "masked_softmax" -> the function that computes rows whose keys
+#: are divided, and the argument that the op writes into, or None.
 _OPS = {
     **dict.fromkeys(("", "_dropout", "_sinks"), (forward, None)),
     **dict.fromkeys(("_backward", "_sinks_backward", "_dropout_backward"), (backward, None)),

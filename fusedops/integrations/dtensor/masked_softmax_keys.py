@@ -1,8 +1,9 @@
 """Computes masked_softmax where the keys of each row are divided among ranks.
 
-Each rank computes the scores of its keys by torch's own functions, in float32 or wider. The ranks
-exchange the maximum and the sum of their parts, as softmax.py does, and backward the sum of the
-formulas in fusedops/ops/masked_softmax.py is all-reduced. A sink is one more part of each row.
+Each rank computes the scores of its keys by torch's own functions, in float32 or wider. In the
+forward pass the ranks exchange the maximum and the sum of their parts, as in softmax.py. In the
+backward pass they all-reduce the sum over the keys that occurs in the gradient's formula
+(fusedops/ops/masked_softmax.py). A sink, one more score of each row, counts as one more part.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _KEYS = -1
 
 
 def at_local_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments, with diagonals and bounds counted from this rank's first query and
-    key."""
+    """Returns the arguments with diagonals and bounds that are relative to this rank's first query
+    and first key."""
     first_query, first_key = (part.start(len(part.sizes) - back) for back in (2, 1))
     moves = dict.fromkeys(("diagonal", "lower_diagonal"), first_query - first_key)
     moves |= dict.fromkeys(("start", "end"), -first_key)
@@ -58,7 +59,8 @@ def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 def _with_sink(
     sinks: torch.Tensor | None, maxima: torch.Tensor, sums: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the statistics of the parts, with the sinks as one more part."""
+    """Returns the maximum and the sum of exponentials of each part of the rows, with the sinks as
+    one more part."""
     if sinks is None:
         return maxima, sums
     sink = _column(sinks, maxima[0]).unsqueeze(0)
@@ -66,15 +68,16 @@ def _with_sink(
 
 
 def _column(sinks: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Returns the sinks as another column of their rows."""
+    """Returns the sinks in the shape and dtype of ``like``, a tensor with one column."""
     return sinks.to(like.dtype).unsqueeze(-1).expand_as(like)
 
 
 def backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """Returns the gradients for this rank's keys. Divided rows have no dropout."""
+    """Returns the gradients for this rank's keys. There is no dropout, with which the keys would
+    have been gathered."""
     arguments = SimpleNamespace(**at_local_positions(part, local))
     wide = torch.promote_types(arguments.probabilities.dtype, torch.float32)
-    # torch converts g to the dtype of y, the wider one, in their products.
+    # In products of g and y, torch converts g to the dtype of y, which is the wider one.
     g, y = arguments.grad_output, arguments.probabilities.to(wide)
     total = part.all_reduce((g * y).sum(_KEYS, keepdim=True), _keys(part))
     grad = masked_gradient(arguments, g, y, total)
@@ -90,7 +93,8 @@ def _keys(part: Partition) -> tuple[int]:
 
 
 def _results(call: Call, only: torch.Tensor, by_name: dict[str, torch.Tensor]) -> Any:
-    """Returns the op's only result, or its results in order, each with memory of its own."""
+    """Returns ``only`` if the op has a single result, else the results in the op's order. A result
+    that would share memory with the first one is cloned, since an op must not return aliases."""
     if len(call.results) < 2:
         return only
     first, *others = (by_name[name] for name in call.results)

@@ -1,11 +1,11 @@
-"""Norms of DTensors, over the last dimensions or over any single one.
+"""Computes norms of DTensors, over the last dimensions or over any single one.
 
-A row that is divided among ranks is not gathered, but computed by torch's own functions around one
-collective. Where a norm has no mean, a row's sum of squares is all-reduced. Where it has one, the
-ranks exchange the mean of their parts and the sum of squares about it by an all-gather, and merge
-them by the formula of Chan, Golub and LeVeque ("Algorithms for computing the sample variance",
-1983), in which no digits cancel. In the backward pass the one or two sums of a row are all-reduced.
-With dropout, whose random numbers belong to whole rows, such rows are gathered.
+A row that is divided among ranks is not gathered, but computed by torch's own functions and one
+collective. For a norm without a mean, a row's sum of squares is all-reduced. For a norm with a
+mean, the ranks exchange the mean of their parts and the sum of squares about it by an all-gather,
+and merge them by the formula of Chan, Golub and LeVeque ("Algorithms for computing the sample
+variance", 1983), in which no digits cancel. In the backward pass the one or two sums over a row are
+all-reduced. With dropout, whose random numbers belong to whole rows, such rows are gathered.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fusedops.ops.checks import wide
 from fusedops.ops.norm_fakes import needed_of_inputs, share_gradient
 from fusedops.ops.norm_kinds import NORM_OPS, NormKind, kind_of
 
+#: The arguments and results with the dimensions of the input, of its rows, and of its columns.
 _OF_INPUT = ("input", "residual", "sum", "grad_sum", "grad_output")
 _OF_ROWS = ("mean", "rstd")
 _OF_COLUMNS = ("weight", "bias")
@@ -34,7 +35,7 @@ def _sizes(call: Call) -> tuple[int, ...]:
 
 
 def _space(call: Call) -> Space:
-    """Describes a call. With dropout every rank needs whole rows."""
+    """Returns the Space that describes a call. With dropout every rank needs whole rows."""
     sizes = _sizes(call)
     reduced = call.reduced_dims(len(sizes))
     every = tuple(range(len(sizes)))
@@ -54,7 +55,7 @@ def _space(call: Call) -> Space:
 
 
 def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """Computes a rank's part where each rank has whole rows."""
+    """Returns the results for a rank's part, where each rank has whole rows."""
     if not draws_for_part(call, part):
         return call.run(local)
     row_dim_count = len(call["normalized_shape"])
@@ -63,7 +64,7 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     residual = local["residual"]
     input = local["input"].to(torch.promote_types(local["input"].dtype, residual.dtype))
     sum = input * multiplier(call, part, input, row_dim_count) + residual
-    # The op gets the sum, rounded once, and a residual of zeros, which adds nothing.
+    # The op gets the rounded sum as its input, and a residual of zeros, which adds nothing.
     undropped = {"input": sum.to(input.dtype), "residual": torch.zeros_like(residual), "p": 0.0}
     return call.run(local | undropped)
 
@@ -71,10 +72,10 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 def _backward_with_dropout(
     call: Call, part: Partition, local: dict[str, Any], row_dim_count: int
 ) -> Any:
-    """Runs the op without dropout, which gives the gradient of the sum in the sum's dtype. The
-    input's gradient is that times dropout's factors for this rank's rows, which the op would number
-    as if they were a whole tensor. ``row_dim_count`` is the number of dimensions that are
-    normalised."""
+    """Returns the gradients of a residual norm with dropout. The op runs without dropout, since it
+    would number this rank's rows as if they were a whole tensor. It gives the gradient of the sum.
+    The input's gradient is this gradient times the factors of dropout. ``row_dim_count`` is the
+    number of dimensions that are normalised."""
     of_input, of_residual, *of_parameters = local["output_mask"]
     needed = [of_input or of_residual, False, *of_parameters]
     sum_dtypes = {"input_dtype": None, "residual_dtype": None}
@@ -91,7 +92,8 @@ def _backward_with_dropout(
 
 @dataclass(frozen=True)
 class _SplitNorm:
-    """Describes a norm whose rows are divided: its kind, its call and this rank's part."""
+    """Holds a norm whose rows are divided: its kind, its call, and this rank's arguments
+    `local`."""
 
     kind: NormKind
     call: Call
@@ -116,7 +118,7 @@ class _SplitNorm:
         return self.part.all_reduce(sums, self.dims).unbind()
 
     def moments(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the mean of a row and the sum of squares about that mean, by one all-gather."""
+        """Returns the mean of each row and the sum of squares about it. Takes one all-gather."""
         count = math.prod(input.shape[dim] for dim in self.dims)
         mean_of_part = input.sum(self.dims, keepdim=True) / max(count, 1)
         squares_of_part = (input - mean_of_part).square().sum(self.dims, keepdim=True)
@@ -126,16 +128,16 @@ class _SplitNorm:
         return mean, sum_of_parts(squares + sizes * (means - mean).square())
 
     def _sizes_of_parts(self, like: torch.Tensor) -> torch.Tensor | int:
-        """Returns the number of elements of a row in each part: one int if it is the same for all
-        parts, because a tensor of numbers would have to be copied to a GPU."""
+        """Returns how many elements of a row each part has. If all parts have the same number, the
+        result is an int, because a tensor of numbers would have to be copied to a GPU."""
         first, *others = self.part.counts(self.dims)
         if all(count == first for count in others):
             return first
         return like.new_tensor([first, *others]).view(-1, *[1] * (like.dim() - 1))
 
     def column(self, name: str, dtype: torch.dtype) -> torch.Tensor | float:
-        """Returns the weight plus its offset, or the bias, in a shape that broadcasts to the input;
-        1 or 0 if there is none."""
+        """Returns the weight plus its offset, or the bias, in a shape that broadcasts to the input.
+        Returns 1 if there is no weight, and 0 if there is no bias."""
         parameter = self.local.get(name)
         if parameter is None:
             return 1.0 if name == "weight" else 0.0
@@ -148,7 +150,7 @@ class _SplitNorm:
 
 
 def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """Computes this rank's part of the results of a forward op, where rows are divided."""
+    """Returns this rank's part of the results of a forward op, where rows are divided."""
     norm, input = _SplitNorm.of(call, part, local), local["input"]
     if "residual" in local:
         input = input + local["residual"]
@@ -167,12 +169,12 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     output = normalized * norm.column("weight", rstd.dtype) + norm.column("bias", rstd.dtype)
     of_sum = [input if local.get("wants_sum", True) else input.new_empty(0)]
     every = [output.to(input.dtype), *(of_sum if "residual" in local else []), *statistics, rstd]
-    # A variant of an op leaves out the statistics, which are its last results.
+    # A variant without statistics returns fewer results. The statistics are the last ones.
     return every[0] if len(call.results) == 1 else every[: len(call.results)]
 
 
 def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """Computes this rank's part of the gradients, where rows are divided."""
+    """Returns this rank's part of the gradients, where rows are divided."""
     norm = _SplitNorm.of(call, part, local)
     input = local["sum"] if "sum" in local else local["input"]
     rstd, dy = local["rstd"], wide(local["grad_output"])
@@ -198,7 +200,8 @@ def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 
 
 def _needed(local: dict[str, Any]) -> list[bool]:
-    """Returns which gradients the op computes. A row that is divided has no dropout."""
+    """Returns which gradients the op computes. The dropout probability is 0, since rows that are
+    divided have no dropout."""
     mask: list[bool] = local["output_mask"]
     if "sum" not in local:
         return mask
@@ -218,7 +221,8 @@ def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) ->
 def _projected(
     norm: _SplitNorm, g: torch.Tensor, normalized: torch.Tensor, rstd: torch.Tensor
 ) -> torch.Tensor:
-    """Returns rstd (g - mean(g) - n along_n(g)), which fusedops/ops/norm_kinds.py explains."""
+    """Returns the gradient of a norm's input, rstd * (g - mean(g) - n * along_n(g)), where g is the
+    gradient of the normalised values n. fusedops/ops/norm_kinds.py derives the formula."""
     *total, products = norm.row_sums(*([g] if norm.kind.has_mean else []), g * normalized)
     along_n = norm.kind.scale.along_n(products, rstd, norm.cols, norm.local.get("eps", 0.0))
     shift = total[0] / norm.cols if total else 0.0

@@ -1,9 +1,10 @@
 """Divides the work of a call on DTensors among the ranks of their mesh.
 
-Each family of ops describes a call by its :class:`Space`: the sizes of the tensor that it works on,
-usually its input, and which dimension of the space each dimension of a tensor corresponds to. Where
-a dimension of the space is sharded, every tensor that has it is sharded alike, all others are
-replicated, and results that are sums over it are partial.
+Each family of ops describes a call by a :class:`Space`. It has the sizes of the tensor that the
+call works on, which is usually the input, and says which dimension of the space each dimension of
+an argument or result corresponds to. Where a dimension of the space is sharded, every tensor that
+has this dimension is sharded alike, all others are replicated, and results that are sums over it
+have the placement Partial.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ import torch.distributed._functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-#: Says which dimension of the space each dimension of a tensor corresponds to; None where there is
-#: none.
+#: For each dimension of a tensor, the dimension of the space that it corresponds to, or None.
 Dims = tuple[int | None, ...]
 
 
@@ -37,11 +37,12 @@ class Space:
     """Describes the dimensions that a call works on.
 
     sizes: the size of each dimension.
-    tensors: the dimensions of each argument that is divided; every other is replicated.
+    tensors: argument -> its dimensions, for each argument that may be sharded. All others are
+        replicated.
     results: the dimensions of each result.
     deciding_tensors: the arguments whose placements decide the division, the most important first.
     reduced: the dimensions that a row consists of.
-    undivided: further dimensions of which every rank needs all.
+    undivided: dimensions that must not be divided, because every rank needs all of their indices.
     """
 
     sizes: tuple[int, ...]
@@ -53,8 +54,9 @@ class Space:
 
 
 def aligned(tensor: torch.Tensor | None, sizes: Sequence[int]) -> Dims:
-    """Returns the dimensions of a tensor that broadcasts to the first dimensions of a space;
-    ``sizes`` are the sizes of these. A dimension that is broadcast corresponds to none."""
+    """Returns the dimensions of the space to which those of a tensor correspond. The tensor
+    broadcasts to the first dimensions of the space, which have the sizes ``sizes``. A dimension
+    that is broadcast corresponds to None. Returns () if there is no tensor."""
     if tensor is None:
         return ()
     first = len(sizes) - tensor.dim()
@@ -66,8 +68,8 @@ def aligned(tensor: torch.Tensor | None, sizes: Sequence[int]) -> Dims:
 
 @dataclass(frozen=True)
 class Partition:
-    """Says which part of a space each rank computes: the dimension that each mesh dimension
-    divides, or None where all ranks along it compute the same."""
+    """Says which part of a space each rank computes. `divided` has for each dimension of the mesh
+    the dimension of the space that it divides, or None if all ranks along it compute the same."""
 
     mesh: DeviceMesh
     sizes: tuple[int, ...]
@@ -92,9 +94,9 @@ class Partition:
         return self._extent(dim, self.mesh.get_coordinate() or ())[0]
 
     def _extent(self, dim: int, coordinates: Sequence[int]) -> tuple[int, int]:
-        """Returns the first index and the size of a rank's part of a dimension, which is cut as by
-        torch.chunk. torch's own function for it reads the value of a tensor, which cannot be
-        compiled."""
+        """Returns the first index and the size of a rank's part of a dimension. The dimension is
+        divided as torch.chunk does. torch's own function for this is not used, because it reads the
+        value of a tensor, which torch.compile cannot trace."""
         start, size = 0, self.sizes[dim]
         for mesh_dim, coordinate in enumerate(coordinates):
             if self.divided[mesh_dim] == dim:
@@ -104,8 +106,8 @@ class Partition:
         return start, size
 
     def counts(self, dims: Sequence[int]) -> list[int]:
-        """Returns the number of elements of a row on each rank that shares it, in the order of
-        :meth:`all_gather`."""
+        """Returns how many elements of a row each of the ranks has that share the row, in the order
+        in which :meth:`all_gather` returns the parts."""
         coordinate = self.mesh.get_coordinate() or ()
         sharing = [
             range(self.mesh.size(mesh_dim)) if divided in dims else (coordinate[mesh_dim],)
@@ -114,29 +116,30 @@ class Partition:
         return [math.prod(self._extent(d, at)[1] for d in dims) for at in product(*sharing)]
 
     def all_reduce(self, partial: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
-        """Returns the sum over the ranks that share rows along ``dims``."""
+        """Returns the sum of ``partial`` over all ranks that share rows along ``dims``."""
         for mesh_dim in self._sharing(dims):
             partial = all_reduce(partial, "sum", self.mesh, mesh_dim)
         return partial
 
     def all_gather(self, partials: Sequence[torch.Tensor], dims: Iterable[int]) -> torch.Tensor:
-        """Returns ``[len(partials), ranks, ...]``, the partials of the ranks that share rows along
-        ``dims``, by one collective for each dimension of the mesh that divides these rows."""
+        """Returns the ``partials`` of all ranks that share rows along ``dims``, in one tensor
+        ``[len(partials), ranks, ...]``. Takes one collective for each dimension of the mesh that
+        divides these rows."""
         gathered = torch.stack(tuple(partials)).unsqueeze(0)
         for mesh_dim in reversed(self._sharing(dims)):
             gathered = _all_gather(gathered, self.mesh, mesh_dim)
         return gathered.transpose(0, 1)
 
     def _sharing(self, dims: Iterable[int]) -> list[int]:
-        """Returns the mesh dimensions that divide ``dims``: ranks along them share rows."""
+        """Returns the mesh dimensions that divide ``dims``. The ranks along them share rows."""
         wanted = tuple(dims)
         return [n for n, divided in enumerate(self.divided) if divided in wanted]
 
 
 def sum_of_parts(parts: torch.Tensor) -> torch.Tensor:
-    """Returns the sum over the first dimension, in an order that depends on its size alone.
-    torch.sum's order on a GPU depends on how many sums there are, so that a row would have other
-    bits in another batch."""
+    """Returns the sum over the first dimension. The order of the additions depends only on the size
+    of this dimension. On a GPU torch.sum's order also depends on how many sums there are, so that a
+    row would have other bits in another batch."""
     while (count := parts.shape[0]) > 1:
         half = count // 2
         pairs = parts[:half] + parts[half : 2 * half]
@@ -160,11 +163,12 @@ def _all_gather(part: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Te
 def partition(
     space: Space, arguments: Mapping[str, Any], mesh: DeviceMesh, splits: bool
 ) -> Partition:
-    """Divides the space along each mesh dimension, as the first sharded deciding tensor is divided.
-    Rows are divided only with ``splits``.
+    """Returns the division of the space. The first of the deciding tensors that a mesh dimension
+    shards says which dimension of the space this mesh dimension divides. Rows are divided only if
+    ``splits`` is True.
 
-    A sharded tensor takes precedence over a replicated one, which can be sliced for free. A strided
-    shard, whose elements are not consecutive, is gathered.
+    A replicated tensor decides nothing, because it can be sliced without communication. Nor does a
+    strided shard, whose elements are not consecutive; such a tensor is gathered.
     """
     undivided = space.undivided if splits else space.undivided | space.reduced
     placed = [
@@ -185,6 +189,7 @@ def _as_sequence(value: Any) -> Sequence[Any]:
 
 
 def _divided_dim(dims: Dims, tensor: DTensor, mesh_dim: int) -> int | None:
-    """Returns the dimension of the space along which ``mesh_dim`` shards a tensor, or None."""
+    """Returns the dimension of the space along which ``mesh_dim`` shards a tensor, or None if it
+    does not shard the tensor."""
     placement = tensor.placements[mesh_dim]
     return dims[placement.dim] if type(placement) is Shard else None

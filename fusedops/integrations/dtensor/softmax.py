@@ -1,9 +1,10 @@
-"""softmax and log_softmax of DTensors.
+"""Computes softmax and log_softmax of DTensors.
 
-A row that is divided among ranks is not gathered. Forward, each rank computes the statistics of its
-part, a maximum and a sum; the ranks exchange them by one all-gather of 8 bytes a row and rank (16
-for float64). Backward the sum of the formulas in fusedops/ops/softmax.py is all-reduced, 4 bytes a
-row (8 for float64).
+A row that is divided among ranks is not gathered. In the forward pass each rank computes the
+statistics of its part, which are a maximum and a sum of exponentials. The ranks exchange them by
+one all-gather of 8 bytes for each row and rank (16 for float64). In the backward pass the sum over
+a row that occurs in the gradient's formula (fusedops/ops/softmax.py) is all-reduced, which is 4
+bytes for each row (8 for float64).
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ Statistics = tuple[torch.Tensor, torch.Tensor]
 
 def _rows_space(*deciding_tensors: str, reduces: bool = True) -> Callable[[Call], Space]:
     """Returns a function that describes a call by a `Space`. The placements of the arguments
-    ``deciding_tensors`` decide how it is divided, the most important first; the first one's shape
-    gives the sizes. Arguments and results have all dimensions of the space, except the statistics
-    ``max`` and ``sum``, whose size along ``dim`` is 1. An op that ``reduces`` over ``dim``
-    communicates where ``dim`` is divided."""
+    ``deciding_tensors`` decide how the space is divided, the most important first, and the shape of
+    the first one gives its sizes. Arguments and results have all dimensions of the space, except
+    the statistics ``max`` and ``sum``, whose size along ``dim`` is 1. ``reduces`` says whether the
+    op reduces over ``dim``, so that ranks have to communicate where ``dim`` is divided."""
 
     def space(call: Call) -> Space:
         sizes = tuple(call[deciding_tensors[0]].shape)
@@ -66,7 +67,8 @@ def local_statistics(input: torch.Tensor, dim: int) -> Statistics:
 
 
 def merged(maxima: torch.Tensor, sums: torch.Tensor) -> Statistics:
-    """Returns the statistics of whole rows from those of their parts, along the first dimension."""
+    """Returns the maximum and the sum of exponentials of whole rows from those of their parts,
+    which lie along the first dimension."""
     max = maxima.amax(0)
     return max, sum_of_parts(sums * (maxima - shift_of(max)).exp())
 

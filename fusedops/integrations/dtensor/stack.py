@@ -1,5 +1,6 @@
-"""Stacks of DTensors. Rows that are divided among ranks are gathered: a stack saves launches, which
-the steps of a divided row would lose again."""
+"""Computes stacks of softmaxes and norms of DTensors. Rows that are divided among ranks are
+gathered. A stacked op saves kernel launches, and computing divided rows would take as many
+again."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from fusedops.integrations.dtensor.partition import Dims, Result, Space
 
 
 def _space(call: Call) -> Space:
-    """Describes a call by the dimensions of one input; the stack's new one corresponds to none."""
+    """Returns the Space that describes a call. Its dimensions are those of one input, and the new
+    dimension of the stack corresponds to none of them."""
     sizes = tuple(call["inputs"][0].shape)
     every: Dims = tuple(range(len(sizes)))
     slot = call["stack_dim"] % (len(sizes) + 1)
