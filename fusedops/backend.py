@@ -1,4 +1,5 @@
-"""The torch.compile backend, and the same rewrite for plain `torch.compile`."""
+"""Defines the torch.compile backend "fusedops", and the functions that make plain `torch.compile`
+do the same rewrite."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def backend(
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuses an unknown option by its name: Inductor's own error lists all of the known ones."""
+    """Raises an error that names an unknown option and the nearest known one. Inductor's own error
+    would list all known options."""
     known = torch._inductor.list_options()
     for name in options:
         if name.replace("-", "_") in known:
@@ -72,7 +74,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 class _Module(ModuleType):
-    """Makes the module callable: in `backend=fusedops.backend` it stands for the function."""
+    """Makes this module callable, so that `backend=fusedops.backend`, which names the module, works
+    like the function `backend` in it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         return backend(*args, **kwargs)
@@ -93,9 +96,9 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Undoes `enable()` in Inductor's config. Without a preceding `enable()` it does nothing.
+    """Undoes `enable()` in Inductor's config. Without a preceding `enable()` this does nothing.
 
-    Inductor's pre-grad passes, which `enable()` makes run early, have their default timing again.
+    Inductor's pre-grad passes, which `enable()` makes run early, get their default timing back.
 
     Source: as for :func:`enable`.
     """

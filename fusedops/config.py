@@ -1,6 +1,8 @@
-"""Settings, read once from `FUSEDOPS_*`, changed by assignment, or for a block with `patch`.
+"""Has the settings. They are read once from the variables `FUSEDOPS_*` of the environment, and can
+be changed by assignment, or for a block with `patch`.
 
-`fusedops.config.fuse` reads the active value, and `fusedops.config.fuse = "always"` changes it:
+`fusedops.config.fuse` reads the active value, and `fusedops.config.fuse = "always"` changes it. A
+site is one softmax, norm or cross entropy in a model:
 
 ===============  ========================  ================================================
 setting          environment               meaning
@@ -18,13 +20,15 @@ repair_inductor  FUSEDOPS_REPAIR_INDUCTOR  "always": in graphs that fusedops com
                                            "never": leave Inductor as it is
 ===============  ========================  ================================================
 
-After the first mode of `fuse`, rules can have modes of their own:
-`fuse="profitable,softmax=always,rms_norm=never"`. `RULES` are their names; `linear_cross_entropy`
-applies only where `fuse` contains `linear_cross_entropy=always`. A setting takes effect when a
-graph is compiled, not when the compiled code runs. Like `torch.no_grad`, a patch applies to the
-thread that entered it; an assignment applies to all threads, or, inside of a patch, to the rest of
-its block, and `del` restores the initial value. An unknown name raises AttributeError, a wrong
-value ValueError, and one that is no string TypeError.
+The first mode of `fuse` applies to all rewrite rules. Single rules, whose names are in `RULES`, can
+have modes of their own after it: `fuse="profitable,softmax=always,rms_norm=never"`. The rule
+`linear_cross_entropy` applies only if `fuse` contains `linear_cross_entropy=always`.
+
+A setting takes effect when a graph is compiled, not when the compiled code runs. Like
+`torch.no_grad`, a patch applies to the thread that entered it. An assignment applies to all
+threads, or, inside of a patch, to the rest of the patch's block, and `del` restores the initial
+value. An unknown name raises AttributeError, a wrong value ValueError, and a value that is no
+string TypeError.
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ _PREFIX = "FUSEDOPS_"
 _MODES = ("profitable", "always", "never")
 _SWITCH = ("always", "never")
 
-#: The rules of `fusedops.graph`. "expand" decomposes opaque calls, so that the others can match.
+#: The names of the rewrite rules in `fusedops.graph`. "expand" stands for the decomposition of
+#: opaque calls, such as multi-head attention, which lets the rules match what is inside.
 RULES = (
     "masked_softmax",
     "softmax",
@@ -69,12 +74,12 @@ RULES = (
     "linear_cross_entropy",
     "expand",
 )
-#: What each setting may be, in the words of error messages.
+#: Setting -> what it may be, as error messages say it.
 _WANTED = {
     "fuse": 'a string as "profitable" or "always,layer_norm=never"',
     "repair_inductor": '"always" or "never"',
 }
-# This module does not read these: the build, the kernel library and the policy tables do.
+# The build, the kernel library and the policy tables read these variables; this module does not.
 _READ_ELSEWHERE = frozenset(
     {"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_BUILD_NATIVE", "FUSEDOPS_CPU_ISA", "FUSEDOPS_CACHE_DIR"}
 )
@@ -82,7 +87,8 @@ _READ_ELSEWHERE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """An immutable set of settings; part of the cache key of every graph compiled with it."""
+    """An immutable set of settings. It is part of Inductor's cache key for every graph that is
+    compiled with it."""
 
     fuse: str = "profitable"
     repair_inductor: str = "always"
@@ -106,8 +112,8 @@ class Config:
                 )
 
     def _problem_of_fuse(self) -> str | None:
-        """Returns what is wrong with `fuse`, or None: it must begin with the mode of all other
-        rules, and go on with rules and modes that are known."""
+        """Returns what is wrong with `fuse`, or None. It must begin with a mode, which applies to
+        all rules that it does not name. Known rules with known modes may follow."""
         default, *others = self._rules_and_modes()
         problem = _unknown(default[1], _MODES)
         if default[0]:
@@ -122,12 +128,12 @@ class Config:
         return dict(others).get(rule, default)
 
     def asks_for(self, rule: str) -> bool:
-        """Whether `fuse` has "rule=always", without which some rules do not apply."""
+        """Whether `fuse` has "RULE=always" for this rule. Some rules apply only if it has."""
         return (rule, "always") in self._rules_and_modes()
 
     def _rules_and_modes(self) -> list[tuple[str, str]]:
-        """Returns the (rule, mode) pairs of `fuse`. The first pair has the rule "" and the mode of
-        all rules that have no pair."""
+        """Returns the (rule, mode) pairs of `fuse`. The first pair has the rule "" and the mode for
+        all rules that have no pair of their own."""
         parts = (part.strip().rpartition("=") for part in self.fuse.split(","))
         return [(rule, mode) for rule, _, mode in parts]
 
@@ -147,20 +153,21 @@ class Config:
 
 
 def _wanted(name: str) -> str:
-    """Returns the part of an error that says how to change the setting `name`, and to what."""
+    """Returns the part of an error message that says how to change the setting `name`, and which
+    values it may have."""
     places = f"{_PREFIX}{name.upper()}, fusedops.config.{name} or fusedops.config.patch({name}=...)"
     return f"set it with {places} to {_WANTED[name]}"
 
 
 def _unknown(value: str, choices: tuple[str, ...]) -> str | None:
-    """Returns the part of an error that says that `value` is none of `choices`; None if it is
-    one."""
+    """Returns the part of an error message that says that `value` is not among `choices`; None if
+    it is."""
     wanted = " or ".join(map(repr, choices))
     return None if value in choices else f"{value!r} is unknown, wanted {wanted}"
 
 
-# `del fusedops.config.NAME` restores the setting's value in `_initial`; assigning to a setting
-# outside of a patch replaces `_default` (see `_Module`).
+# `_initial` has the values that `del fusedops.config.NAME` restores. `_default` has those that are
+# active outside of patches; an assignment outside of patches replaces it.
 _initial = _default = Config.from_environment(os.environ)
 #: The settings of the innermost patch that is active in the current context, or None.
 _patched: ContextVar[Config | None] = ContextVar("fusedops.config", default=None)
@@ -223,7 +230,7 @@ class _Module(ModuleType):
 
 
 def _assign(name: str, value: Any) -> None:
-    """Changes a setting of the active patch or, outside of patches, for all threads."""
+    """Changes a setting: in the active patch if there is one, else for all threads."""
     global _default
     changed = dataclasses.replace(active(), **{name: value})
     if _patched.get() is None:

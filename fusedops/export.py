@@ -1,4 +1,5 @@
-"""The graph rewrite for `torch.export`, and AOTInductor packages that run without Python."""
+"""Rewrites the graphs of `torch.export`, and makes AOTInductor packages of them, which run without
+Python."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from fusedops.graph.rewriting.rewriter import rewrite_module
 
 __all__ = ["package", "rewrite"]
 
-#: Inductor's option for the pass that makes softmaxes overwrite their scores.
+#: The option of Inductor that takes our pass which lets softmaxes overwrite their scores.
 _REUSE = "post_grad_custom_post_pass"
 
 
@@ -48,11 +49,14 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
             f"fusedops.export: exported_program is a {type(exported_program).__name__}, "
             "wanted a torch.export.ExportedProgram; pass the result of torch.export.export"
         )
-    repair_dtypes()  # the result may be compiled by AOTInductor's own function, not by package()
+    # A bug of torch's AOTInductor (`graph/inductor.py`) would otherwise show if the caller compiles
+    # the result with torch's own function instead of package().
+    repair_dtypes()
     graph_module = _copy(exported_program.graph_module)
     signature = copy.deepcopy(exported_program.graph_signature)
     calls = copy.deepcopy(exported_program.module_call_graph)
-    # The hook updates the output names in the signature when the last op of a model is replaced.
+    # The hook updates the names of outputs in the signature when the rewriter replaces the node
+    # that computes an output.
     with graph_module._set_replace_hook(signature.get_replace_hook()), _kept(graph_module, calls):
         publish(rewrite_module(graph_module))
     for node in our_nodes(graph_module):
@@ -114,12 +118,12 @@ def package(
 
 
 def _copy(graph_module: GraphModule) -> GraphModule:
-    """Returns a copy that shares parameters, constants and fake tensors. `copy.deepcopy` of the
-    whole module would copy them too, and fails on fake tensors once `torch.export.unflatten` has
-    run."""
+    """Returns a copy that shares parameters, constants and fake tensors with the original.
+    `copy.deepcopy` of the whole module would copy these too, and it fails on fake tensors once
+    `torch.export.unflatten` has run."""
     graph = copy.deepcopy(graph_module.graph)
-    # The signature refers to nodes by name, and copying renames nodes named like a builtin, such as
-    # "input".
+    # Copying renames nodes that are named like a builtin of Python, such as "input". The signature
+    # refers to nodes by name, so that they get their names back.
     for node, copied_node in zip(graph_module.graph.nodes, graph.nodes, strict=True):
         copied_node.name = node.name
     copied = GraphModule(graph_module, graph)
@@ -132,9 +136,10 @@ def _copy(graph_module: GraphModule) -> GraphModule:
 
 @contextmanager
 def _kept(graph_module: GraphModule, calls: Sequence[ModuleCallEntry]) -> Iterator[None]:
-    """Keeps the values that `calls` name, the inputs and outputs of the modules whose signatures
-    are preserved, and updates their names where a value gets a new node. Inside of the `with` block
-    these values are results of the graph."""
+    """Keeps the values that `calls` name, which are the inputs and outputs of modules whose
+    signatures torch.export preserves. Inside of the `with` block these values are results of the
+    graph, so that the rewriter keeps them. After it `calls` has the names of the nodes that compute
+    them now."""
     signatures = [call.signature for call in calls if call.signature]
     specs: list[Any] = [spec for call in signatures for spec in (*call.inputs, *call.outputs)]
     nodes = {node.name: node for node in graph_module.graph.nodes}
@@ -150,7 +155,8 @@ def _kept(graph_module: GraphModule, calls: Sequence[ModuleCallEntry]) -> Iterat
 
 
 def our_nodes(graph_module: GraphModule) -> Iterator[Node]:
-    """Yields the calls of our ops, including those in subgraphs of no_grad or autocast regions."""
+    """Yields the nodes that call our ops, including those in subgraphs, such as the bodies of
+    no_grad or autocast regions."""
     for body in graph_module.modules():
         for node in body.graph.nodes if isinstance(body, GraphModule) else ():
             if isinstance(node.target, OpOverload) and node.target.namespace == "fusedops":
@@ -158,8 +164,9 @@ def our_nodes(graph_module: GraphModule) -> Iterator[Node]:
 
 
 def _replace_infinity(node: Node) -> None:
-    """Replaces a mask_value of -inf by None, which means the same. AOTInductor serialises arguments
-    as JSON, writes infinity as the string "-Infinity", and fails to read it back (torch 2.13)."""
+    """Replaces a mask_value of -inf by None, which means the same to the op. AOTInductor of torch
+    2.13 writes the arguments of ops as JSON, with infinity as the string "-Infinity", and fails to
+    read this back."""
     assert isinstance(node.target, OpOverload)  # one of `our_nodes`
     names = [argument.name for argument in node.target._schema.arguments]
     if "mask_value" not in names:

@@ -1,5 +1,5 @@
-"""`parallel_stack`, which chooses between three ways to run its branches: on threads (CPU), on
-streams (CUDA), and in turn."""
+"""Defines `parallel_stack`, which runs functions concurrently and stacks their results. It runs
+them on threads (CPU), on streams (CUDA), or one after another."""
 
 from __future__ import annotations
 

@@ -19,14 +19,16 @@ class Branch(NamedTuple):
 
 
 def as_branches(functions: Function | Sequence[Function], inputs: Sequence[Input]) -> list[Branch]:
-    """Pairs functions with arguments; a single function is used for every branch."""
+    """Returns a branch for each pair of a function and its arguments. If there is only one
+    function, every branch gets it. Raises TypeError or ValueError for arguments of parallel_stack
+    that do not fit together."""
     if isinstance(inputs, torch.Tensor):
         raise TypeError(
             "parallel_stack: inputs is one tensor, wanted one entry a function; "
             "pass inputs.unbind() for its slices"
         )
     inputs = _as_list("inputs", inputs)
-    # A ModuleList has __call__ like every module, but no forward.
+    # A ModuleList is callable like every module, but stands for a list of functions.
     if callable(functions) and not isinstance(functions, torch.nn.ModuleList):
         functions = [functions] * len(inputs)
     functions = _as_list("functions", functions)
@@ -65,7 +67,8 @@ def _branch(index: int, function: Function, entry: Input) -> Branch:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in an argument, in tuples, lists and dicts too."""
+    """Yields the tensors in an argument of a branch, also those inside of tuples, lists and
+    dicts."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -76,8 +79,9 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def common_device(branches: list[Branch]) -> torch.device:
-    """Returns the device of the arguments of all branches, by default the CPU, and raises if they
-    differ. CPU tensors do not count in a branch that has tensors on another device too."""
+    """Returns the device of the tensors among the arguments of all branches, or the CPU if there
+    are none. Raises RuntimeError if branches have different devices. In a branch that has tensors
+    on another device, tensors on the CPU do not count."""
     first: tuple[int, torch.device] | None = None
     for index, branch in enumerate(branches):
         devices = {tensor.device for tensor in tensors_in(branch.arguments)}
@@ -95,7 +99,7 @@ _CPU = torch.device("cpu")
 
 
 def call(index: int, branch: Branch) -> torch.Tensor:
-    """Runs a branch, and checks that its result is a tensor."""
+    """Runs a branch and returns its result. Raises TypeError if this is not a tensor."""
     result = branch.function(*branch.arguments)
     if not isinstance(result, torch.Tensor):
         raise TypeError(
@@ -105,8 +109,9 @@ def call(index: int, branch: Branch) -> torch.Tensor:
 
 
 def raise_first(errors: dict[int, BaseException], branches: list[Branch]) -> None:
-    """Raises the error of the first failed branch, or an interrupt if there was one, with the other
-    errors as notes, and clears ``errors``. Does nothing if there are no errors."""
+    """Raises the error of the first branch that failed, with the errors of the others as notes. An
+    interrupt, such as KeyboardInterrupt, precedes other errors. Clears ``errors``. Does nothing if
+    there are no errors."""
     if not errors:
         return
     order = sorted(errors, key=lambda index: (isinstance(errors[index], Exception), index))
@@ -118,8 +123,8 @@ def raise_first(errors: dict[int, BaseException], branches: list[Branch]) -> Non
     try:
         raise first
     finally:
-        # The traceback refers to this frame. Without these lines the error and the tensors in its
-        # frames would form a reference cycle.
+        # The error's traceback refers to this frame, which refers to the error. Without these lines
+        # this reference cycle would keep the tensors in the traceback's frames alive.
         errors.clear()
         del first
 

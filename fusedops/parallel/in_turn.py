@@ -1,5 +1,5 @@
-"""Runs branches one after another, where a tracer or mode has to see the calls, or where they
-depend on state of the calling thread."""
+"""Runs branches one after another. That is needed where a tracer or a mode has to see the calls, or
+where they depend on state of the calling thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fusedops.parallel.branches import Branch, call, raise_first, tensors_in
 
 
 def is_traced() -> bool:
-    """Whether a compiler or tracer records the calls. It then gets a plain ``torch.stack``."""
+    """Whether a compiler or tracer records the calls. parallel_stack then calls the functions and
+    ``torch.stack``, which the tracer can record."""
     return (
         torch.compiler.is_compiling()
         or _symbolic_trace._is_fx_tracing_flag
@@ -26,9 +27,11 @@ def must_run_in_turn(branches: list[Branch], device: torch.device) -> bool:
 
 
 def _is_watched(branches: list[Branch]) -> bool:
-    """Whether a mode or transform intercepts calls, or an argument is a tensor subclass.
+    """Whether a dispatch mode or torch.func transform intercepts calls, forward-mode AD is on, or
+    an argument is a tensor subclass.
 
-    A copy into a slot would lose tangents, batch dimensions and types.
+    In these cases results have tangents, batch dimensions or types of their own, which would be
+    lost if they were copied into the stack.
     """
     return (
         torch._C._len_torch_dispatch_stack() > 0
@@ -43,11 +46,13 @@ def _is_watched(branches: list[Branch]) -> bool:
 
 
 def _is_tied_to_this_thread() -> bool:
-    """Whether other threads would compute something else, or add in another order.
+    """Whether other threads than the caller's would compute something else, or add gradients in
+    another order.
 
-    Two threads cannot enter the same mode. Checkpointing identifies saved tensors by their order.
-    And where gradients of three or more branches are added, autograd does so in the order of the
-    nodes' sequence numbers, which each thread counts for itself.
+    There are three reasons. Two threads cannot enter the same function mode. Checkpointing, which
+    sets hooks for saved tensors, identifies these tensors by their order. And where the gradients
+    of three or more branches are added, autograd adds them in the order of the nodes' sequence
+    numbers, which each thread counts for itself; deterministic algorithms forbid this.
     """
     return (
         torch._C._len_torch_function_stack() > 0

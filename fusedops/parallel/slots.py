@@ -1,4 +1,4 @@
-"""Collects the results of branches in one stack, with a slot for each."""
+"""Collects the results of branches in one stack. The slot of a branch is its part of the stack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 
 def checked_dim(results: list[torch.Tensor], dim: int) -> int:
-    """Returns ``dim`` as a non-negative number, and raises where the results cannot be stacked."""
+    """Returns ``dim`` as a number that is not negative. Raises RuntimeError if the results cannot
+    be stacked, and IndexError if ``dim`` is out of range."""
     first = results[0]
     for index, result in enumerate(results):
         if result.shape != first.shape:
@@ -38,7 +39,7 @@ class Slots:
     """Collects the results of all branches in one stack. The stack is allocated when the first
     result arrives; :meth:`put` copies each result into its slot.
 
-    allocating: makes the context in which the stack is allocated.
+    allocating: a function that returns the context manager in which the stack is allocated.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class Slots:
 
     def put(self, index: int, result: torch.Tensor) -> None:
         """Copies a result into its slot. The first result determines the stack's shape, dtype,
-        device and strides. A result that does not fit them is kept for torch.stack, and one that
-        requires grad is kept for autograd."""
+        device and strides. A result that does not have these is kept, and :meth:`stacked` calls
+        torch.stack. One that requires grad is copied, and kept for autograd."""
         bound = result.dim() + 1
         fits = _is_plain(result) and -bound <= self._dim < bound
         if fits and result.numel() and not result.untyped_storage().nbytes():
@@ -88,10 +89,10 @@ class Slots:
         self._metadata = _metadata(result)
 
     def stacked(self) -> torch.Tensor:
-        """Returns the stack, after :meth:`put` has got every result."""
+        """Returns the stack. Every result has to have been :meth:`put` before."""
         dim = checked_dim(self._results, self._dim)
         if not self._complete or self._stack is None:
-            # torch.stack takes results that do not fit: of another dtype or layout.
+            # torch.stack also takes results of different dtypes or layouts.
             return torch.stack(self._results, dim)
         if torch.is_grad_enabled() and any(result.requires_grad for result in self._results):
             recorded: torch.Tensor = _Stacked.apply([self._stack], dim, *self._results)
@@ -100,7 +101,7 @@ class Slots:
 
 
 def _is_plain(result: torch.Tensor) -> bool:
-    """Whether a result is an ordinary strided tensor."""
+    """Whether a result is a strided tensor, neither of a subclass nor quantized."""
     return (
         type(result) in (torch.Tensor, torch.nn.Parameter)
         and result.layout == torch.strided
@@ -109,8 +110,8 @@ def _is_plain(result: torch.Tensor) -> bool:
 
 
 def _metadata(result: torch.Tensor) -> tuple[Any, ...]:
-    """Returns the properties that results must share to be copied into one stack. Strides are among
-    them only where they decide the stack's."""
+    """Returns the properties in which results must agree to be copied into one stack. Strides are
+    among them only if the strides of the stack depend on them."""
     strides = result.stride() if _may_be_channels_last(result) else None
     return result.shape, result.dtype, result.device, strides
 
@@ -118,9 +119,9 @@ def _metadata(result: torch.Tensor) -> tuple[Any, ...]:
 def _may_be_channels_last(result: torch.Tensor) -> bool:
     """Whether torch.stack may return a stack that is not contiguous.
 
-    torch.stack preserves channels_last. Tensors with dimensions of size 1 can be both channels_last
-    and contiguous; their strides decide which of them the stack is.
-    """
+    torch.stack preserves channels_last, which exists for 3 to 5 dimensions. A tensor with
+    dimensions of size 1 can be both channels_last and contiguous. Its strides decide which of the
+    two the stack is."""
     return (
         _is_plain(result)
         and 3 <= result.dim() <= 5
@@ -139,14 +140,15 @@ def _stack_layout(
     """Returns shape and strides of a stack of ``count`` tensors like ``result``."""
     if _may_be_channels_last(result):
         like = torch.empty_strided(result.shape, result.stride(), device="meta")
-        stack = torch.stack([like] * count, dim)  # 0.1 ms, so not for contiguous results
+        stack = torch.stack([like] * count, dim)  # takes 0.1 ms, which contiguous results save
         return stack.shape, stack.stride()
     shape = (*result.shape[:dim], count, *result.shape[dim:])
     return shape, _contiguous_strides(shape)
 
 
 class _Stacked(torch.autograd.Function):
-    """Returns the stack, which holds the results already, with the derivative of torch.stack."""
+    """Returns the stack, into which the results have been copied already, and gives it the
+    derivative of torch.stack."""
 
     @staticmethod
     def forward(

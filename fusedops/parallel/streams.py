@@ -1,4 +1,4 @@
-"""Runs branches on CUDA streams."""
+"""Runs branches, which are functions with their arguments, on CUDA streams."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class CudaStreams:
 
     @contextmanager
     def borrowed(self, count: int) -> Iterator[list[torch.cuda.Stream]]:
-        """Yields streams for one call of parallel_stack. Nested calls, and calls on other threads,
-        get others."""
+        """Yields ``count`` streams for one call of parallel_stack. Nested calls, and calls on other
+        threads, get other streams."""
         idle = vars(_idle_streams).setdefault(str(self._device), [])
         taken = [idle.pop() if idle else torch.cuda.Stream(self._device) for _ in range(count)]
         try:
@@ -38,23 +38,25 @@ class CudaStreams:
         return torch.cuda.stream(stream)
 
     def record_use(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
-        """Keeps the allocator from reusing the memory before ``stream`` has finished with it."""
+        """Keeps the allocator from reusing a tensor's memory before ``stream`` has finished the
+        work that it has been given so far."""
         if tensor.is_cuda:
             tensor.record_stream(stream)
 
 
 _idle_streams = threading.local()
 
-#: torch.cuda.Stream takes streams from a pool of 32 per device, round-robin: more would repeat.
+#: torch.cuda.Stream takes streams in turn from a pool of 32 per device, so that the 33rd would be
+#: the first again.
 _MOST_STREAMS = 32
 
 
 def run_on_streams(branches: list[Branch], dim: int, streams: CudaStreams) -> torch.Tensor:
-    """Launches every branch, in order, on a stream of its own.
+    """Launches every branch, in order, on a stream of its own, and returns the stack.
 
     Events fork the streams from the current stream and join them to it, so that CUDA graphs can
     capture the call. The stack is allocated on the current stream, which waits for all writers
-    before it runs anything else; `record_stream` is therefore not needed for it.
+    before it runs anything else. The stack therefore needs no `record_stream`.
     """
     current = streams.current()
     slots = Slots(len(branches), dim, lambda: streams.using(current))

@@ -1,4 +1,4 @@
-"""Runs branches on CPU threads."""
+"""Runs branches, which are functions with their arguments, on CPU threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from fusedops.parallel.slots import Slots
 
 
 def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
-    """Runs the branches on this thread and on those of the pool that are idle."""
+    """Runs the branches on this thread and on idle threads of the pool, and returns the stack of
+    their results."""
     run = _Run(branches, Slots(len(branches), dim))
     threads = min(len(branches), most_threads())
     share = max(1, torch.get_num_threads() // threads)
@@ -29,7 +30,7 @@ def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
             if not _try_submit(run.work, share, state.run_elsewhere):
                 break
         run.work(share, state.run_here)
-    except BaseException as error:  # an interrupt between two branches
+    except BaseException as error:  # such as a KeyboardInterrupt between two branches
         run.stop(error)
     finally:
         run.close()
@@ -39,8 +40,8 @@ def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
 def _try_submit(work: Callable[..., None], *arguments: Any) -> bool:
     """Submits ``work`` to the pool; returns whether the pool accepted it.
 
-    The pool refuses work when Python is about to exit or the system has no more threads. The
-    threads that already work then run all branches.
+    The pool refuses work when Python is about to exit, or when the system has no more threads. The
+    threads that already work on the branches then run all of them.
     """
     try:
         _pool().submit(work, *arguments)
@@ -50,10 +51,11 @@ def _try_submit(work: Callable[..., None], *arguments: Any) -> bool:
 
 
 class _Run:
-    """A queue of branches from which threads take the next one, in order, until one fails.
+    """A queue of branches. Each thread takes the next branch, in order, until none is left or one
+    has failed.
 
-    The calling thread takes branches too, and at the end waits only for threads that have started
-    one. A nested call therefore makes progress even if all threads of the pool are busy.
+    The calling thread takes branches too, and at the end waits only for threads that have begun to
+    work. A nested call therefore makes progress even if all threads of the pool are busy.
     """
 
     def __init__(self, branches: list[Branch], slots: Slots) -> None:
@@ -67,8 +69,9 @@ class _Run:
         self._stopped_by: list[BaseException] = []
 
     def work(self, share: int, run: Callable[..., None]) -> None:
-        """Runs branches until none is left, each by ``run(function, index)`` and with ``share``
-        intra-op threads of torch; does nothing if the run is closed."""
+        """Runs branches on this thread until none is left, with ``share`` intra-op threads of
+        torch. Each branch is run by ``run(function, index)``, which sets the caller's state around
+        it. Does nothing if the run is closed."""
         with self._changed:
             if self._closed:
                 return
@@ -85,8 +88,8 @@ class _Run:
                 self._changed.notify_all()
 
     def _take(self) -> int | None:
-        """Returns the number of the next branch; None if all are taken, one has failed, or the run
-        was stopped."""
+        """Returns the index of the next branch, or None if all are taken, one has failed, or the
+        run was stopped."""
         with self._changed:
             if self._errors or self._stopped_by or self._next == len(self._branches):
                 return None
@@ -94,8 +97,8 @@ class _Run:
             return self._next - 1
 
     def _finish(self, index: int) -> None:
-        # Errors are caught here because the context managers between this call and the loop change
-        # some errors that pass through them.
+        # Errors are caught here because `run` in `work` enters context managers, and some of these
+        # change an error that passes through them.
         try:
             self._slots.put(index, call(index, self._branches[index]))
         except BaseException as error:
@@ -105,7 +108,7 @@ class _Run:
         self._stopped_by.append(error)
 
     def close(self) -> None:
-        """Waits, despite interrupts, until no thread works, and lets no other begin."""
+        """Waits, despite interrupts, until no thread works, and lets no further thread begin."""
         while True:
             try:
                 with self._changed:
@@ -125,7 +128,8 @@ class _Run:
 
 
 def most_threads() -> int:
-    """Returns the number of threads including the caller's: one a core, but at least two."""
+    """Returns how many threads may run branches, the caller's included: one for each core that the
+    process may use, but at least two."""
     return max(2, len(os.sched_getaffinity(0)))
 
 
@@ -143,10 +147,11 @@ def _intra_op_threads(count: int) -> Iterator[None]:
     """Sets the number of torch's intra-op threads for this thread alone.
 
     :func:`torch.set_num_threads` would also change the default of threads that start later. OpenMP
-    and MKL each have a number per thread, and MKL's takes precedence where torch has set it. A
+    and MKL each have a number for each thread, and MKL's takes precedence where torch has set it. A
     torch without OpenMP has one pool for all threads, which cannot be divided.
     """
-    before = torch.get_num_threads()  # a thread's first call sets its OpenMP and MKL defaults
+    # A thread's first call of this function sets its numbers for OpenMP and MKL to the defaults.
+    before = torch.get_num_threads()
     libraries = _torch_libraries()
     if count == before or not hasattr(libraries, "omp_set_num_threads"):
         yield
@@ -163,15 +168,15 @@ def _intra_op_threads(count: int) -> Iterator[None]:
 
 @functools.cache
 def _torch_libraries() -> ctypes.PyDLL:
-    """Returns the symbols of all libraries that torch is linked to."""
+    """Returns an object with the functions of all libraries to which torch is linked."""
     return ctypes.PyDLL(torch._C.__file__)
 
 
 class _CallersState:
-    """Holds the state of the calling thread, which every branch gets on whatever thread it runs.
+    """Holds the state of the calling thread, which every branch gets, on whatever thread it runs.
 
-    Context variables and the grad mode are reset after each branch, because it is arbitrary which
-    branches run on the same thread.
+    Context variables and the grad mode are restored after each branch. It is arbitrary which
+    branches run on the same thread, and one must not change what the next one sees.
     """
 
     def __init__(self) -> None:
@@ -199,8 +204,8 @@ class _CallersState:
 class _Autocast(NamedTuple):
     """Holds a thread's autocast state.
 
-    devices: by device type, whether autocast is enabled, and its dtype.
-    cache: whether the cache of converted weights is enabled.
+    devices: device type -> whether autocast is enabled, and its dtype.
+    cache: whether autocast's cache of converted weights is enabled.
     nested: whether the thread is inside an autocast context.
     """
 
@@ -221,8 +226,9 @@ class _Autocast(NamedTuple):
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Sets this state on the current thread for a block, and then restores the thread's own."""
-        # Leaving the outermost autocast context of a thread clears the cache of all threads. With
-        # the nesting incremented, a branch does not clear it, as on the caller's thread.
+        # A thread that leaves its outermost autocast context clears the cache of all threads. If
+        # the caller is inside of such a context, the nesting is incremented here too, so that a
+        # branch that enters and leaves autocast does not clear the cache.
         before = _Autocast.of_this_thread()
         if self.nested:
             torch.autocast_increment_nesting()

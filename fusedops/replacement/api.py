@@ -14,7 +14,8 @@ from fusedops.graph.availability import KERNEL_DTYPES, has_kernels, ops_take
 from fusedops.replacement.known_norms import known_norm
 from fusedops.replacement.report import Change, ReplacedModule, Replacements
 
-#: The modules of torch, and our classes that read the same attributes; RMSNorm reads `variant` too.
+#: Module class of torch -> our class, which reads the same attributes. Our RMSNorm also reads
+#: `variant`, which `_replace` adds.
 _COUNTERPARTS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Softmax: ours.Softmax,
     nn.LogSoftmax: ours.LogSoftmax,
@@ -62,7 +63,7 @@ def replace_modules(model: nn.Module) -> Replacements:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
-    """Returns each module once, with all of its paths."""
+    """Yields each module once, with all paths under which the model has it."""
     paths: dict[nn.Module, tuple[str, ...]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         paths[module] = (*paths.get(module, ()), path)
@@ -70,8 +71,9 @@ def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
 
 
 def _counterpart(module: nn.Module) -> type[nn.Module] | None:
-    """Returns our class for a softmax or norm module, also for one that must be left: a subclass of
-    torch's, or an unknown class with RMSNorm in its name. Returns None for others and for ours."""
+    """Returns our class for a softmax or norm module, or None for other modules and for ours. Also
+    returns one for modules that `_reason_to_leave` will refuse, so that the report lists them: a
+    subclass of torch's class, or an unknown class with RMSNorm in its name."""
     if type(module) in _COUNTERPARTS.values():
         return None
     counterparts = (target for base, target in _COUNTERPARTS.items() if isinstance(module, base))
@@ -80,7 +82,8 @@ def _counterpart(module: nn.Module) -> type[nn.Module] | None:
 
 
 def _reason_to_leave(module: nn.Module) -> str:
-    """Returns why a module that has a counterpart is not replaced, or "" if it is."""
+    """Returns why a module for which there is a class of ours must not be replaced, or "" if it may
+    be replaced."""
     if parametrize.is_parametrized(module):
         return "its parameters are parametrized; replace it before that"
     if "forward" in vars(module):
@@ -101,8 +104,8 @@ def _reason_to_leave(module: nn.Module) -> str:
 
 
 def _why_attributes_conflict(module: nn.Module) -> str:
-    """Returns why the module cannot become ours in place: an attribute that ours reads has another
-    value. Returns "" if there is no such attribute."""
+    """Returns why the module cannot become one of our class in place, or "" if it can. It cannot if
+    it already has an attribute that our class reads, with another value than our class needs."""
     for name, value in _settings(module).items():
         if getattr(module, name, value) != value:
             return f"its attribute {name} means something else in {_name(ours.RMSNorm)}"
@@ -116,14 +119,14 @@ def _unsupported_parameters(module: nn.Module) -> str:
             return f"its {name} is a {type(tensor.data).__name__}, which the operators do not take"
         if tensor.dtype not in KERNEL_DTYPES:
             return f"its {name} is {tensor.dtype}, which no kernel reads"
-        # Parameters on the meta device move to another later, as large models do with fully_shard.
+        # Parameters on the meta device move to another device later, as with fully_shard.
         if not tensor.is_meta and not has_kernels(tensor.device.type):
             return f"its {name} is on {tensor.device}, for which this build has no kernels"
     return ""
 
 
 def _replace(module: nn.Module, target: type[nn.Module]) -> Change:
-    """Makes a module one of class ``target``, and records how to undo that."""
+    """Changes the class of a module to ``target``, and returns what is needed to undo that."""
     added = {name: value for name, value in _settings(module).items() if not hasattr(module, name)}
     change = Change(module, type(module), target, tuple(added))
     for name, value in added.items():
@@ -133,8 +136,8 @@ def _replace(module: nn.Module, target: type[nn.Module]) -> Change:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Returns the attributes that our RMSNorm has and a module that it replaces may lack, with
-    their values; {} for a module that is no RMSNorm."""
+    """Returns the attributes that our RMSNorm needs and the module may lack, with their values; {}
+    for a module that is no RMSNorm."""
     if isinstance(module, nn.RMSNorm):
         return {"variant": "torch"}
     norm = known_norm(module)

@@ -1,8 +1,8 @@
 """Recognises the RMSNorm classes of models by the source of their forward methods.
 
 Hugging Face's transformers 5.23 have some 170 classes that are copies of the four forms below. The
-source of a class is compared with these, without names of local variables, annotations and
-docstrings.
+source of a class is compared with these forms. Names of local variables, annotations and docstrings
+do not count.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fusedops.functional import RmsVariant
 class KnownNorm:
     """Says what a form of RMSNorm computes.
 
-    variant: that of :func:`fusedops.rms_norm`.
-    eps: the name of the attribute with eps.
+    variant: the argument `variant` of :func:`fusedops.rms_norm` with which it computes the same.
+    eps: the name of the attribute that holds eps.
     """
 
     variant: RmsVariant
@@ -59,20 +59,21 @@ def _norm(self, x):
 
 
 def known_norm(module: nn.Module) -> KnownNorm | None:
-    """Returns what a module computes if its class is a form of RMSNorm above, else None."""
-    if type(module).__call__ is not nn.Module.__call__:  # another __call__ need not call forward
+    """Returns what a module computes, if its class has one of the forms above, else None."""
+    if type(module).__call__ is not nn.Module.__call__:  # a __call__ of its own may skip forward
         return None
     methods = tuple(getattr(type(module), name, None) for name in ("forward", "_norm"))
     try:
         return _forms().get(_normal_form(_source(methods)))
-    except SyntaxError:  # a lambda's lines need not be complete code
+    except SyntaxError:  # the source lines of a lambda need not be complete code
         return None
 
 
 @functools.cache
 def _source(methods: tuple[Any, ...]) -> str:
-    """Returns the source of the methods that are not None, or "" where Python does not have it, or
-    where a decorator has wrapped one: the source would be that of the method inside."""
+    """Returns the source of the methods that are not None. Returns "" if Python does not have it,
+    or if a decorator has wrapped a method, because the source would be that of the method
+    inside."""
     if any(hasattr(method, "__wrapped__") for method in methods):
         return ""
     try:
@@ -94,13 +95,14 @@ def _forms() -> dict[str, KnownNorm]:
 
 @functools.cache
 def _normal_form(source: str) -> str:
-    """Returns the code of functions, with local variables numbered as they appear."""
+    """Returns the code of the functions in ``source``, with local variables renamed to v0, v1, ...
+    in the order in which they appear."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     return "\n".join(map(_unparsed, functions))
 
 
 def _unparsed(function: ast.FunctionDef) -> str:
-    """Returns the name of a function and its normalised body, without arguments and docstring."""
+    """Returns the name of a function and its body with renamed variables, without the docstring."""
     body = [statement for statement in function.body if not _is_docstring(statement)]
     renamed = map(_Renamed(function.args).visit, body)
     return "\n".join([function.name, *(ast.unparse(statement) for statement in renamed)])
@@ -111,7 +113,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 
 class _Renamed(ast.NodeTransformer):
-    """Numbers the arguments of a function and the variables that it assigns."""
+    """Renames the arguments of a function, and the variables that it assigns, to v0, v1, ..."""
 
     def __init__(self, arguments: ast.arguments) -> None:
         names = [argument.arg for argument in ast.walk(arguments) if isinstance(argument, ast.arg)]

@@ -1,4 +1,5 @@
-"""Reports what was replaced in a model and what was left, and takes the replacement back."""
+"""Reports which modules of a model were replaced and which were left, and undoes the
+replacement."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from torch import nn
 class ReplacedModule:
     """Describes a softmax or norm module of a model.
 
-    paths: its dotted paths; several if it is shared, "" for the model itself.
-    was: the name of its class.
-    became: the name of its class now, or "" if it was left.
-    reason: why it was left, or "".
+    paths: its dotted paths in the model: several if it is shared, and "" for the model itself.
+    was: the name of its original class.
+    became: the name of its new class, or "" if it was not replaced.
+    reason: why it was not replaced, or "" if it was.
     """
 
     paths: tuple[str, ...]
@@ -43,12 +44,12 @@ class Replacements:
         return tuple(module for module in self.modules if not module.became)
 
     def undo(self) -> None:
-        """Gives the replaced modules their classes back. Parameters keep the values that they have
-        by now. A second call does nothing.
+        """Gives the replaced modules their original classes back. Parameters keep their current
+        values. A second call does nothing.
 
         Raises:
-            RuntimeError: the class of a module has been changed since, as by a parametrization.
-                No module is changed then.
+            RuntimeError: the class of a module has changed since the replacement, as by a
+                parametrization. In this case no module is changed.
         """
         for change in self._changes:
             if type(change.module) is not change.new_class:
