@@ -288,7 +288,7 @@ FUSEDOPS_INLINE void for_row_segments(Segment<In> row, AnyLogits logits, RowRang
 // Holds the numbers from which the losses of a batch of rows are computed.
 struct alignas(kVectorBytes) LossBatch {
   RowValue shift, sum, total;
-  RowValue logit;  // of the class, which `sum` leaves out; -inf if there is no class
+  RowValue logit;  // the class's logit, which `sum` leaves out; -inf if there is no class
   RowValue kind;   // 1 if there is a class; otherwise the loss, 0 or NaN
 
   // Sets the class of a row, and sums whose lse is 0. If the row is read, set() replaces these

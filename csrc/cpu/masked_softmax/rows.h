@@ -30,8 +30,8 @@ struct NoOperand {};
 
 // Describes which columns of a row its interval and a bool mask leave visible.
 struct VisibleColumns {
-  RowRange range;  // the columns outside of it are hidden; {0, 0} if all are
-  bool all;        // whether all columns in it are visible
+  RowRange range;  // the other columns are hidden; {0, 0} if all columns are hidden
+  bool all;        // whether all columns of the range are visible
 };
 
 // Whether the first `cols` bools are all true. The loop reads all of them: a loop that ended at the
@@ -469,7 +469,7 @@ struct MaskedRow {
   RowRange visible;
   RowRange computed;  // the columns with exponentials: the visible ones and some before, or all
   int64_t cols;
-  C sink;  // -inf if there is none
+  C sink;  // -inf if there is no sink
   C* scratch;
   SoftmaxChunk<C>* chunks;
 

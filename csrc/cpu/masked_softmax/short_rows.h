@@ -10,7 +10,7 @@ namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // Holds a row of a group. `seen` is the columns that its interval and its mask leave visible.
-// `computed` begins at the multiple of kFoldedCols before them.
+// `computed` begins at the last multiple of kFoldedCols that is not past the start of `seen`.
 template <class In, class Values>
 struct ShortRow {
   const In* input;

@@ -137,9 +137,9 @@ struct NormRows {
   int64_t first;
   const T* grad[kCount];
   const T* input[kCount];
-  int64_t grad_ahead, input_ahead;  // to the rows to prefetch (rows_ahead())
+  int64_t grad_ahead, input_ahead;  // distances to the rows to prefetch (rows_ahead())
   C factor = 1;                     // scales the row as it is read
-  C mean[kCount], rstd[kCount];     // of the rows as they are read
+  C mean[kCount], rstd[kCount];     // statistics of the rows as they are read
   NormSlope<C> sums[kCount];
 
   FUSEDOPS_INLINE NormRows(const NormBackward& args, int64_t first_)

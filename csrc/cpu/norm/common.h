@@ -63,7 +63,7 @@ template <class T>
 struct ColumnValues {
   using C = Compute<T>;
   const T* memory;
-  const C* copy;  // null if there is none
+  const C* copy;  // null if no copy was made
 
   // Returns a ColumnValues that reads from `copy`.
   static ColumnValues copied_to(const C* copy) {

@@ -50,7 +50,7 @@ struct AddedRows {
   C* chunk;  // room for a chunk of one row, to which dropout is applied
   T* computed[kCount];
   T* sum[kCount];          // where copy() stores rows, or null if they are not copied
-  const char* next_input;  // the row to prefetch, rows_ahead() from the first one
+  const char* next_input;  // the row to prefetch, rows_ahead() after the first row
   const T* next_residual;
 
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, void* scratch, bool streams)

@@ -105,7 +105,7 @@ constexpr NormPartition partition_of(const SpatialNormBackward& args) {
 
 // Describes the sums over rows, grad_weight and grad_bias. The workspace holds both per partition.
 struct NormColumnSums {
-  DType dtype;  // of the rows
+  DType dtype;  // the dtype of the rows
   Columns grad_weight, grad_bias;
   void* workspace;
   int64_t partitions, cols;

@@ -347,7 +347,7 @@ struct NormBackwardGroups {
         grad_total, sum_of_lanes<T>(products, args.cols), read.rstd, rstd, args);
   }
 
-  // Adds the rows to grad_weight and grad_bias, if they are wanted.
+  // Adds the group's part of grad_weight and grad_bias to these sums, if they are wanted.
   FUSEDOPS_INLINE void add_columns(Read read) {
     for (int64_t col = 0; col < args.cols && args.grad_weight.data != nullptr; ++col) {
       const Tile<float> product = grad[col] * centered(col, read.mean);

@@ -19,8 +19,8 @@ namespace {
 // Results stored as float have an error of 0.7 ulp. ln2 is split into two constants (Cody and
 // Waite), and the error of the polynomial is 7.8e-9.
 struct ExpFloat {
-  static constexpr float kLowest = -103.972084f;     // up to it, exp rounds to 0
-  static constexpr float kLowestNormal = -87.3365f;  // below it, exp is denormal
+  static constexpr float kLowest = -103.972084f;     // if x <= kLowest, exp(x) rounds to 0
+  static constexpr float kLowestNormal = -87.3365f;  // if x < this, exp(x) is denormal
   static constexpr float kLog2E = 1.44269504088896341f;
   static constexpr float kLn2[] = {0.693359375f, -2.12194440e-4f};
   static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer

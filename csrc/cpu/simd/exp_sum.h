@@ -58,7 +58,7 @@ constexpr bool kHasExp2 = kHasMulByPow2;
 // Holds the constants of exp2_or_infinity(). The polynomial is a minimax fit of 2^(t - 0.5) for
 // 0 <= t < 1, with an error of 7.5e-8, and of 1.7e-7 including the rounding of its evaluation.
 struct Exp2FloatSum {
-  static constexpr float kLowest = -125.0f;  // up to it, the result may be denormal
+  static constexpr float kLowest = -125.0f;  // if x <= kLowest, the result may be denormal
   static constexpr float kPolynomial[] = {1.3276472454890609e-3f, 6.356423255056143e-3f,
                                           3.947516903281212e-2f,  1.6981424391269684e-1f,
                                           4.9013322591781616e-1f, 7.071067094802856e-1f};

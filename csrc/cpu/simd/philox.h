@@ -18,7 +18,7 @@ struct PhiloxKey {
   explicit PhiloxKey(int64_t seed) : low(uint32_t(seed)), high(uint32_t(uint64_t(seed) >> 32)) {}
 };
 
-// The lower halves of word[i] hold word i of each counter.
+// Holds one counter in each 64-bit lane: word i of the counters is in the lower 32 bits of word[i].
 struct PhiloxWords {
   VecU64 word[4];
 };

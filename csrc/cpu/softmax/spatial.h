@@ -244,7 +244,7 @@ struct Segment {
 template <class C>
 struct ColumnMaxSum {
   Tile<C> max;
-  WideTile<C> sum;  // of exp(input - max), scaled (exp.h) except for a logarithm
+  WideTile<C> sum;  // the sum of exp(input - max), scaled (exp.h) except for a logarithm
 };
 
 // Holds, for a tile of columns, what turns exp(input - shift) into probabilities, as Divisor does
