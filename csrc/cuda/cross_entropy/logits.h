@@ -124,7 +124,8 @@ struct LogitMap {
   }
 
   // Returns the part of the scale that its rounding to Acc dropped, relative to the rounded scale.
-  // Returns 0 with a soft cap, and for scales within 1e-30 of 0.
+  // Returns 0 with a soft cap, and for scales within 1e-30 of 0, whose reciprocal might be
+  // infinite.
   static FUSEDOPS_DEVICE Acc relative_rounding(const Logits& logits) {
     const auto rounded = static_cast<Acc>(logits.scale);
     const bool is_exact = rounded == logits.scale || std::fabs(rounded) < Acc(1e-30);

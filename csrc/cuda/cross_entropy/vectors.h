@@ -158,7 +158,7 @@ class RowVectors {
   template <int kRegisters>
   FUSEDOPS_DEVICE Vector shifted(const Vector& low, const Vector& high) const {
     constexpr int kEach = Vector::kRegisters;
-    const int32_t bits = shift_ % 2 * 16;  // if elements have two bytes
+    const int32_t bits = shift_ % 2 * 16;  // not used for elements of 4 bytes
     const auto at = [&](int r) { return r < kEach ? low.registers[r] : high.registers[r % kEach]; };
     Vector result;
 #pragma unroll
@@ -188,7 +188,7 @@ class RowVectors {
 
   const T* own_;
   int32_t begin_, end_;
-  int32_t shift_;  // elements from an aligned address to each vector
+  int32_t shift_;  // elements from an aligned address to the start of each vector
 };
 
 }  // namespace fusedops::cuda

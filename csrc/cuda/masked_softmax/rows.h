@@ -328,7 +328,7 @@ struct MaskedGradientTile {
   using Acc = AccumulatorOf<T>;
   Tile<T, kWidth, kVectors> probabilities;
   Acc grads[kVectors][kWidth];  // gradients of the probabilities: grad_output after dropout
-  int32_t read;                 // columns from this thread's first one on
+  int32_t read;                 // columns read, from this thread's first one on
 
   FUSEDOPS_DEVICE bool holds(int i) const { return columns_before<kWidth>(i) < read; }
 
