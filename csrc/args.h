@@ -240,7 +240,7 @@ struct Operand {
   int64_t strides[kMaxRowDims];  // in elements; 0 repeats a value
   int32_t col_stride;            // 0 or 1
   bool is_bool;
-  DType dtype;  // unless is_bool
+  DType dtype;  // the dtype of other values than bools
 };
 
 constexpr int64_t element_bytes(const Operand& operand) {
@@ -303,7 +303,7 @@ constexpr int32_t kPhiloxRounds = 7;
 // otherwise it is multiplied by 0. seed is null if there is no dropout.
 struct Dropout {
   const int64_t* seed;  // in device memory
-  uint32_t threshold;   // p * 2^32
+  uint32_t threshold;   // p * 2^32, where p is the probability that an element is dropped
   double scale;         // 1 / (1 - p), or 0 if p is 1
 };
 

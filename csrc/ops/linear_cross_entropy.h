@@ -197,7 +197,7 @@ inline CrossEntropyStatistics statistics_from(
 
 // Describes the rows of a chunk, and their logits in the buffer of ChunkedHead.
 struct LinearChunk {
-  int64_t first, rows;  // among the rows that are not ignored
+  int64_t first, rows;  // counted without the ignored rows
   Tensor input, target, logits;
 };
 
@@ -460,7 +460,7 @@ inline void check_loss_terms(const char* op, const LinearHead& head, const LossT
   check_factor("scale", terms.scale, /*sizes=*/{});
   const bool is_double = dtype_of(head.input) == ScalarType::Double;
   const double most = is_double ? std::numeric_limits<double>::max() / 2
-                                : std::numeric_limits<float>::max() / 2;  // so that 2 z_loss fits
+                                : std::numeric_limits<float>::max() / 2;  // keeps 2 z_loss finite
   FUSEDOPS_CHECK(
       terms.z_loss >= 0 && terms.z_loss <= most, op, ": z_loss is ", terms.z_loss,
       ", wanted a number from 0 to ", most);

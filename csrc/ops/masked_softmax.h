@@ -249,7 +249,7 @@ template <size_t kOperands>
 struct MergedDims {
   using Strides = std::array<const Sizes*, kOperands>;
   Sizes sizes;
-  std::array<Sizes, kOperands> strides;  // of each operand
+  std::array<Sizes, kOperands> strides;  // the strides of each operand
 
   MergedDims(SizesView all, const Strides& operand_strides) {
     for (size_t d = 0; d + 1 < all.size(); ++d) {

@@ -587,8 +587,8 @@ struct NormOps<
   }
 
   // Returns the gradients of the input and of the residual, made from those that the kernel has
-  // written (wanted_of_added()). One that is not wanted is empty, and so is the residual's if the
-  // two share one.
+  // written (wanted_of_added()). A gradient that is not wanted is empty. If the two are the same
+  // tensor, only the first is returned, and the second is empty.
   static std::tuple<Tensor, Tensor> gradients_of_terms(
       const char* op, const NormGradResult& grad, const TermDtypes& dtypes,
       const std::vector<bool>& mask, const Tensor& sum) {

@@ -192,7 +192,7 @@ inline Tensor empty_strided(
 
 inline Tensor empty_contiguous(
     const char* op, const Tensor& like, SizesView sizes, ScalarType dtype) {
-  std::array<int64_t, 8> few;  // no allocation for the strides of up to 8 dimensions
+  std::array<int64_t, 8> few;  // spares tensors of up to 8 dimensions an allocation
   Sizes many(sizes.size() > few.size() ? sizes.size() : 0);
   int64_t* const strides = many.empty() ? few.data() : many.data();
   uint64_t stride = 1;
@@ -239,7 +239,7 @@ Tensor call_aten(const char* name, const char* overload, const Args&... args) {
 
 // Returns a view of the tensor with `sizes`, in which dimensions of size 1 are repeated.
 inline Tensor expand(const Tensor& tensor, SizesView sizes) {
-  return call_aten("aten::expand", "", tensor, sizes, /*implicit=*/false);  // only vmap sets it
+  return call_aten("aten::expand", "", tensor, sizes, /*implicit=*/false);  // vmap alone sets it
 }
 
 // Returns the sizes of a tensor without its last dimension, whose elements form a row.
@@ -279,7 +279,7 @@ inline bool is_same_memory(const Tensor& a, const Tensor& b) {
 // past all elements of those before it. The answer is false also for a tensor whose dimensions
 // interleave without sharing memory.
 inline bool is_distinct(const Tensor& tensor) {
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  std::vector<std::pair<int64_t, int64_t>> dims;  // pairs of a stride and a size
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     if (tensor.sizes()[d] > 1) dims.emplace_back(tensor.strides()[d], tensor.sizes()[d]);
   }
@@ -397,7 +397,8 @@ template <class Args, class Launcher>
 void launch_with_workspace(
     const char* op, const Launcher& launcher, const Tensor& like, Args args) {
   const int64_t bytes = launcher.workspace_bytes(args);
-  if (bytes == 0) return launcher.launch(args);  // an empty tensor would cost half a microsecond
+  // An allocation would take half a microsecond even if it is of no bytes.
+  if (bytes == 0) return launcher.launch(args);
   const Tensor workspace = empty_contiguous(op, like, {bytes}, ScalarType::Byte);
   args.workspace = workspace.mutable_data_ptr();
   launcher.launch(args);
