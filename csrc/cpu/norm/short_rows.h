@@ -70,7 +70,7 @@ FUSEDOPS_INLINE void unpack_columns(ColumnValues<T> values, int64_t cols, float*
 
 // --- statistics ---------------------------------------------------------------------------------
 
-// Returns shift_near_mean() of each row.
+// Returns what shift_near_mean() (forward.h) returns for each row.
 template <class T>
 FUSEDOPS_INLINE Tile<float> shift_of_group(const Tile<float>* group, int64_t cols) {
   const int64_t count = cols < kTile<T> ? cols : kTile<T>;
@@ -323,7 +323,8 @@ struct NormBackwardGroups {
     return kCenters ? input[col] - mean : input[col];
   }
 
-  // Returns the coefficients of the rows' gradients. `rstd` is that of the rows in memory.
+  // Returns the coefficients of the rows' gradients. `rstd` is computed from the rows in memory,
+  // which are not scaled.
   FUSEDOPS_INLINE NormSlope<Tile<float>> slope_of(Read read, Tile<float> rstd) const {
     Tile<float> grads[kLanes<float>], products[kLanes<float>];
     for (int64_t lane = 0; lane < lanes_reached<T>(args.cols); ++lane) {

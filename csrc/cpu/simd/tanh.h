@@ -45,7 +45,7 @@ FUSEDOPS_INLINE Vec<C> tanh_of(Vec<C> x) {
   constexpr bool kIsDouble = sizeof(C) == sizeof(double);
   constexpr auto kSign =
       std::numeric_limits<std::conditional_t<kIsDouble, int64_t, int32_t>>::min();
-  constexpr C kLimit = kIsDouble ? 20 : 10;  // from here on tanh rounds to 1
+  constexpr C kLimit = kIsDouble ? 20 : 10;  // tanh of a larger number rounds to 1
   const Bits sign = (Bits)x & kSign;
   const auto magnitude = (Vec<C>)((Bits)x ^ sign);
   const Vec<C> y = (magnitude > kLimit ? Set(kLimit) : magnitude) * C(-2);  // a NaN stays
