@@ -91,8 +91,8 @@ FunctionOf<Kernel> find_in_plans(
   return function;
 }
 
-// Returns the kernel for vectors of `width` elements of T, or null. The widths are 1, that of
-// 16-byte vectors except for doubles, and for 16-bit types also 2.
+// Returns the kernel for vectors of `width` elements of T, or null. There are kernels for single
+// elements, for vectors of 16 bytes (but not of doubles) and for pairs of 16-bit elements.
 template <class Kernel, class Plans, class T>
 FunctionOf<Kernel> find_width(int32_t width, int32_t elements, int32_t threads) {
   constexpr int kWidest = sizeof(T) == 8 ? 1 : kMaxVectorBytes / sizeof(T);

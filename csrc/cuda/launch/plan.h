@@ -4,7 +4,7 @@
 // A row's plan depends on cols, dtype and vector width, never on the number of rows: a row alone
 // and the same row in any batch have the same bits. It depends on the device only in that some
 // devices have no clusters, or refuse them. How many blocks share the sums of columns depends on
-// the number of rows and on that of the device's multiprocessors.
+// the number of rows and on the number of the device's multiprocessors.
 #pragma once
 
 #include <cstddef>
@@ -475,9 +475,9 @@ constexpr NormBackwardPlan plan_norm_backward(
   return {{row}, /*segments=*/{}, count_partitions(rows, row.rows, wave, most)};
 }
 
-// The kernel that adds partials has 32 threads for each column of a block. A block has the columns
-// of a cache line of floats, 32, or, if such blocks would be fewer than the multiprocessors, those
-// of a sector, 8.
+// The kernel that adds partials has 32 threads for each column of a block. A block has 32 columns,
+// a cache line of floats. If there would then be fewer blocks than multiprocessors, it has 8
+// columns, a sector of floats.
 inline constexpr int32_t kMinFinishCols = 8, kMaxFinishCols = 32;
 
 constexpr int32_t finish_cols(int64_t cols, int64_t multiprocessors) {
