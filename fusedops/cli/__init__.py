@@ -1,8 +1,9 @@
-"""The command line: `python -m fusedops env | check | bench | tune | demo | explain`.
+"""Defines the command line: `python -m fusedops env | check | bench | tune | demo | explain`.
 
 A command is a module of this package with `add_arguments(parser)` and `run(args) -> exit code`.
-Only the chosen one is imported, so that `env` needs only torch and works even if the rest does not.
-A command imports its optional packages when it runs, so that `--help` does without them.
+Only the module of the chosen command is imported, so that `env` needs only torch and works even if
+the other commands do not. A command imports its optional packages when it runs, so that `--help`
+does not need them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def _run(name: str | None, argv: list[str]) -> int:
 
 
 def _import_command(name: str) -> ModuleType:
-    """Returns the command's module. Raises UserError with the fix if it cannot run."""
+    """Returns the module of a command. Raises UserError, which says what to do, if the command
+    cannot run on this machine."""
     if name != "env":
         importlib.import_module("fusedops.cli.env").require_usable(name)
     return importlib.import_module(f"fusedops.cli.{name}")
@@ -62,7 +64,8 @@ def _import_command(name: str) -> ModuleType:
 
 @contextmanager
 def missing_packages_named(command: str) -> Iterator[None]:
-    """Turns a failed import of a package other than fusedops into a UserError with the fix."""
+    """Turns a failed import of a package other than fusedops into a UserError that says how to
+    install the package."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-INTERRUPTED = 130  # 128 plus the number of the signal, as in shells
+INTERRUPTED = 130  # shells use 128 plus the number of the signal, which is 2 for SIGINT
 
-# A long message keeps HEAD characters of its beginning, which names the option, and TAIL of its
-# end, which has the fix.
+# A long message is shortened to HEAD characters of its beginning, which names the option, and TAIL
+# characters of its end, which says what to do.
 HEAD, TAIL = 700, 200
 
 
@@ -40,8 +40,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def end_in_one_line(program: str, run: Callable[[], int]) -> int:
-    """Returns the exit code of `run` or, if it raises, that of the error, which is printed as one
-    line.
+    """Returns the exit code of `run`. If `run` raises an error, prints it as one line, and returns
+    the exit code of the error.
 
     `python -X dev` shows the traceback of unexpected errors.
     """
@@ -66,8 +66,8 @@ def end_in_one_line(program: str, run: Callable[[], int]) -> int:
 
 
 def location_of(error: BaseException, file: str | None = None) -> str:
-    """Returns the innermost line of the traceback, or of its frames in `file`, as in "model.py:12".
-    It is empty if no frame is in `file`."""
+    """Returns the innermost line of an error's traceback, such as "model.py:12". With `file`, only
+    lines in that file count, and the result is empty if there are none."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if file in (None, frame.filename)]
     return f"{os.path.basename(inside[-1].filename)}:{inside[-1].lineno}" if inside else ""
@@ -110,8 +110,8 @@ def _make_streams_safe() -> None:
 
 
 def _discard_what_cannot_be_written() -> None:
-    """Redirects standard output to the null device if it cannot be written, because Python flushes
-    it again at exit and would report the error again."""
+    """Redirects standard output to the null device if it cannot be written. Python flushes it again
+    at exit, and would report the same error again."""
     try:
         sys.stdout.flush()
     except OSError:

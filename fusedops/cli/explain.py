@@ -1,8 +1,9 @@
-"""`python -m fusedops explain FILE:FUNCTION|MODEL`: which sites of a model are replaced, or not.
+"""`python -m fusedops explain FILE:FUNCTION|MODEL` reports which sites of a model are replaced.
 
-Prints what is expected, each site with its reason, and a diff of the graphs, or with --graphs the
-whole graphs. MODEL is one of Hugging Face's, by its id or the folder of its config. FUNCTION takes
-no argument and returns the model and its example inputs:
+A site is one softmax, norm or cross entropy. Prints the expected saving of time, each site with the
+reason if it is not replaced, and a diff of the graphs, or with --graphs the whole graphs. MODEL is
+a Hugging Face model, given by its id or the folder of its config. FUNCTION takes no argument and
+returns the model and its example inputs:
 
     def build():
         return model, (input_ids, mask)             # or without the inner brackets, or by name:
@@ -72,7 +73,7 @@ def _of_hugging_face(args: argparse.Namespace) -> Report:
 
 
 def _of_function(args: argparse.Namespace) -> Report:
-    """Returns the report on what FUNCTION returns."""
+    """Returns the report on the model and inputs that FUNCTION returns."""
     file, function = load_function(args.target)
     with blamed_on("FUNCTION", file):
         example = function()
@@ -84,7 +85,8 @@ def _of_function(args: argparse.Namespace) -> Report:
 
 
 def load_function(target: str) -> tuple[Path, Callable[[], Any]]:
-    """Imports FILE, with its folder first on the import path; returns the file and FUNCTION."""
+    """Imports FILE, with its folder first on the import path. Returns the file and FUNCTION, or
+    raises UsageError if there is no such file or function."""
     text, _, name = target.rpartition(":")
     file = _python_file(text)
     if not (name and file):
@@ -114,14 +116,15 @@ def _import_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and Dynamo look it up there
+    sys.modules[name] = module  # dataclasses and Dynamo look modules up there
     spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
 def blamed_on(what: str, file: Path) -> Iterator[None]:
-    """Turns an error of the user's code into a UserError that names the line of `file`."""
+    """Turns an error of the user's code into a UserError, which says that `what` raised it, and in
+    which line of `file`."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -132,7 +135,8 @@ def blamed_on(what: str, file: Path) -> Iterator[None]:
 
 
 def split_example(example: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Returns the model, its positional and its named inputs, from what FUNCTION returned."""
+    """Returns the model, its positional inputs and its named inputs, from `example`, the result of
+    FUNCTION. Raises UserError if that is not a tuple that begins with the model."""
     if not (isinstance(example, tuple) and example and callable(example[0])):
         raise UserError(
             f"FUNCTION returned {_kind(example)}, wanted a tuple: the model, then its inputs"

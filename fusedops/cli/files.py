@@ -9,9 +9,10 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Writes a file so that readers see the old content or the new, also after a power failure.
+    """Writes a file so that readers see either the old content or the new one, even after a power
+    failure.
 
-    Creates missing folders. Links are followed; devices and pipes are written directly.
+    Creates missing folders. Follows links. Devices and pipes are written directly.
     """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)

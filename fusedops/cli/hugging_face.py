@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fusedops.cli.errors import UserError
 from fusedops.cli.options import positive
 
+#: The default length of sequences, in tokens. It is shorter for models that take fewer.
 _LENGTH = 512
 
 
@@ -36,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_model(target: str) -> bool:
-    """Returns whether a target is a JSON file or a folder, or could be the id of a model."""
+    """Returns whether a target of `explain` names a Hugging Face model: it is a JSON file or a
+    folder, or could be the id of a model."""
     looks_like_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", target) is not None
     try:
         path = Path(target)
@@ -51,7 +53,7 @@ def is_model(target: str) -> bool:
 def example(args: argparse.Namespace) -> Iterator[tuple[nn.Module, dict[str, torch.Tensor]]]:
     """Yields the model of `args.target` and its named inputs, for the body of a `with` statement.
 
-    The tensors of both have shapes and dtypes, but no elements: any model fits into memory.
+    The tensors of both have shapes and dtypes, but no elements, so that any model fits into memory.
     """
     model = _model(args.target, args.attention)
     with FakeTensorMode(allow_non_fake_inputs=True):

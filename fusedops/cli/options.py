@@ -1,5 +1,5 @@
-"""Types of command-line options: each converts an option's text to a valid value, or raises an
-error that names the text and the values that are accepted."""
+"""Defines types of command-line options. Each converts an option's text to a valid value, or raises
+an error that names the text and the values that are accepted."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MOST_THREADS = THREADS_A_CORE * (os.cpu_count() or 1)
 def checked(
     convert: Callable[[str], Any], accepts: Callable[[Any], bool], wanted: str
 ) -> Callable[[str], Any]:
-    """Returns a type for argparse: it converts the text of an option, and raises an error that
-    says what is `wanted` unless `accepts` returns True for the value."""
+    """Returns a type for argparse. This function converts the text of an option, and raises an
+    error that says what is `wanted`, unless `accepts` returns True for the value."""
 
     def parse(text: str) -> Any:
         try:
@@ -40,7 +40,7 @@ def checked(
     return parse
 
 
-#: No dimension can be larger in torch.
+#: The greatest size that a dimension can have in torch.
 MOST = 2**63 - 1
 positive = checked(int, lambda value: 0 < value <= MOST, "an integer above 0")
 seed = checked(int, lambda value: 0 <= value <= MOST, "an integer from 0 to 2^63 - 1")
@@ -54,7 +54,7 @@ rate = checked(float, lambda value: 0 < value < math.inf, "a number above 0")
 
 
 def device(text: str) -> torch.device:
-    """Returns the CPU, or a GPU that torch sees."""
+    """Returns the device that `text` names: the CPU, or a GPU that torch sees."""
     match = re.fullmatch(r"cpu|cuda(?::(\d{1,9}))?", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted cpu, cuda or cuda:N")
@@ -68,12 +68,13 @@ def device(text: str) -> torch.device:
 
 
 def output_file(text: str) -> Path:
-    """Returns a file that can be written; this is checked before the command starts its work."""
+    """Returns the path of a file that can be written. This is checked while options are parsed, so
+    that a command does not fail after its work."""
     return _writable(text, "a file", check_writable)
 
 
 def output_folder(text: str) -> Path:
-    """Returns a folder that files can be written into; it need not exist yet."""
+    """Returns the path of a folder into which files can be written. It need not exist yet."""
     return _writable(text, "a folder", check_folder)
 
 
@@ -92,8 +93,8 @@ def _writable(text: str, kind: str, check: Callable[[Path], None]) -> Path:
 
 
 def require_memory(what: str, size: float) -> None:
-    """Raises if `what`, of `size` bytes, does not fit into this machine's memory. Linux would grant
-    the allocation, and kill the process later."""
+    """Raises UsageError if `what`, which takes `size` bytes, does not fit into this machine's
+    memory. Linux would grant the allocation, and kill the process later."""
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > has:
         raise UsageError(

@@ -1,6 +1,7 @@
-"""The problems that `python -m fusedops env` can find in its report, with their fixes.
+"""Finds problems in the report of `python -m fusedops env`, and says how to fix them.
 
-A check reads the report and yields the problems that it finds, which its docstring describes.
+A check is a function that reads the report and yields the problems that it finds. Its docstring
+describes the state of the installation in which there is such a problem.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ def find_problems(report: Report, checks: Sequence[Check] | None = None) -> list
 
 
 def _run(check: Check, report: Report) -> list[Problem]:
-    """Returns the problems that a check finds. If the check raises, that is a problem itself,
-    unless a failed probe explains it."""
+    """Returns the problems that a check finds. If the check raises an error, that is a problem
+    itself, unless facts are missing from the report because a probe of `env` has failed."""
     try:
         return list(check(report))
     except Exception as error:
         if any("error" in facts for facts in report.values()):
-            return []  # the facts are missing because their probe failed, which has its own problem
+            return []  # the failed probe is reported as a problem of its own
         return [Problem(f"{check.__name__}: {type(error).__name__}: {error}", "see the sections")]
 
 
 def source_that_hides_the_package(report: Report) -> Iterator[Problem]:
-    """Python was started in a checkout that is not built, and imports it in place of the package
-    that is installed."""
+    """Python was started in a checkout that is not built, and imports the checkout in place of the
+    package that is installed."""
     if installed := report["package"].get("hides"):
         yield Problem(hidden_message(installed), FIX_OF_HIDDEN)
 
 
 def what_does_not_load(report: Report) -> Iterator[Problem]:
-    """The shared library is missing or does not fit this torch, or a Python file is broken. A
-    hidden package or a refused setting has the same effect, but another check reports it."""
+    """The shared library is missing or does not fit this torch, or a Python file is broken. The
+    effect of a hidden package or a refused setting is the same, but other checks report these."""
     if report["package"].get("hides"):
         return
     if error := report["operators"].get("error"):
@@ -64,7 +65,7 @@ def what_does_not_load(report: Report) -> Iterator[Problem]:
 
 
 def unknown_instruction_set(report: Report) -> Iterator[Problem]:
-    """FUSEDOPS_CPU_ISA is not a known instruction set: every operator refuses to run."""
+    """FUSEDOPS_CPU_ISA is not a known instruction set, so that every operator refuses to run."""
     isa = report["system"]["instructions used by fusedops"]
     if isinstance(isa, dict) and "error" not in report["operators"]:
         yield Problem(isa["error"], "unset FUSEDOPS_CPU_ISA")
@@ -77,8 +78,8 @@ def refused_settings(report: Report) -> Iterator[Problem]:
 
 
 def policy_tables_that_are_damaged(report: Report) -> Iterator[Problem]:
-    """A policy table cannot be read. A damaged shipped table makes every compilation fail; a
-    damaged table of the user is skipped."""
+    """A policy table cannot be read. If it ships with fusedops, every compilation fails. If it is
+    the user's own, it is skipped."""
     for device, facts in report["policy"].items():
         if isinstance(facts, dict) and "error" in facts:
             yield Problem(f"the policy table of {device}: {facts['error']}", REINSTALL)
@@ -135,7 +136,8 @@ def driver_that_torch_does_not_use(report: Report) -> Iterator[Problem]:
 
 
 def backend_not_installed(report: Report) -> Iterator[Problem]:
-    """The package is not installed: torch.compile finds its backends by entry points."""
+    """The package is importable but not installed, so that torch.compile, which finds its backends
+    by entry points, does not know the backend."""
     if report["compile"].get("backend entry point") is None:
         yield Problem('torch.compile does not know backend="fusedops"', REINSTALL)
 
@@ -147,7 +149,7 @@ def no_compiler_for_inductor(report: Report) -> Iterator[Problem]:
 
 
 def compiler_that_is_switched_off(report: Report) -> Iterator[Problem]:
-    """torch.compile is disabled and runs everything in eager mode: nothing would be replaced."""
+    """torch.compile is disabled and runs everything in eager mode, so that nothing is replaced."""
     if report["compile"].get("switched off"):
         yield Problem("TORCH_COMPILE_DISABLE switches torch.compile off", "unset it")
 
@@ -180,6 +182,7 @@ FATAL_TO_COMPILING: tuple[Check, ...] = (*FATAL_TO_CAPTURING, no_compiler_for_in
 
 
 def decode_target(target: str) -> str:
-    """Returns TORCH_TARGET_VERSION as a version: 0x020a000000000000 is 2.10."""
+    """Returns TORCH_TARGET_VERSION, a number in hexadecimal, as a version. 0x020a000000000000 is
+    2.10: the first byte is the major version, the second the minor one."""
     number = int(target, 16)
     return f"{number >> 56}.{number >> 48 & 0xFF}"

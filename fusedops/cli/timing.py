@@ -1,9 +1,10 @@
 """Measures several calls side by side, with a clock for each kind of device.
 
-Other programs slow a machine down for a while. The calls therefore take turns, in slots of equal
-length, and times of the same round are compared: a disturbance affects all of them. A call is also
-slower after a call that fills the caches with other data, by up to 20% for matrices about as large
-as the last-level cache. Each call therefore follows each other call equally often.
+Other programs slow a machine down for a while. The calls therefore take turns. In a round each call
+has one slot, all slots take about equally long, and only times of the same round are compared,
+since a disturbance affects all of them. A call is also slower after a call that fills the caches
+with other data, by up to 20% for matrices about as large as the last-level cache. Each call
+therefore follows each other call equally often.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ Call = Callable[[], Any]
 
 
 class Clock(Protocol):
-    """Measures the milliseconds that a call takes, the mean over `repeats` calls.
+    """Returns how many milliseconds a call takes, as the mean over `repeats` calls.
 
-    overhead_ms: the time that the clock itself takes beside each call, and does not count.
+    overhead_ms: how long the clock itself takes for each call, which the result does not include.
     """
 
     overhead_ms: float
@@ -32,8 +33,8 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Measures on a CPU. A third as many calls run first, without being timed, to warm the
-    caches."""
+    """Measures on a CPU. Before the timed calls, a third as many run without being timed, to fill
+    the caches."""
 
     overhead_ms = 0.0
 
@@ -47,10 +48,11 @@ class WallClock:
 
 
 class CudaClock:
-    """Measures on a GPU by events around each call, with the L2 cache overwritten before it.
+    """Measures on a GPU by events around each call. Before each call the L2 cache is overwritten.
 
-    The cache is overwritten for twice as long as the host takes to launch the call. The kernels are
-    then queued before the GPU reaches the first event, and the events enclose nothing else.
+    The GPU overwrites the cache for twice as long as the host takes to launch the call. The call's
+    kernels are therefore queued before the GPU reaches the first event, and the time between the
+    events is that of the kernels alone.
     """
 
     def __init__(self, device: str) -> None:
@@ -94,8 +96,8 @@ def clock_for(device: str) -> Clock:
 def interleave(
     calls: Mapping[str, Call], clock: Clock, rounds: int, slot_ms: float
 ) -> dict[str, list[float]]:
-    """Times the calls in turns. Returns for each call the milliseconds that it took in each round:
-    the mean over a slot, in which the call is repeated for about `slot_ms`."""
+    """Times the calls in turns. Returns for each call the milliseconds that it took in each round.
+    Each number is the mean over a slot, in which the call is repeated for about `slot_ms`."""
     repeats = {
         name: math.ceil(slot_ms / (clock(call, 1) + clock.overhead_ms))
         for name, call in calls.items()
@@ -110,8 +112,8 @@ def interleave(
 def balanced_orders(names: Sequence[str]) -> list[list[str]]:
     """Returns orders in which every name comes directly after every other one equally often.
 
-    They are a Williams square: the zigzag 0, 1, n-1, 2, n-2, ..., its shifts, and their mirror
-    images, which an odd n needs.
+    The orders are a Williams square. They are the zigzag 0, 1, n-1, 2, n-2, ..., its shifts modulo
+    n, and the mirror images of these, which are needed if n is odd.
     """
     n = len(names)
     zigzag = [(k + 1) // 2 if k % 2 else -(k // 2) for k in range(n)]
@@ -120,7 +122,8 @@ def balanced_orders(names: Sequence[str]) -> list[list[str]]:
 
 
 def relative_spread(times: Sequence[float]) -> float:
-    """Returns the interquartile range as a share of the median."""
+    """Returns the interquartile range of times as a fraction of their median; 0 for a single
+    time."""
     if len(times) < 2:
         return 0.0
     first, median, third = statistics.quantiles(times, n=4, method="inclusive")

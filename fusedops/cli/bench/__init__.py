@@ -1,4 +1,4 @@
-"""`python -m fusedops bench`: the speed of the operators on this machine.
+"""`python -m fusedops bench` measures the speed of the operators on this machine.
 
 `operators` and `attention` define what is measured, `measurement` and `timing` measure it, and
 `report` prints the results.
@@ -15,6 +15,7 @@ __all__ = ["add_arguments", "run"]
 
 def run(args: argparse.Namespace) -> int:
     """Measures, writes files and prints tables; returns 1 if a case had to be left out."""
-    from fusedops.cli.bench import command  # needs the packages of an extra; --help does not
+    # This import needs optional packages, which --help must do without.
+    from fusedops.cli.bench import command
 
     return command.run(args)

@@ -12,8 +12,8 @@ from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Shape
 from fusedops.cli.bench.operators import OPERATORS, family
 from fusedops.cli.errors import UsageError
 
-# The names of families, as masked_softmax of masked_softmax[causal], come first; a variant can be
-# selected by its own name too.
+# The names that --op accepts. A family, such as masked_softmax, selects all its variants, such as
+# masked_softmax[causal]; a variant can be selected by its own name too. Families come first.
 OP_NAMES = list(dict.fromkeys([*map(family, OPERATORS), *OPERATORS]))
 DIRECTIONS = [FORWARD, BACKWARD]
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
@@ -24,7 +24,8 @@ TENSORS_OF_A_CASE = 4
 
 
 class Moved(argparse.Action):
-    """An option of a benchmark that has moved out of the package. It raises with the new place."""
+    """The action of an option whose benchmark has moved out of the package. It raises an error that
+    names the new place."""
 
     def __call__(self, *args: object, **kwargs: object) -> None:
         raise UsageError(
@@ -70,7 +71,7 @@ def add_case_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options that operators and whole models share."""
+    """Declares the options that benchmarks of operators and of whole models share."""
     add = parser.add_argument
     add("--pass", nargs="+", dest="directions", choices=DIRECTIONS, help="default: both")
     add("--dtype", nargs="+", choices=DTYPES, help="default: float32 and bfloat16")
@@ -79,7 +80,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_shape(text: str) -> Shape:
-    """Returns (4096, 1024) for `4096x1024`."""
+    """Returns a shape such as (4096, 1024) from its text, such as `4096x1024`."""
     sizes = text.split("x")
     if not (len(sizes) > 1 and all(map(_is_size, sizes))):
         raise argparse.ArgumentTypeError(
@@ -89,13 +90,13 @@ def parse_shape(text: str) -> Shape:
 
 
 def _is_size(text: str) -> bool:
-    # Numbers of less than 19 digits are less than 2^63, as torch's sizes have to be.
+    # Sizes have to be less than 2^63 in torch, which numbers of fewer than 19 digits are.
     return text.isdecimal() and len(text) < 19 and int(text) > 0
 
 
 def check_cases(cases: Iterable[Case]) -> list[Case]:
-    """Returns the cases. Raises UsageError if a shape does not fit an operator, is too large, or
-    occurs twice."""
+    """Returns the cases as a list. Raises UsageError if a shape does not fit an operator, is too
+    large for the memory, or occurs twice."""
     seen: dict[tuple[object, ...], Case] = {}
     for case in cases:
         if case.operator.layout is Layout.SCORES and len(case.shape) > Layout.SCORES.dimensions:

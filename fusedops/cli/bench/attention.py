@@ -1,11 +1,12 @@
-"""Softmax over attention scores [batch, heads, queries, keys]: the calls between the two matrix
-products of decomposed attention.
+"""Defines the benchmarks of softmaxes over attention scores [batch, heads, queries, keys], which
+are the calls between the two matrix products of attention.
 
-`eager` is the chain of calls in models, with masks that were computed before. `fused` is one call.
-Times include Python and autograd: forward without gradients, and backward (`Gradient`) from the
-tensors that the forward pass saved.
+In an operator, `eager` is the series of calls that models make, with masks that were computed
+before, and `fused` is one call of fusedops. Times include Python and autograd. The forward pass
+runs without gradients, and the backward pass (`Gradient`) from the tensors that a forward pass
+saved.
 
-A causal kernel need not read the hidden half of the scores, but writes all of its result.
+A causal kernel need not read the hidden half of the scores, but it writes all of its result.
 """
 
 from __future__ import annotations
@@ -20,27 +21,29 @@ from torch import Tensor
 import fusedops
 from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Dropout, Layout, Operator
 
-SCALE = 1 / math.sqrt(64)
+SCALE = 1 / math.sqrt(64)  # 64 features in each head, as in BERT
 DROPOUT = 0.1
 MASKED = -math.inf
 
 SOFTCAP = 50.0  # as in Gemma 2
 
-#: What a causal softmax moves, in tensors of scores: forward it reads half of one and writes one;
-#: backward it reads half of the gradient and half of the result, and writes one.
+#: How much memory a causal softmax has to read and write, in units of one tensor of scores. Forward
+#: it reads half of the scores and writes its result. Backward it reads half of the gradient and
+#: half of the result, and writes the gradient of the scores.
 HALF_READ = {FORWARD: 1 / 2 + 1, BACKWARD: 1 / 2 + 1 / 2 + 1}
 
 
 def _visible_keys(case: Case) -> Tensor:
-    """Returns a mask [batch, 1, 1, keys], True at the keys of a sentence: from all of them in the
-    first sentence of the batch to half of them in the last."""
+    """Returns the mask of a padded batch, [batch, 1, 1, keys], which is True at the keys of each
+    sentence. The first sentence has all keys, the last one half of them."""
     batch, _, _, keys = case.shape
     lengths = torch.linspace(keys, max(1, keys // 2), batch, device=case.device).long()
     return (torch.arange(keys, device=case.device) < lengths[:, None])[:, None, None, :]
 
 
 def _visible_at_random(case: Case, hidden: float) -> Tensor:
-    """Returns a mask [batch, 1, queries, keys] that hides the share `hidden` of keys at random."""
+    """Returns a mask [batch, 1, queries, keys] that hides keys at random, each with probability
+    `hidden`. The first key is always visible."""
     batch, _, queries, keys = case.shape
     generator = torch.Generator(case.device).manual_seed(3)
     visible = torch.rand(batch, 1, queries, keys, generator=generator, device=case.device) >= hidden
@@ -49,7 +52,8 @@ def _visible_at_random(case: Case, hidden: float) -> Tensor:
 
 
 def _padded(case: Case, hidden: float) -> Tensor:
-    """Returns a mask [1, 1, 1, keys] that hides the share `hidden` of the keys at the end."""
+    """Returns a mask [1, 1, 1, keys] that hides the last keys. `hidden` is the part of all keys
+    that are hidden, from 0 to 1."""
     keys = case.shape[-1]
     return (torch.arange(keys, device=case.device) < keys - int(hidden * keys))[None, None, None]
 
@@ -98,7 +102,8 @@ HALF_PADDED = replace(PADDING, operands=lambda case: (_padded(case, 0.5),))
 
 
 def _filled(x: Tensor, visible: Tensor, value: float | None = None) -> tuple[Tensor]:
-    """Returns the scores with hidden ones replaced by `value`, by default the lowest number."""
+    """Returns the scores with hidden ones replaced by `value`, by default the dtype's lowest
+    number."""
     return (x.masked_fill(~visible, torch.finfo(x.dtype).min if value is None else value),)
 
 

@@ -1,6 +1,7 @@
-"""A case: one direction of one operator on inputs of one size, and the providers that compute it.
+"""Defines what a benchmark measures. A case is one direction (forward or backward) of one operator
+on inputs of one size. A provider is one way to compute a case, such as eager PyTorch or fusedops.
 
-The operators themselves are in `operators`.
+The operators themselves are in `operators.py`.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ class Layout(Enum):
 
     @property
     def reduced(self) -> int:
-        """Returns the dimension that rows are along."""
+        """Returns the dimension along which the elements of a row lie."""
         return 1 if self is Layout.IMAGES else -1
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function with Inductor for a static shape, which gives the fastest code."""
+    """Returns a function compiled with Inductor for static shapes, which gives the fastest code."""
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 def as_they_are(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Returns inputs that need no preparation."""
+    """Returns its arguments. This is the `prepare` of a provider that needs no preparation."""
     return inputs
 
 
@@ -56,7 +57,7 @@ def as_they_are(*inputs: Tensor) -> tuple[Tensor, ...]:
 class Provider:
     """A way to compute a case: a call of `function` with the results of `prepare(*inputs)`.
 
-    For a backward pass `prepare` adds the tensors that the provider's own forward saves.
+    For a backward pass `prepare` adds the tensors that the provider's own forward pass saves.
     """
 
     function: Callable[..., Any]
@@ -86,8 +87,9 @@ def gradients(
 class Gradient:
     """A way to compute a case: autograd's backward pass of `forward`, without the forward pass.
 
-    The inputs are the incoming gradient, which each result of `forward` gets, then what `prepare`
-    converts to the arguments. The first `differentiated` arguments get a gradient; None means all.
+    The first input is the incoming gradient, which each result of `forward` gets. `prepare`
+    converts the other inputs to the arguments of `forward`. The first `differentiated` arguments
+    get a gradient; None means all.
     """
 
     forward: Function
@@ -99,7 +101,7 @@ class Gradient:
         tensors = self.prepare(*inputs)
         leaves = [x.detach().requires_grad_() for x in tensors[: self.differentiated]]
         outputs = self.forward(*leaves, *tensors[len(leaves) :])
-        # The graph is kept for the next call.
+        # retain_graph keeps the graph for the next call.
         return partial(gradients, outputs, leaves, grad, retain_graph=True)
 
     def compiled(self) -> Gradient:
@@ -109,8 +111,9 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Dropout:
-    """The dropout of an operator: each element of `survivors(x, *operands)`, its result without
-    dropout, becomes zero with probability `p`, and is divided by 1 - p otherwise."""
+    """The dropout of an operator. `survivors(x, *operands)` is the operator's result without
+    dropout. Each of its elements becomes zero with probability `p`, and is divided by 1 - p
+    otherwise."""
 
     p: float
     survivors: Callable[..., Tensor]
@@ -121,17 +124,17 @@ class Operator:
     """An operator in eager PyTorch and in fusedops.
 
     Args:
-        eager, fused: functions of a tensor and the operands; the result, or the first of several,
+        eager, fused: functions of a tensor and the operands. The result, or the first of several,
             has the tensor's shape, except for losses.
-        operands: computes weights, masks and biases.
-        layout: the layout of the inputs; shapes with fewer dimensions are filled up with ones.
-        moved: for each direction, the number of tensors of the input's size that must be read or
-            written.
-        backward: the providers of the backward pass if it is an operator of its own; by default
+        operands: a function that computes the operands, which are weights, masks and biases.
+        layout: the layout of the inputs. Shapes with fewer dimensions are filled up with ones.
+        moved: direction -> how much memory must be read and written, in units of the input.
+        backward: the providers of the backward pass, if that is an operator of its own; by default
             autograd's backward passes of `eager` and of `fused`.
         differentiated: the number of arguments that get a gradient in autograd's backward; None for
             all.
-        split: converts the tensor and the operands to the arguments of the functions.
+        split: a function that converts the tensor and the operands to the arguments of `eager` and
+            `fused`.
         dropout: the dropout, if the result is random.
 
     "inductor" is not among the providers, because it is "eager" compiled.
@@ -148,29 +151,29 @@ class Operator:
     dropout: Dropout | None = None
 
     def providers(self, direction: str) -> Mapping[str, Provider | Gradient]:
-        """Returns the providers to compare, eager first."""
+        """Maps the names of the providers to compare to the providers, eager first."""
         functions = {"eager": self.eager, "fusedops": self.fused}
         if direction == BACKWARD and self.backward:
             return self.backward
         return {name: self.provider(direction, function) for name, function in functions.items()}
 
     def provider(self, direction: str, function: Function) -> Provider | Gradient:
-        """Returns the provider that computes `function`, or its gradients."""
+        """Returns the provider that computes `function`, or for the backward pass its gradients."""
         if direction == FORWARD:
             return Provider(function, self.split)
         return Gradient(function, self.differentiated, self.split)
 
     def of_whole(self, function: Function) -> Function:
-        """Returns a function of the tensor and the operands, which passes what `split` makes of
-        them to `function`."""
+        """Returns a function of the tensor and the operands. It calls `function` with the arguments
+        that `split` makes of them."""
         return lambda *inputs: function(*self.split(*inputs))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One computation on inputs of one size; all its providers are timed side by side.
+    """One computation on inputs of one size. All its providers are timed side by side.
 
-    `shape` is the input's; the rows are along the dimension that its layout says.
+    `shape` is that of the input. The operator's layout says along which dimension the rows lie.
     """
 
     op: str
@@ -209,7 +212,8 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes that must be moved, without broadcast operands, which are small."""
+        """Returns the bytes that must be read and written. Operands that are broadcast do not
+        count, because they are small."""
         return round(self.operator.moved[self.direction] * self.input_bytes)
 
     @property
@@ -223,7 +227,8 @@ class Case:
         return torch.randn(self.shape, generator=generator, device=self.device).to(self.dtype)
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Returns the inputs of every provider: gradient (for backward), input and operands."""
+        """Returns the inputs of every provider: the incoming gradient if the direction is backward,
+        then the input and the operands."""
         inputs = (self.random(seed=0), *self.operator.operands(self))
         return inputs if self.direction == FORWARD else (self.random(seed=1), *inputs)
 

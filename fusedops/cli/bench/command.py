@@ -26,23 +26,23 @@ from fusedops.cli.env import describe_machine
 from fusedops.cli.errors import UserError, describe, one_line
 from fusedops.cli.timing import clock_for
 
-# By default glibc maps large blocks for every call and unmaps them afterwards, so that page faults
-# dominate the times. These settings keep freed blocks for the next call.
+# By default glibc maps large blocks of memory in every call and unmaps them when they are freed, so
+# that page faults dominate the times. These settings of glibc keep freed blocks for the next call.
 ALLOCATOR_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
 T = TypeVar("T")
-#: A function of this type shows a line of progress.
+#: The type of functions that show a line of progress.
 Say = Callable[[str], None]
-#: Work consists of all cases and the function that measures one of them.
+#: All cases, and the function that measures one of them.
 Work = tuple[Sequence[Any], Callable[[Any, Say], Iterable[Any]]]
-#: A function of this type prints the results.
+#: The type of functions that print the results.
 Show = Callable[[pd.DataFrame, Console], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Says how much is measured: the shapes of each layout, the rounds, and how long each provider
-    runs in a round."""
+    """Says how much is measured: the shapes of each layout, the number of rounds, and how many
+    milliseconds each provider runs in a round."""
 
     shapes: dict[Layout, list[Shape]]
     rounds: int
@@ -101,11 +101,11 @@ def run(args: argparse.Namespace) -> int:
 def measure_and_show(
     work: Work, show: Show, device: object = "cpu", csv: Path | None = None
 ) -> int:
-    """Measures all cases, writes them to the file and shows them; returns 1 if one had to be left
-    out.
+    """Measures all cases, writes the results to the file `csv` and shows them; returns 1 if a case
+    had to be left out.
 
-    The file is written before `show` prints, because printing fails if the reader closes the pipe.
-    Raises KeyboardInterrupt after that, if an interrupt ended the measuring.
+    The file is written before `show` prints, because printing fails if the reader of a pipe closes
+    it. If an interrupt has ended the measuring, raises KeyboardInterrupt at the end.
     """
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"{describe_machine()}, device {device}", highlight=False)
@@ -133,7 +133,8 @@ def keep_freed_memory() -> None:
 
 
 def chosen_cases(args: argparse.Namespace, shapes: dict[Layout, list[Shape]]) -> Iterator[Case]:
-    """Yields every requested combination once, on the default `shapes` if none were given."""
+    """Yields a case for every combination of the operators, directions, dtypes and shapes that the
+    options select. If they name no shape, `shapes` are used."""
     ops = dict.fromkeys(selected(args.op or list(OPERATORS)))
     directions = dict.fromkeys(args.directions or DIRECTIONS)
     dtypes = dict.fromkeys(args.dtype or ["float32", "bfloat16"])
@@ -160,8 +161,12 @@ def times(args: argparse.Namespace) -> Work:
 
 
 class Measured(NamedTuple):
-    """The rows of the cases that were measured, the number of cases that failed, and whether an
-    interrupt came before the rest."""
+    """The results of all cases.
+
+    rows: the lines of the CSV for the cases that were measured.
+    left_out: the number of cases that failed.
+    interrupted: whether an interrupt came before all cases were measured.
+    """
 
     rows: list[Any]
     left_out: int

@@ -1,4 +1,5 @@
-"""Prepares the providers of a case, checks that they agree, and times them side by side."""
+"""Prepares the providers of a case, which are the ways to compute it, checks that they agree, and
+times them side by side."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from fusedops.cli.timing import Call, Clock, interleave, median_ratio, relative_
 
 REFERENCE, COPY, OURS = "eager", "copy", "fusedops"
 
-#: Bounds of the relative difference from eager (L2): far above rounding errors, and far below the
-#: errors of a wrong kernel.
+#: Bounds of the relative difference from eager, in the L2 norm. They are far above rounding errors,
+#: and far below the errors of a wrong kernel.
 MAX_DISAGREEMENT = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -27,11 +28,12 @@ MAX_DISAGREEMENT = {
 
 
 def prepare(case: Case) -> dict[str, Call]:
-    """Returns a call for each provider, checked, and one for the copy. fusedops runs in a compiled
-    graph, as Inductor's code does, because Dynamo's guards take longer than a small kernel."""
+    """Returns a call for each provider, whose results have been checked, and one for a copy of as
+    many bytes. fusedops runs in a compiled graph, as Inductor's code does. Dynamo's guards, which
+    take longer than a small kernel, are then in the times of both."""
     eager, *others = case.operator.providers(case.direction).items()
     inputs = case.inputs()
-    # Every shape is compiled separately, without reaching Dynamo's limit of recompilations.
+    # Every shape is compiled anew. Without a reset, that would reach Dynamo's recompilation limit.
     torch.compiler.reset()
     graphs = {name: provider.compiled() for name, provider in (("inductor", eager[1]), *others)}
     providers = dict([eager]) | graphs
@@ -46,7 +48,7 @@ def measure(
     case: Case, calls: dict[str, Call], clock: Clock, rounds: int, slot_ms: float
 ) -> list[dict[str, Any]]:
     """Times the calls that `prepare` returned, which take turns, and compares the providers.
-    Returns a line of the CSV for each, by its columns."""
+    Returns a line of the CSV for each call, as a dict of its columns."""
     times = interleave(calls, clock, rounds, slot_ms)
     medians = {name: statistics.median(times[name]) for name in calls}
     best_peer = min(calls.keys() - {COPY, OURS}, key=medians.__getitem__)
@@ -73,7 +75,8 @@ def _copy_of_same_bytes(case: Case) -> Call:
 
 
 def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial[Any]]) -> None:
-    """Raises unless all calls agree with eager, and drop as many elements as dropout should."""
+    """Raises RuntimeError unless all calls agree with eager, and drop as many elements as dropout
+    should."""
     eager = _main_output(calls[REFERENCE]())
     for name, call in calls.items():
         result = _main_output(call())
@@ -90,9 +93,10 @@ def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial[Any
 def with_dropout_of(
     output: Tensor, case: Case, dropout: Dropout, inputs: Sequence[Tensor]
 ) -> Tensor:
-    """Returns eager's result or gradient with the elements dropped that are zero in `output`.
+    """Returns eager's result or gradient for the dropout of another provider.
 
-    Providers draw different random numbers; `output` shows which elements a provider has dropped.
+    Providers draw different random numbers. The zeros in a provider's `output` show which elements
+    it has dropped, and the same elements are dropped here.
     """
 
     def chain(x: Tensor, *operands: Tensor) -> Tensor:
@@ -104,8 +108,8 @@ def with_dropout_of(
 def check_keep_rate(
     case: Case, dropout: Dropout, name: str, output: Tensor, inputs: Sequence[Tensor]
 ) -> None:
-    """Raises if the number of elements that dropout kept is off by more than six standard
-    deviations."""
+    """Raises RuntimeError if the number of elements that dropout kept differs by more than six
+    standard deviations from the expected one."""
     x_and_operands = inputs if case.direction == FORWARD else inputs[1:]
     total = dropout.survivors(*x_and_operands).count_nonzero().item()
     kept, expected = output.count_nonzero().item(), total * (1 - dropout.p)
@@ -117,8 +121,9 @@ def check_keep_rate(
 
 
 def check_agreement(case: Case, name: str, actual: Tensor, expected: Tensor) -> None:
-    """Raises if a provider's result differs from eager's."""
-    if expected.isnan().any():  # std_norm of one column; both must be NaN in the same places
+    """Raises RuntimeError if a provider's result differs from eager's."""
+    # A std_norm of one column is NaN. Both results must be NaN in the same places.
+    if expected.isnan().any():
         same = actual.isnan() & expected.isnan()
         actual, expected = (tensor.masked_fill(same, 0) for tensor in (actual, expected))
     difference = _norm(actual - expected) / _scale(case, expected)
@@ -126,7 +131,7 @@ def check_agreement(case: Case, name: str, actual: Tensor, expected: Tensor) -> 
 
 
 def require_small(difference: float, dtype: torch.dtype, what: str) -> None:
-    """Raises if a relative difference from eager is more than rounding."""
+    """Raises RuntimeError if the relative difference of `what` from eager is more than rounding."""
     if not difference <= MAX_DISAGREEMENT[dtype]:
         raise RuntimeError(
             f"{what} differs from eager by {difference:.1e} (relative, L2), wanted at most "
@@ -135,10 +140,11 @@ def require_small(difference: float, dtype: torch.dtype, what: str) -> None:
 
 
 def _scale(case: Case, expected: Tensor) -> float:
-    """Returns what a difference is divided by: the L2 norm of the result.
+    """Returns the number by which a difference is divided, which is the L2 norm of the result.
 
     Some results are zero except for rounding errors: normalised rows of one or two columns, their
-    gradients, and what dropout or a mask has zeroed. Their least divisor is the norm of ones.
+    gradients, and what dropout or a mask has zeroed. For these the divisor is at least the norm of
+    a tensor of ones.
     """
     norm = _norm(expected)
     is_rounding = case.cols <= 2 or norm == 0

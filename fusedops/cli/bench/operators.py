@@ -1,7 +1,7 @@
-"""The table of the operators that can be timed: a new operator is a new entry of OPERATORS.
+"""Has the table of the operators that can be timed. A new operator is a new entry of OPERATORS.
 
-`masked_softmax[causal]` is a variant of `masked_softmax`: the command line selects it by either
-name.
+A name such as `masked_softmax[causal]` is that of a variant of `masked_softmax`. The command line
+selects it by either name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAYER_NORM_EPS, STD_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6, 1e-6
 
 
 def family(op: str) -> str:
-    """Returns the operator that `op` is a variant of."""
+    """Returns the name of the operator of which `op` is a variant."""
     return op.partition("[")[0]
 
 
@@ -33,8 +33,8 @@ def selected(names: list[str]) -> list[str]:
 
 
 def _softmax(name: str) -> Operator:
-    """Returns the operator softmax or log_softmax. Both save their output, and their backward ops
-    have the same arguments."""
+    """Returns the operator `name`, which is softmax or log_softmax. Both save their output for the
+    backward pass, and their backward ops have the same arguments."""
     eager, fused = getattr(F, name), getattr(fusedops, name)
     eager_backward = getattr(torch.ops.aten, f"_{name}_backward_data").default
     fused_backward = getattr(torch.ops.fusedops, f"{name}_backward").default
@@ -58,8 +58,8 @@ def _weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def _layer_norm_backward(forward: Callable[..., Any], backward: Callable[..., Any]) -> Provider:
-    """Returns a provider of the gradients of input, weight and bias, from the statistics that
-    `forward` saves."""
+    """Returns the provider that computes the gradients of input, weight and bias by the op
+    `backward`, from the statistics that the op `forward` saves."""
 
     def prepare(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         _, mean, rstd = forward(x, x.shape[-1:], weight, bias, LAYER_NORM_EPS)
@@ -89,7 +89,7 @@ LAYER_NORM = Operator(
 
 
 def _annotated_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns the norm as in the source code of the Annotated Transformer."""
+    """Returns the norm as the source code of the Annotated Transformer writes it."""
     mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
     return weight * (x - mean) / (std + STD_NORM_EPS) + bias
 
@@ -120,12 +120,13 @@ L2_NORM = replace(
 
 
 def _along_channels(parameter: Tensor, x: Tensor) -> Tensor:
-    """Returns a parameter as models broadcast it: weight[:, None, None] for images."""
+    """Returns a parameter in the shape in which models broadcast it: weight[:, None, None] for
+    images."""
     return parameter.view(-1, *[1] * (x.dim() - 2))
 
 
 def _channels_first_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns the norm of channels as in the source code of ConvNeXt."""
+    """Returns the norm over channels as the source code of ConvNeXt writes it."""
     mean = x.mean(1, keepdim=True)
     variance = (x - mean).pow(2).mean(1, keepdim=True)
     x = (x - mean) / torch.sqrt(variance + RMS_NORM_EPS)
@@ -152,8 +153,8 @@ SPATIAL_RMS_NORM = replace(
 
 
 def _after_residual(norm: Operator, fused: Callable[..., Any]) -> Operator:
-    """Returns the operator that computes x + residual, normalised by `norm`, and the sum itself, as
-    a pre-norm layer does."""
+    """Returns the operator that computes the norm of x + residual by `norm`, and returns the sum
+    too, which a pre-norm layer needs."""
 
     def eager(x: Tensor, residual: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         sum = x + residual
@@ -191,8 +192,8 @@ def _stack_of_softmaxes(name: str) -> Operator:
 
 
 def _stack_of_norms() -> Operator:
-    """Returns the operator of layer norms of several tensors. Its functions take all inputs, then
-    all weights, then all biases."""
+    """Returns the operator that stacks the layer norms of several tensors. Its functions take all
+    inputs, then all weights, then all biases."""
 
     def thirds(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         count = len(tensors) // 3
@@ -233,8 +234,8 @@ def _rows_of(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _cross_entropy() -> Operator:
-    """Returns the operator of the losses of rows. The incoming gradient of a row's loss is the
-    row's first element in the gradient that the case draws."""
+    """Returns the operator that computes the loss of each row. The case draws a gradient of the
+    input's shape; the first element of a row is the incoming gradient of the row's loss."""
     aten, ours, reduction = torch.ops.aten, torch.ops.fusedops, 0  # 0 is "none"
 
     def with_log_softmax(grad: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:

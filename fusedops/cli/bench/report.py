@@ -22,8 +22,8 @@ from fusedops.cli.files import write_atomically
 GROUP = ["op", "direction", "dtype"]
 CASE = [*GROUP, "rows", "cols"]
 BY_LENGTH = ["family", "direction", "dtype", "cols"]
-#: Okabe and Ito's colours, which colour-blind readers can tell apart; a provider has the same in
-#: every picture.
+#: The colours of the providers in all pictures, by Okabe and Ito, which colour-blind readers can
+#: tell apart.
 COLOURS = {
     "eager": "#999999",
     "inductor": "#E69F00",
@@ -33,13 +33,14 @@ RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Writes the measurements with four significant digits, more than a timing is accurate to."""
+    """Writes the measurements with four significant digits, which is more than their accuracy."""
     write_atomically(path, frame.to_csv(index=False, float_format="%.4g").encode())
 
 
 def print_tables(frame: pd.DataFrame, console: Console) -> None:
-    """Prints a table with one row for each case, then the geometric means of our ratios over the
-    shapes and, for operators with variants, over the variants at each row length."""
+    """Prints a table with one row for each case. Then prints the geometric means of fusedops'
+    ratios over the shapes, and for operators with variants, over the variants at each row
+    length."""
     providers = list(frame.provider.unique())
     title = "Milliseconds, and how many times faster than eager; inductor and fusedops in graphs"
     in_ms, ratios = (
@@ -72,8 +73,8 @@ def _challengers(providers: Sequence[str]) -> list[str]:
 
 
 def _case_rows(frame: pd.DataFrame, providers: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the cells of each case: the times, how many times faster than eager, and our share of
-    a copy's speed."""
+    """Yields the cells of the table for each case: the times, how many times faster than eager each
+    provider is, and the speed of fusedops as a fraction of the speed of a copy."""
     for (*group, rows, cols), measurements in frame.groupby(CASE, sort=False):
         of = measurements.set_index("provider")
         times = [f"{of.median_ms[name]:.3f}" for name in providers]
@@ -88,7 +89,8 @@ def _case_rows(frame: pd.DataFrame, providers: Sequence[str]) -> Iterator[list[s
 
 
 def table_of(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
-    """Returns an empty table of names, then of numbers, which are aligned to the right."""
+    """Returns an empty table whose first columns have `names` as their titles, and whose other
+    columns, which are aligned to the right, have `numbers`."""
     table = Table(title=title, title_justify="left")
     for name in names:
         table.add_column(name, no_wrap=True)
@@ -98,7 +100,8 @@ def table_of(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def write_plots(frame: pd.DataFrame, directory: Path) -> list[Path]:
-    """Writes a bar chart of the share of a copy's speed for every op, direction and dtype."""
+    """Writes a bar chart for every op, direction and dtype. It shows the speed of each provider as
+    a fraction of the speed of a copy. Returns the files."""
     matplotlib.use("Agg")
     return [
         _write_plot(key, group, directory)

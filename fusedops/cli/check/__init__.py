@@ -1,7 +1,8 @@
-"""`python -m fusedops check`: tests fusedops on this machine, in less than 20 seconds.
+"""`python -m fusedops check` tests fusedops on this machine, in less than 20 seconds.
 
-`kernels` compares the operators with float64, and the bits of repeated runs with each other;
-`compiler` compiles and exports a small model. The command needs only torch.
+The module `kernels` compares the operators with their definitions in float64, and the bits of
+repeated runs with each other. The module `compiler` compiles and exports a small model. The command
+needs no packages but torch.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chosen_checks() -> dict[str, Check]:
-    """Returns the checks by section. Each kind of device with kernels has its own."""
+    """Maps the title of each section to its check. The kernels are checked on each kind of device
+    for which this build has them."""
     has_gpu = torch.cuda.is_available() and libraries.has_kernels("cuda")
     devices = ["cpu", "cuda"] if has_gpu else ["cpu"]
     checks: dict[str, Check] = {"installation": installation}
@@ -66,7 +68,8 @@ def chosen_checks() -> dict[str, Check]:
 
 
 def installation() -> Iterator[Result]:
-    """Checks libraries, instructions, devices and policy tables."""
+    """Yields facts about libraries, instructions, devices and policy tables, and whether those that
+    can be wrong are right."""
     target = decode_target(libraries.build_info()["torch_target"])
     suits = TorchVersion(torch.__version__) >= TorchVersion(target)
     yield Result("torch", torch.__version__, f"{target} or later", suits)
@@ -90,7 +93,7 @@ def _version_of(library: Path) -> Result:
 
 
 def _gpus() -> Iterator[Result]:
-    """Yields for every GPU that torch can use whether the libraries have code for it."""
+    """Yields a result for every GPU that torch can use: whether the libraries have code for it."""
     facts = probe_devices()
     gpus = {name: gpu for name, gpu in facts.items() if name.startswith("cuda:")}
     for name, gpu in gpus.items():
@@ -106,7 +109,7 @@ def _guarded(check: Check) -> list[Result]:
     results: list[Result] = []
     try:
         results.extend(check())
-    except Exception as error:  # the other checks must run
+    except Exception as error:  # one check that fails must not keep the others from running
         results.append(Result("error", one_line(describe(error)), "none", passed=False))
     return results
 

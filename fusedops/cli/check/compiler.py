@@ -19,13 +19,14 @@ from fusedops.cli.check.result import Result
 BATCH, LENGTH, WIDTH = 2, 16, 32
 #: The largest difference allowed. Results are of order one, in float32, after a dozen roundings.
 TOLERANCE = 1e-5
-#: "always" replaces every site: the model is so small that by default none would be replaced.
+#: With "always" every softmax and norm is replaced. By default none would be, because the model is
+#: so small that replacing does not pay.
 FUSE = "always"
 
 
 class Model(nn.Module):
-    """A layer of a transformer, which has a site of each kind: a LayerNorm, causal attention, the
-    sum with an RMSNorm, and a log_softmax."""
+    """A layer of a transformer in which fusedops replaces four things: a LayerNorm, the softmax of
+    causal attention, a residual connection with an RMSNorm, and a log_softmax."""
 
     SITES = 4
 
@@ -43,7 +44,7 @@ class Model(nn.Module):
 
 
 def compilation(device: str) -> Iterator[Result]:
-    """Checks torch.compile: the sites replaced, the results and the gradients."""
+    """Checks torch.compile: how many softmaxes and norms it replaces, its result and gradients."""
     model, x = _model_and_input(device)
     with fusedops.config.patch(fuse=FUSE):
         report = fusedops.explain(model, x)

@@ -1,4 +1,5 @@
-"""Checks the operators' errors against float64, and that they give the same bits every time."""
+"""Checks the operators' errors against their definitions in float64, and that the operators give
+the same bits every time."""
 
 from __future__ import annotations
 
@@ -15,16 +16,18 @@ from fusedops import reference
 from fusedops.cli.check.result import Result
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-#: docs/numerics.md bounds the errors for rows of 1,000 columns. 64 rows occupy several threads.
+#: docs/numerics.md has bounds of the errors for rows of 1,000 columns. 64 rows are enough for
+#: several threads.
 ROWS, COLS, EPS, SCALE = 64, 1000, 1e-5, 0.5
 #: The size of inputs with so many columns that several threads share a row.
 LONG = (2, 100_000)
-#: Results of 16 bits are computed in float32 and rounded once, to half an ulp.
+#: The limit of errors for 16-bit dtypes, in ulps (units in the last place). Their results are
+#: computed in float32 and rounded once, which makes an error of at most half an ulp.
 ULPS_OF_16_BITS = 0.5
 
 
 class Inputs(NamedTuple):
-    """The inputs of all operators; an operator uses some of them."""
+    """The inputs from which each operator takes those that it has."""
 
     x: Tensor
     residual: Tensor
@@ -42,11 +45,11 @@ class Inputs(NamedTuple):
 class Operator(NamedTuple):
     """An operator and its definition in float64.
 
-    leaves: the names of the inputs that it has gradients for.
-    exact: its result in float64, and the gradients of the leaves, from the inputs and the
-        operator's own result, which the backward pass of a softmax starts from.
-    ulps, gradient_ulps: the root mean square of errors that docs/numerics.md allows float32 and
-        float64.
+    leaves: the names of the inputs for which it has gradients.
+    exact: a function of the inputs and of the operator's own result, from which the backward pass
+        of a softmax starts. Returns the result in float64, and the gradients of the leaves.
+    ulps, gradient_ulps: the root mean square of errors, in ulps, that docs/numerics.md allows for
+        float32 and float64, for the result and for the gradient of each leaf.
     """
 
     call: Callable[[Inputs], Tensor]
@@ -93,8 +96,8 @@ def _exact_norm(norm: Callable[..., Tensor], inputs: Inputs, output: Tensor) -> 
 def _exact_residual_norm(
     norm: Callable[..., Tensor], inputs: Inputs, output: Tensor
 ) -> list[Tensor]:
-    """Returns the norm of the sum, after rounding the sum to the dtype, and the gradients. The
-    gradients of x and of the residual are both that of the sum."""
+    """Returns the norm of x + residual, which is rounded to their dtype first, and the gradients.
+    The gradients of x and of the residual are both equal to that of the sum."""
     total = (inputs.x.double() + inputs.residual.double()).to(inputs.x.dtype)
     result, gradient, *others = _exact_norm(norm, inputs._replace(x=total), output)
     return [result, gradient, gradient, *others]
@@ -105,7 +108,8 @@ def _masked_softmax(inputs: Inputs) -> Tensor:
 
 
 def _cross_entropy(inputs: Inputs) -> Tensor:
-    """Returns the losses in the dtype of the logits, in which draw() returns their gradient."""
+    """Returns the losses in the dtype of the logits. The op returns float32 for 16-bit logits, but
+    the gradient that draw() makes for the losses has the dtype of the logits."""
     losses = fusedops.cross_entropy(inputs.x, _classes(inputs.x), reduction="none")
     return losses.to(inputs.x.dtype)
 
@@ -163,7 +167,7 @@ OPERATORS = {
 
 
 def accuracy(device: str) -> Iterator[Result]:
-    """Yields the error of each operator's result and gradients, in every dtype."""
+    """Yields the error of each operator's result and of its gradients, in every dtype."""
     drawn = {dtype: draw(dtype, device) for dtype in DTYPES}
     for name, operator in OPERATORS.items():
         errors = {dtype: errors_of(operator, inputs) for dtype, inputs in drawn.items()}
@@ -181,7 +185,8 @@ def accuracy(device: str) -> Iterator[Result]:
 
 
 def determinism(device: str) -> Iterator[Result]:
-    """Compares each operator's bits in two runs, on one thread, and for the first row alone."""
+    """Yields for each operator whether its results have the same bits in two runs, on one thread,
+    and for the first row alone."""
     threads = max(2, torch.get_num_threads()) if device == "cpu" else None
     how = f"twice, with 1 and {threads} threads, alone" if threads else "twice, alone"
     drawn = [draw(dtype, device) for dtype in DTYPES]
@@ -223,8 +228,9 @@ def errors_of(operator: Operator, inputs: Inputs) -> list[float]:
 
 
 def _error(actual: Tensor, exact: Tensor) -> float:
-    """Returns the root mean square of the errors. Each is in ulps of the exact value or, if that is
-    larger, of the root mean square of the row: sums that cancel have errors of that size."""
+    """Returns the root mean square of the errors in ulps. An error is divided by the ulp of the
+    exact value, or by that of the root mean square of the row if this is larger, because sums that
+    cancel have errors of the size of their terms."""
     usual = exact.square().mean(-1, keepdim=True).sqrt()
     info = torch.finfo(actual.dtype)
     magnitude = torch.maximum(exact.abs(), usual).clamp(min=info.smallest_normal)
@@ -238,8 +244,8 @@ def _limit(dtype: torch.dtype, ulps: float) -> float:
 
 def has_same_bits(operator: Operator, inputs: Inputs, threads: int | None) -> bool:
     """Returns whether the results have the same bits in two runs on `threads` threads and in one
-    on a single thread, and the first row also if it is the only row. None leaves the number of
-    threads as it is."""
+    run on a single thread, and whether the first row has the same bits if it is the only row. If
+    `threads` is None, all runs have the current number of threads."""
     with _threads(threads):
         results = [results_of(operator, inputs) for _ in range(2)]
     with _threads(1 if threads else None):
@@ -262,7 +268,7 @@ def _are_same(some: list[Tensor], others: list[Tensor]) -> bool:
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Runs the operators on `count` threads; None leaves the number as it is."""
+    """Sets torch's number of threads to `count` for a block; None leaves the number as it is."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

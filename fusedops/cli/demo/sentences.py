@@ -1,4 +1,5 @@
-"""Texts for the demo: sentences, some of which are paraphrases of each other, and passages."""
+"""Has the texts of the demo: sentences, some of which are paraphrases of each other, and passages
+made of several sentences."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ PASSAGES = 104
 
 
 def texts() -> list[str]:
-    """Returns the sentences, then passages of up to four of them, always the same ones."""
+    """Returns the sentences, then passages of up to four random sentences. The passages are the
+    same in every run."""
     draw = random.Random(0)
     passages = (draw.sample(SENTENCES, draw.randint(1, 4)) for _ in range(PASSAGES))
     return [*SENTENCES, *map(" ".join, passages)]

@@ -1,7 +1,7 @@
-"""`python -m fusedops tune`: measures the policy table of this machine, for `fuse="profitable"`.
+"""`python -m fusedops tune` measures the policy table of this machine, for `fuse="profitable"`.
 
 `graphs` lists what is measured, `measurement` compiles and times it. The tables are written to the
-user's cache, one file for each number of threads, or to the file given by --output.
+user's cache folder, one file for each number of threads, or to the file given by --output.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from fusedops.cli import options
 
+#: The default of --budget, in seconds: under three minutes, mostly compiling, on two cores.
 BUDGET = 160
 
 
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, and writes the tables; returns 1 if a graph could not be measured."""
-    from fusedops.cli.tune import command  # needs the packages of an extra; --help does not
+    # This import needs optional packages, which --help must do without.
+    from fusedops.cli.tune import command
 
     return command.run(args)

@@ -26,10 +26,10 @@ from fusedops.cli.tune.measurement import compile_ahead, measure
 from fusedops.graph.policy import costs
 from fusedops.graph.policy.machine import Machine, count_of, here
 
-#: The share of the budget for compiling ahead.
+#: The part of the budget after which compiling ahead, by several processes at once, ends.
 COMPILING = 0.65
-#: The milliseconds that waking several threads may add to a call. _plausible() allows for them
-#: when it decides whether a call has waited for a core.
+#: How many milliseconds a call may take longer because several threads have to wake up.
+#: `_plausible` allows for them when it decides whether a call has waited for a core.
 WAKING_MS = 0.1
 
 
@@ -37,11 +37,11 @@ WAKING_MS = 0.1
 class Measured:
     """The results of a run.
 
-    costs: the lines of the table, for each compiled graph.
-    disturbed: the number of sizes whose times other programs disturbed.
+    costs: compiled graph -> its measurements, one for each size.
+    disturbed: the number of sizes that are left out because other programs disturbed their times.
     late: the graphs for which there was no time.
     failed: the graphs that could not be compiled or run.
-    interrupted: whether an interrupt ended the timing; the graphs after it are late.
+    interrupted: whether an interrupt ended the timing. The graphs after it count as late.
     """
 
     costs: dict[Graph, list[costs.Cost]] = field(default_factory=dict)
@@ -52,10 +52,8 @@ class Measured:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, and writes the tables; returns 1 if a graph could not be measured.
-
-    Raises KeyboardInterrupt after that, if an interrupt ended the timing.
-    """
+    """Measures, and writes the tables; returns 1 if a graph could not be measured. If an interrupt
+    has ended the timing, writes what was measured, and then raises KeyboardInterrupt."""
     start = time.monotonic()
     machines = _machines(args)
     files = _files(args.output, machines)
@@ -76,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_table(file: Path, content: str, interrupted: bool) -> str:
-    """Writes a table, and returns what to print about it. After an interrupt, an earlier table with
-    more lines stays."""
+    """Writes a table, and returns what to print about it. After an interrupt, a file that already
+    has more lines is not overwritten."""
     if interrupted and file.exists():
         lines = content.count("\n")
         before = file.read_bytes().count(b"\n")
@@ -88,7 +86,7 @@ def _write_table(file: Path, content: str, interrupted: bool) -> str:
 
 
 def _machines(args: argparse.Namespace) -> list[Machine]:
-    """Returns this machine, once with each number of threads."""
+    """Returns this machine's description, once for each number of threads to measure with."""
     if args.device.type != "cpu":
         if args.threads:
             raise UsageError("--threads: only with --device cpu; a GPU has its own")
@@ -99,7 +97,7 @@ def _machines(args: argparse.Namespace) -> list[Machine]:
 
 def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[Machine]]:
     """Returns the files to write, each with the machines whose times it gets. Raises UserError if
-    the user's cache cannot be written."""
+    the user's cache folder cannot be written."""
     if output:
         return {output: [*machines]}
     folder = costs.user_folder()
@@ -124,7 +122,8 @@ def _slug(machine: Machine) -> str:
 
 
 def measure_all(graphs: Sequence[Graph], start: float, budget: float) -> Measured:
-    """Compiles ahead for a part of the budget, then times the graphs in order until it is spent."""
+    """Compiles graphs ahead for a part of the budget, which is in seconds. Then times the graphs in
+    order until the whole budget is spent."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(
         *columns, TextColumn("{task.description}"), console=Console(stderr=True), auto_refresh=False
@@ -144,8 +143,8 @@ def _shown(progress: Progress, what: str, graphs: Iterator[Graph], total: int) -
 
 
 def _timed(progress: Progress, graphs: Sequence[Graph], deadline: float) -> Measured:
-    """Times the graphs until the deadline, but at least one. A graph that fails is reported, and
-    the others are still timed. Raises UserError if nothing was measured."""
+    """Times graphs until the deadline, but at least one. A graph that fails is reported, and the
+    others are still timed. Raises UserError if nothing was measured."""
     measured = Measured()
     for graph in _shown(progress, "timing", iter(graphs), len(graphs)):
         if measured.interrupted or (measured.costs and time.monotonic() > deadline):
@@ -168,8 +167,9 @@ def _timed(progress: Progress, graphs: Sequence[Graph], deadline: float) -> Meas
 
 
 def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) -> list[costs.Cost]:
-    """Returns the costs `found`, without those for which several threads took far longer than one
-    thread did in `measured`: they have waited for a core that another program used."""
+    """Returns the measurements `found`, without those in which several threads took far longer than
+    one thread did in `measured`. In these a thread has waited for a core that another program
+    used."""
     single = replace(graph, threads=1, rows=())
     alone = {
         (cost.rows, cost.cols): cost
@@ -212,14 +212,15 @@ def _case(graph: Graph) -> tuple[str, str, str]:
 
 def _numbers(cost: costs.Cost) -> tuple[str | int, ...]:
     """Returns the numbers of a line of the table: the size, both times and the speed of a copy.
-    Times and speed have four digits, more than a timing is accurate to."""
+    Times and speed are written with four digits, which is more than their accuracy."""
     copy_gb_per_s = 1e-6 / cost.ms_per_byte
     measured = cost.inductor, cost.ours, copy_gb_per_s
     return cost.rows, cost.cols, *(f"{number:.4g}" for number in measured)
 
 
 def _summary(measured: Measured) -> Iterator[str]:
-    """Yields how many sizes were measured, on how many fusedops is faster, and what is missing."""
+    """Yields lines that say how many sizes were measured, on how many of them fusedops is faster,
+    and what was left out."""
     found = [cost for each in measured.costs.values() for cost in each]
     faster = sum(cost.ours < cost.inductor for cost in found)
     yield f"{len(found)} sizes measured; fusedops is faster than Inductor on {faster} of them"

@@ -1,9 +1,10 @@
-"""The graphs that `tune` measures: one op in one mode on rows of one length, compiled once for any
-number of rows.
+"""Lists the graphs that `tune` measures. Each has one op in one mode on rows of one length, and is
+compiled once for any number of rows.
 
 Compiling takes far longer than timing. The number of rows is therefore a symbol in the compiled
 code, as in code for batches of any size. The graphs on which most models spend their time come
-first; for graphs that are not reached within the budget the nearest ones in the table are used.
+first. If the time budget ends before a graph, the rewriter later uses the nearest sizes in the
+table.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from fusedops.cli.tune.losses import LOSSES
 from fusedops.graph.policy.costs import INFERENCE, TRAINING
 from fusedops.graph.policy.machine import count_of
 
-#: These ops stand for their variants too: the ratio of fusedops' time to Inductor's differs less
-#: between variants than between sizes.
+#: These ops also count for their variants, which are not measured: the ratio of fusedops' time to
+#: Inductor's differs less between variants than between sizes.
 SCORES = ("masked_softmax[additive]", "masked_softmax[causal]", "softmax_dropout[causal]")
 MATRICES = ("softmax", "layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm")
 SELDOM = ("log_softmax", "std_norm")
 #: These ops are measured in training only, because dropout is inactive in inference.
 ONLY_TRAINED = {"softmax_dropout[causal]"}
 
-#: An entry has ops, a number of columns, and numbers of rows. The rows reach from sizes at which a
-#: call takes longer than its kernel to sizes beyond a core's caches. The rows of scores are a
-#: multiple of the columns; 49 columns are the positions of a window of Swin.
+#: An entry has ops, a number of columns, and numbers of rows. The numbers of rows reach from sizes
+#: at which a call takes longer than its kernel to sizes beyond a core's caches. For SCORES they are
+#: multiples of the columns. 49 columns are the positions in a window of Swin Transformer.
 LONG = ((SCORES, 512, (1024, 6144)), (MATRICES, 768, (32, 512, 4096)))
 SHORT = ((SCORES, 128, (256, 4096)), (MATRICES, 128, (8, 128, 2048)))
 OTHERS = ((SCORES, 49, (98, 6272)), (SELDOM, 768, (32, 512, 4096)), (SCORES, 16, (32,)))
@@ -42,7 +43,8 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Graph:
-    """An op and its inputs, for the numbers of rows in `rows`."""
+    """One op, mode, dtype and row length, to be compiled once and timed for each number in
+    `rows`."""
 
     op: str
     mode: str
@@ -54,7 +56,7 @@ class Graph:
 
     @property
     def operator(self) -> Operator:
-        """Returns the functions that are compared."""
+        """Returns the op in eager PyTorch and in fusedops, as the benchmark defines it."""
         return LOSSES[self.op] if self.op in LOSSES else OPERATORS[self.op]
 
     def case(self, rows: int) -> Case:
@@ -67,8 +69,9 @@ class Graph:
 
     @property
     def differentiated(self) -> int | None:
-        """Returns how many inputs get a gradient in training: only the scores, the two factors of
-        the product that computes logits or, for rows of a matrix, all (None)."""
+        """Returns how many of the first inputs get a gradient in training; None means all. For
+        attention these are the scores alone, and for losses the two factors of the product that
+        computes the logits."""
         return {Layout.SCORES: 1, Layout.LOGITS: 2}.get(self.operator.layout)
 
     def __str__(self) -> str:
@@ -93,7 +96,8 @@ def _compiled_alike(
     """Yields the numbers of rows in groups. Inductor generates the same code for all numbers of a
     group.
 
-    On a GPU Inductor tunes the code for each number. On a CPU it does not parallelise small sizes.
+    On a GPU each number is a group, because Inductor tunes its code for the number. On a CPU there
+    are two groups, because Inductor does not parallelise small sizes.
     """
     if device != "cpu":
         yield from ((count,) for count in rows)

@@ -1,9 +1,10 @@
-"""The losses that `tune` measures, in graphs that compute their logits.
+"""Defines the losses that `tune` measures, in graphs that also compute the logits.
 
-In a model the graph computes the logits by a matrix product. Unless the model returns them, the
-backward pass overwrites them with their gradient, for which neither Inductor's code nor ours
-allocates memory. If the logits were inputs of the graph, their gradient would need memory of its
-own, and its page faults would be timed. With only FEATURES features the product takes little time.
+Why the logits too? In a model the graph computes them by a matrix product. Unless the model returns
+them, the backward pass overwrites them with their gradient, for which neither Inductor's code nor
+ours allocates memory. If the logits were inputs of the graph, their gradient would need memory of
+its own, and the page faults of that memory would be timed. The product itself takes little time,
+because its inner dimension has only FEATURES elements.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def _few_features(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 
 
 def _cross_entropy(keeps_logits: bool) -> Operator:
-    """Returns the operator that computes logits by a product, and their mean loss. It returns the
-    logits too if ``keeps_logits``."""
+    """Returns the operator that computes logits by a matrix product, and their mean cross entropy.
+    If ``keeps_logits``, it also returns the logits, so that they cannot be overwritten."""
 
     def of_logits(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
         def of_product(x: Tensor, weight: Tensor, target: Tensor) -> Any:

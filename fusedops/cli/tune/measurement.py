@@ -24,23 +24,24 @@ from fusedops.cli.tune.graphs import Graph
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost
 
 INDUCTOR = "inductor"
-#: An attempt has as many rounds as take LONGEST_MS, from LEAST_ROUNDS to MOST_ROUNDS. In each round
-#: a call is repeated for SLOT_MS.
+#: A size is timed in rounds, in which each call is repeated for SLOT_MS. There are as many rounds
+#: as take LONGEST_MS, but at least LEAST_ROUNDS and at most MOST_ROUNDS.
 SLOT_MS, LONGEST_MS = 1.5, 80
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
-#: A minimum is accepted if it is at most the share STEADY below the next larger time; otherwise the
-#: size is measured again, ATTEMPTS times in all at most.
+#: The least time of all rounds is accepted if it is at most 10 % (STEADY) below the next larger
+#: one. Otherwise the size is measured again, but at most ATTEMPTS times in all.
 STEADY, ATTEMPTS = 0.1, 3
 #: The most processes that compile for a GPU. Each takes about half a gigabyte of its memory.
 MOST_ON_GPU = 8
 
 
 def compile_ahead(graphs: Sequence[Graph], deadline: float) -> Iterator[Graph]:
-    """Fills Inductor's cache with the code of `graphs`, all for one device, with one process for
-    each core. Yields each graph when it is compiled, until the deadline."""
+    """Fills Inductor's cache on disk with the code of `graphs`, which are all for one device. Uses
+    one process for each core. Yields each graph when it is compiled, until the deadline."""
     workers = os.cpu_count() or 1
     if graphs[0].device == "cpu":
-        # Forked workers need not import the modules again. A fork loses threads, but none run yet.
+        # Forked workers need not import the modules again. A forked process lacks the threads of
+        # its parent, but no threads run yet.
         context: BaseContext = multiprocessing.get_context("fork")
     else:
         context = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
@@ -55,7 +56,7 @@ def compile_ahead(graphs: Sequence[Graph], deadline: float) -> Iterator[Graph]:
 
 
 def _leave_interrupts_alone() -> None:
-    """Ignores Ctrl-C in the workers, which the main process ends."""
+    """Makes a worker ignore Ctrl-C. The main process gets it too, and ends the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -92,7 +93,8 @@ def prepare(graph: Graph) -> Callable[[int], dict[str, Call]]:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Makes Inductor compile in this process, with the number of threads in its cache key."""
+    """Makes Inductor compile in this process, and makes the number of threads a part of the key of
+    its cache, since its code for a CPU depends on that number."""
     tag = f"{torch.get_num_threads()} threads"
     with (
         inductor_config.patch(compile_threads=1),
@@ -102,8 +104,8 @@ def _settings() -> Iterator[None]:
 
 
 def _inputs(graph: Graph, rows: int) -> tuple[Tensor, ...]:
-    """Returns the inputs, which require gradients in training. If the graph has several numbers of
-    rows, they are marked so that Dynamo makes the number a symbol."""
+    """Returns the inputs for a number of rows. In training they require gradients. If the graph is
+    for several numbers of rows, Dynamo is told to make this number a symbol."""
     case = graph.case(rows)
     inputs = graph.operator.split(*case.inputs())
     for tensor in inputs[: graph.differentiated]:
@@ -121,7 +123,7 @@ def _infer(function: Callable[..., Any], leaves: Sequence[Tensor], others: Seque
 
 
 def _train(function: Callable[..., Any], leaves: Sequence[Tensor], others: Sequence[Tensor]) -> Any:
-    """Returns the gradients of `leaves`, where the first output is the incoming gradient of all."""
+    """Returns the gradients of `leaves`. The first output also serves as the incoming gradient."""
     outputs = function(*leaves, *others)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     differentiable = tuple(output for output in outputs if output.requires_grad)
@@ -141,8 +143,9 @@ def measure(graph: Graph) -> Iterator[Cost]:
 
 
 def least_times(calls: dict[str, Call], clock: Clock) -> dict[str, float] | None:
-    """Returns the minimum over many short bursts, which take turns, because other programs can only
-    increase a time. Returns None if no minimum was reproduced."""
+    """Returns the least time of each call over many short bursts, in which the calls take turns.
+    The least time is the best estimate, because other programs can only increase a time. Returns
+    None if the least time of a call was not nearly reached a second time (STEADY)."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ATTEMPTS):
         for name, more in _bursts(calls, clock).items():
@@ -153,9 +156,10 @@ def least_times(calls: dict[str, Call], clock: Clock) -> dict[str, float] | None
 
 
 def _bursts(calls: dict[str, Call], clock: Clock) -> dict[str, list[float]]:
-    """Times the calls for about LONGEST_MS, but at least LEAST_ROUNDS and at most MOST_ROUNDS."""
+    """Times the calls in rounds for about LONGEST_MS, but for at least LEAST_ROUNDS and at most
+    MOST_ROUNDS rounds. Returns the milliseconds of each call in each round."""
     slowest = max(clock(call, 1) + clock.overhead_ms for call in calls.values())
-    # A slot takes a third longer than it is timed, because WallClock warms the caches first.
+    # The calls of a slot that WallClock does not time take a third as long as those that it times.
     a_round = len(calls) * 4 / 3 * max(SLOT_MS, slowest)
     rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, math.ceil(LONGEST_MS / a_round)))
     return interleave(calls, clock, rounds, SLOT_MS)
@@ -163,8 +167,9 @@ def _bursts(calls: dict[str, Call], clock: Clock) -> dict[str, list[float]]:
 
 @functools.cache
 def _copy_ms_per_byte(bytes: int, device: str, threads: int) -> float:
-    """Returns milliseconds for each byte read or written in a copy of a tensor of that size, with
-    torch's number of threads; `threads` is that number, as a part of the cache's key."""
+    """Returns how many milliseconds a copy of a tensor of `bytes` bytes takes for each byte that it
+    reads or writes. The copy uses torch's current number of threads, which has to be `threads`, so
+    that it is part of this function's cache key."""
     source = torch.zeros(bytes, dtype=torch.uint8, device=device)
     copy = {"copy": functools.partial(torch.empty_like(source).copy_, source)}
     return min(interleave(copy, clock_for(device), rounds=5, slot_ms=SLOT_MS)["copy"]) / (2 * bytes)
