@@ -1,14 +1,14 @@
-"""`python tools/check_docstrings.py`: docstrings that are missing or incomplete.
+"""`python tools/check_docstrings.py` finds docstrings that are missing or incomplete.
 
 The functions and classes of the API are the public ones of the files in API, or those in the
 `__all__` of such a file. Their docstrings must have these sections:
 
-- `Args:` has an entry with a text for every parameter; that of a tensor describes shape and dtype,
-  or refers to another description ("as in ...", ":func:`...`").
-- `Returns:` if there is a result. A class has `Shape:` instead, which describes the inputs and
-  results of its instances.
-- `Raises:` if there are parameters; it names every error that the body raises.
-- `Source:` names the paper or the function of PyTorch that it is taken from.
+- `Args:` has an entry with a text for every parameter. The entry of a tensor describes shape and
+  dtype, or refers to another description ("as in ...", ":func:`...`").
+- `Returns:` is needed if there is a result. A class has `Shape:` instead, which describes the
+  inputs and results of its instances.
+- `Raises:` is needed if there are parameters. It names every error that the body raises.
+- `Source:` names the paper or the function of PyTorch that the function or class is taken from.
 
 Every other public class, function and method whose body is longer than SHORT lines must have a
 docstring. Methods of a class with a base are exempt, because they may override documented methods,
@@ -38,6 +38,7 @@ API = (
     "parallel/api.py",
     "replacement/api.py",
 )
+#: Functions outside of the API whose body has at most this many lines need no docstring.
 SHORT = 4
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -47,15 +48,17 @@ Problem = tuple[int, str]
 SECTION = re.compile(r"(Args|Returns|Raises|Shape|Source): *(.*)")
 #: An entry of Args: one or several names, and their text.
 ENTRY = re.compile(r"    (\w+(?:, \w+)*): *(.*)")
+#: What the entry of a tensor must contain: a shape and a dtype, or a reference to another entry.
 SHAPE = re.compile(r"shape|dimension|\[|\bone int64\b")
 DTYPE = re.compile(r"dtype|float|\bint64\b|bool")
 REFERENCE = re.compile(r"\bas (in|for)\b|:(func|class):")
-#: Bases without documented methods.
+#: Base classes without documented methods, so that methods of their subclasses need a docstring.
 PLAIN_BASES = {"ABC", "Enum", "Exception", "Generic", "NamedTuple", "Protocol"}
 
 
 def problems_of(text: str, is_api: bool) -> list[Problem]:
-    """Returns the line and the description of every problem in a file."""
+    """Returns the line and the description of every problem in `text`, the content of a file.
+    `is_api` says whether the file is in API."""
     tree = ast.parse(text)
     found = []
     api = _exported(tree) if is_api else set()
@@ -129,8 +132,8 @@ def _incomplete(node: Function | ast.ClassDef) -> Iterator[str]:
 
 
 def sections_of(docstring: str) -> dict[str, str]:
-    """Returns the text of each section, from its heading to the next line that is not indented.
-    That of Source goes on to the next heading, or to the end."""
+    """Returns the text of each section by its name. A section ends at the next line that is not
+    indented, but the section Source ends only at the next heading or at the end."""
     sections: dict[str, str] = {}
     name = None
     for line in inspect.cleandoc(docstring).splitlines():
@@ -146,7 +149,7 @@ def sections_of(docstring: str) -> dict[str, str]:
 
 
 def _entries(section: str) -> dict[str, str]:
-    """Returns the text of each parameter in Args."""
+    """Returns the text of each parameter in `section`, the text of Args."""
     entries: dict[str, str] = {}
     names: list[str] = []
     for line in section.splitlines():

@@ -4,7 +4,8 @@
     python tools/cuda_kernels.py              # counts by family and dtypes
     python tools/cuda_kernels.py --all        # and each kernel, as the emulator and nvcc name it
 
-csrc/cuda/*/kernels.h lists the templates, and csrc/cuda/launch/plans.def their dtypes and plans.
+csrc/cuda/*/kernels.h lists the kernel templates, and csrc/cuda/launch/plans.def the dtypes and
+plans for which they are instantiated.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CUDA = Path(__file__).parents[1] / "csrc" / "cuda"
+#: Dtype -> the bytes of an element.
 BYTES = {"double": 8, "float": 4, "Half": 2, "BFloat16": 2}
-#: The names of dtypes in the symbols of a library.
+#: Dtype -> its name in the symbols of a library, where that is another one.
 SYMBOLS = {"Half": "__half", "BFloat16": "__nv_bfloat16"}
-#: The pass, vectors, scope, elements and threads of a line of plans.def.
+#: A line of plans.def: its pass, kind of vectors, scope, elements of a thread and threads of a
+#: block.
 Plan = tuple[str, str, str, int, int]
 
 
 def macros(path: Path, *names: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields the uses of these macros in a file: the name and the arguments of each."""
+    """Yields each use of these macros in a file, as the macro's name and its arguments."""
     text = re.sub(r"//.*|#define.*|\\\n.*", "", path.read_text())
     for name, arguments in re.findall(rf"^({'|'.join(names)})\(([^()]*)\)", text, re.MULTILINE):
         yield name, [word.strip() for word in arguments.split(",")]
@@ -44,8 +47,9 @@ def plans() -> Iterator[Plan]:
 
 
 def widths(vectors: str, dtype: str) -> list[int]:
-    """Returns how many elements vectors of a dtype may have, by the rules of width_in() in plan.h
-    and of find_kernel()."""
+    """Returns how many elements a vector of a dtype may have, given the kind `vectors` of
+    plans.def. The rules are those of width_in() in launch/plan.h and of find_kernel() in
+    launch/kernels.h."""
     item = BYTES[dtype]
     if vectors == "kDoubles" or item == 8:
         return [1] if vectors == "kDoubles" and item == 8 else []
@@ -55,7 +59,7 @@ def widths(vectors: str, dtype: str) -> list[int]:
 
 
 def instances(words: list[str]) -> Iterator[str]:
-    """Yields the kernels of one line of kernels.h."""
+    """Yields the kernels that one line of kernels.h stands for. `words` are its macro arguments."""
     _, kind, _, pass_, scope, template, *parameters = words
     for _, (dtype,) in macros(CUDA / "launch/plans.def", "DTYPE"):
         for plan_pass, vectors, plan_scope, elements, threads in PLANS:
@@ -77,7 +81,8 @@ def instances(words: list[str]) -> Iterator[str]:
 
 
 def terms() -> dict[str, int]:
-    """Returns the values of the constants of scores.h that say which terms scores have, by name."""
+    """Returns the constants of scores.h by name. They are bits that say which terms, such as a
+    bias, are added to the scores of a masked softmax."""
     text = (CUDA / "masked_softmax/scores.h").read_text()
     found = {name: int(value) for name, value in re.findall(r"\b(k\w+Terms?) = (\d+)\b", text)}
     return found | {"kCappedTerms": found["kAllTerms"] | found["kCapTerm"]}

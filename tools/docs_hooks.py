@@ -1,4 +1,4 @@
-"""Hooks of mkdocs (mkdocs.yml) that convert pages and docstrings for the site."""
+"""Defines the hooks of mkdocs (mkdocs.yml) that convert pages and docstrings for the site."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 import griffe
 
-#: A link to a file of the checkout, which the site does not have: a source, a README, a CSV.
+#: A link to a file of the checkout that the site does not have, such as a source file or a CSV.
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./[^)\s]+|results/[^)\s]+)\)")
 FUNCTION = re.compile(r":(?:func|class|mod):`([^`]+)`")
 FORMULA = re.compile(r":math:`([^`]+)`")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replaces links to files outside of the site by their text; the tests check their targets."""
+    """Returns a page with the text of a link in place of each link to a file outside of the site.
+    Tests check the targets of these links."""
     return OUTSIDE.sub(r"\1", markdown)
 
 

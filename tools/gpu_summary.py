@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Writes summary.md, summary.json and tune.png of a run of gpu_check.sh, from its tables."""
+"""Writes summary.md, summary.json and tune.png for a run of gpu_check.sh, from the run's tables.
+
+tune.csv has the times of kernels with several launch plans. The incumbent is the plan that the
+package has. A share is the speed of a kernel as a fraction of the speed of a copy of as many bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STAGE = ("stage", "kind", "status", "seconds")
-#: The row lengths in the summary. At each it shows the speed of the incumbent, the plan of the
-#: package, as a share of a copy's, for the most rows that were measured.
+#: The row lengths in the summary. It shows the incumbent's share for each of them, for the largest
+#: number of rows that was measured.
 LENGTHS = (1024, 4096, 8192, 16384, 32768, 65536)
 DTYPES = ("bfloat16", "float32")
 Shares = dict[tuple[str, str], dict[int, float]]
@@ -22,9 +26,9 @@ def read_table(path: Path) -> list[list[str]]:
 
 
 def read_shares(path: Path) -> Shares:
-    """Returns the incumbents' shares of a copy's speed, for the most rows of each length, by
-    operator with direction and dtype. Without a file it is empty. Lines with an error are left
-    out, and a last line that tune had not finished."""
+    """Returns the shares of the incumbents: (operator with direction, dtype) -> row length ->
+    share, for the largest number of rows of that length. Returns {} if there is no file. Lines with
+    an error are left out, and so is a last line that tune has not finished."""
     found: dict[tuple[str, str], dict[int, tuple[int, float]]] = {}
     if not path.exists():
         return {}
@@ -40,7 +44,8 @@ def read_shares(path: Path) -> Shares:
 
 
 def shares_lines(shares: Shares) -> list[str]:
-    """Returns a table of the shares of a copy in percent, a line for each operator and dtype."""
+    """Returns the lines of a table in Markdown, which has the shares in percent and a line for each
+    operator and dtype; [] if there are no shares."""
     if not shares:
         return []
     head = ["operator", "dtype", *map(str, LENGTHS)]
@@ -53,8 +58,9 @@ def shares_lines(shares: Shares) -> list[str]:
 
 
 def draw_shares(shares: Shares, path: Path) -> bool:
-    """Draws the shares over the length, unless the picture exists: tune.csv does not grow once its
-    stage has ended. Returns whether there is a picture; there is none without matplotlib."""
+    """Draws the shares over the row length. Returns whether there is a picture afterwards, which
+    there is not without matplotlib. A picture that exists is not drawn again, because tune.csv does
+    not change once its stage of gpu_check.sh has ended."""
     if path.exists():
         return True
     try:
@@ -83,7 +89,7 @@ def draw_shares(shares: Shares, path: Path) -> bool:
 def markdown(
     versions: dict[str, str], stages: list[dict[str, str | int]], shares: Shares, picture: str
 ) -> str:
-    """Returns the text of summary.md; `picture` is the name of a file, or empty."""
+    """Returns the text of summary.md. `picture` is the name of the picture's file, or empty."""
     lines = [f"# {versions['device']}, {versions['date'][:10]}", ""]
     lines += [f"- {name}: {value}" for name, value in versions.items()]
     lines += ["", f"| {' | '.join(STAGE)} |", "| --- | --- | --- | ---: |"]
@@ -109,7 +115,7 @@ def write_summary(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code. An error is one line on standard error."""
+    """Writes the summaries, and returns the exit code. An error is one line on standard error."""
     if len(arguments) != 1:
         return say(2, f"got {len(arguments)} arguments, wanted one: the folder of a run")
     folder = Path(arguments[0])
@@ -117,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
         write_summary(folder)
     except OSError as error:
         return say(1, f"{error.filename or folder}: {error.strerror}")
-    except (ValueError, KeyError) as error:  # not a table of gpu_check.sh, or a truncated one
+    except (ValueError, KeyError) as error:  # a table is not one of gpu_check.sh, or is truncated
         return say(1, f"the tables in {folder} are damaged: {error!r}; run gpu_check.sh again")
     return 0
 

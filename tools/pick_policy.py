@@ -4,12 +4,13 @@
     python tools/pick_policy.py tune.csv            # the difference
     python tools/pick_policy.py tune.csv --write    # writes it
 
-For each pass, kind of vectors and row length the plan wins whose speed, as a share of a copy's, has
-the best geometric mean over row counts and operators, but the incumbent, the plan in the package,
-stays if it is within 2 % of the best. (The worst share would not do: it is always that of the
-fewest rows.) Neighbouring lengths with the same plan become one line. Lengths without a measurement
-stay as they are. After the difference the tool prints what blocks of fewer threads would change in
-the backward pass of norms.
+The measurements compare launch plans of CUDA kernels. A share is the speed of a kernel as a
+fraction of the speed of a copy. For each pass, kind of vectors and row length, the plan wins whose
+shares have the greatest geometric mean over numbers of rows and operators. (The worst share would
+not do, since it is always that of the fewest rows.) But the incumbent, which is the plan in the
+package, stays if its mean is within 2 % of the best. Neighbouring lengths with the same plan become
+one line. Lengths without a measurement stay as they are. After the difference the tool prints what
+blocks of fewer threads would change in the backward pass of norms.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from pathlib import Path
 from statistics import geometric_mean
 
 PLANS = Path(__file__).parents[1] / "csrc" / "cuda" / "launch" / "plans.def"
-#: A plan must gain 2 % on the incumbent, because medians of two runs differ by as much.
+#: The incumbent stays unless another plan is 2 % faster, because medians of two runs differ by as
+#: much.
 KEPT = 0.98
 INTEGERS = (
     "rows", "cols", "width", "elements", "threads", "row_threads", "blocks", "partitions",
@@ -34,31 +36,33 @@ INTEGERS = (
 )  # fmt: skip
 COLUMNS = ("op", "direction", "dtype", *INTEGERS, "share_of_copy", "error")
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-VECTOR_BYTES = 16
-#: The threads of a block that has several short rows, unless a candidate varies them.
+VECTOR_BYTES = 16  # of a full vector, which is one access of a GPU thread
+#: How many threads a block with several short rows has, unless a candidate varies this.
 BLOCK_THREADS = 128
 
 SOFTMAX = ("softmax", "log_softmax")
 MASKED = ("padded_softmax", "causal_softmax")
 NORMS = ("layer_norm", "rms_norm", "std_norm")
 ADD_NORMS = ("add_layer_norm", "add_rms_norm")
-#: Operators that decide no plan, because plans.def has none for them alone. Scores with a soft cap
-#: have the plans of scores with any mix of mask, bias and so on, most of which are not measured.
+#: Operators that decide no plan, because plans.def has no plans for them alone. Scores with a soft
+#: cap share their plans with scores of any mix of mask, bias and so on, most of which tune does not
+#: measure.
 UNPLANNED = ("softmax_statistics", "softmax_apply", "spatial_softmax", "capped_softmax")
 KNOWN = (*SOFTMAX, *MASKED, *NORMS, *ADD_NORMS, *UNPLANNED)
-#: The passes of plans.def, by operator, without their direction.
+#: Operator -> the name of its pass in plans.def, without "Forward" or "Backward".
 PASSES = {
     **dict.fromkeys(SOFTMAX, "kSoftmax"), **dict.fromkeys(MASKED, "kMasked"),
     **dict.fromkeys(NORMS, "kNorm"), **dict.fromkeys(ADD_NORMS, "kAddNorm"),
 }  # fmt: skip
-#: The constants of plans.def that hold for all lengths, and the columns of the CSV that vary them.
+#: Constant of plans.def that holds for all row lengths -> the column of the CSV that varies it.
 CONSTANTS = {"kRowBlockThreads": "threads", "kSegmentCols": "segment"}
-#: The passes for which threads_text() shows blocks of fewer threads, which have more partitions.
+#: The passes for which threads_text() shows blocks of fewer threads. A partition is the rows whose
+#: gradients of weight and bias one block adds up; with smaller blocks there are more partitions.
 THREADS_SHOWN = ("kNormBackward", "kAddNormBackward")
 
-#: Operator, direction, bytes of an element, rows.
+#: What plans are compared on: operator, direction, bytes of an element, number of rows.
 Question = tuple[str, str, int, int]
-#: A pass, and kWide16, kWide32 or kUnaligned.
+#: The lines of plans.def that are chosen together: a pass, and kWide16, kWide32 or kUnaligned.
 Group = tuple[str, str]
 
 
@@ -74,7 +78,7 @@ class Plan:
     blocks: int
     partitions: int
     segment: int
-    fixed: int  # row_threads, where the kernel is compiled for that number
+    fixed: int  # equal to row_threads if the kernel is compiled for that number, else 0
 
     @property
     def is_listed(self) -> bool:
@@ -128,7 +132,8 @@ def read_cases(path: Path) -> list[Case]:
 
 
 def case_of(row: dict[str, str], place: str) -> Case:
-    """Returns the case of a row. Raises BadTable, with its place, if tune did not write it."""
+    """Returns the case in a row of the CSV. Raises BadTable, which names the row's place in the
+    file, if tune cannot have written the row."""
     if None in row or None in row.values():
         raise BadTable(f"{place}: the line has too few or too many fields; was tune interrupted?")
     if row["op"] not in KNOWN:
@@ -169,8 +174,8 @@ class Line:
 
     @property
     def most(self) -> int:
-        """The longest row that the line's kernel takes if its number of threads is fixed; otherwise
-        a number above all lengths."""
+        """The length of the longest row that the line's kernel takes. A kernel with a fixed number
+        of threads has such a limit; for others this is a number above all lengths."""
         is_fixed = self.macro == "REGISTERS" and self.last > 0
         return self.elements * self.last if is_fixed else 1 << 62
 
@@ -206,10 +211,10 @@ class Choice:
 
 
 def choose(cases: Sequence[Case]) -> Choice | None:
-    """Returns which plan the cases of one length choose, or None if no incumbent was measured.
+    """Returns the plan that the cases of one row length choose; None if no incumbent was measured.
 
-    Plans are compared on the questions that have candidates. A plan is left out unless it was
-    measured on all of these.
+    Plans are compared on the questions for which candidates, which are plans other than the
+    incumbent, were measured. A plan is left out unless it was measured on all of these.
     """
     shares: dict[Plan, dict[Question, float | None]] = defaultdict(dict)
     for case in cases:
@@ -232,9 +237,9 @@ def choose(cases: Sequence[Case]) -> Choice | None:
 
 
 def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
-    """Yields the cases with 0 for their partitions, whose number depends on the rows. Candidates
-    that vary partitions or the threads of a block of several rows are left out: no line of
-    plans.def has these."""
+    """Yields the cases, with 0 in place of their number of partitions, which depends on the number
+    of rows. Candidates that vary the partitions, or the threads of a block with several rows, are
+    left out, because no line of plans.def has these numbers."""
     for case in cases:
         usual = max(BLOCK_THREADS, case.plan.row_threads)
         varies = case.plan.threads > usual or (case.plan.partitions > 0 and case.plan.blocks == 1)
@@ -243,9 +248,10 @@ def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def is_of_another_pass(cases: Iterable[Case], lines: Sequence[Line]) -> bool:
-    """Returns whether an incumbent ran a kernel of another pass than these lines: one compiled for
-    a fixed number of threads that no REGISTERS line has. Plain masked softmaxes of short unaligned
-    rows have such a pass of their own, beside that for any scores."""
+    """Returns whether an incumbent ran a kernel of another pass than that of `lines`. Its kernel is
+    then compiled for a fixed number of threads that no REGISTERS line has. There are such kernels
+    for plain masked softmaxes of short unaligned rows, which have a pass of their own beside the
+    pass for any scores."""
     fixed = {line.last for line in lines if line.macro == "REGISTERS"}
     return any(case.is_incumbent and case.plan.fixed not in {0, *fixed} for case in cases)
 
@@ -255,9 +261,10 @@ def line_for(lines: Iterable[Line], cols: int) -> Line | None:
 
 
 def chosen_line(choice: Choice, cols: int, lines: Sequence[Line]) -> Line | None:
-    """Returns the line of plans.def for a measured length. It describes the chosen plan if that
-    differs from the incumbent and is listed (`is_listed`). Otherwise it is the line that covers the
-    length now, cut to this length and with a new remark, or None if there is none."""
+    """Returns the line of plans.def for a measured row length. If the chosen plan differs from the
+    incumbent, and plans.def lists such plans (`is_listed`), the line describes the chosen plan.
+    Otherwise it is the line that covers the length now, cut to this length and with a new remark,
+    or None if no line does."""
     plan, now = choice.chosen, line_for(lines, cols)
     if choice.chosen == choice.incumbent or not plan.is_listed:
         return now and replace(now, cols=cols, remark=f"  // {cols}: {choice.remark()}")
@@ -276,8 +283,9 @@ def chosen_line(choice: Choice, cols: int, lines: Sequence[Line]) -> Line | None
 
 
 def updated_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
-    """Returns a group's lines after measurements: each length that the cases decide gets the plan
-    that was fastest, and the others keep theirs. All cases belong to the group."""
+    """Returns the new lines of a group, given its present `lines` and the cases that were measured
+    for it. Each row length that the cases decide gets the plan that they choose, and the other
+    lengths keep theirs."""
     by_cols = defaultdict(list)
     for case in usual_cases(cases):
         by_cols[case.cols].append(case)
@@ -303,7 +311,8 @@ def updated_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
 
 
 def merged(points: Sequence[Line]) -> list[Line]:
-    """Merges neighbours with the same plan, and keeps the remark of the slowest length."""
+    """Returns the lines with neighbours of the same plan merged into one. The remark of a merged
+    line is that of its slowest length."""
 
     def share(line: Line) -> int:
         return int(line.remark.split(": ")[1].split()[0]) if ": " in line.remark else 1000
@@ -318,8 +327,8 @@ def merged(points: Sequence[Line]) -> list[Line]:
 
 
 def with_blocks_alone(found: Sequence[Line], lines: Sequence[Line]) -> list[Line]:
-    """Returns the lines `found` and, if clusters are among them, the lines of single blocks for
-    longer rows, which devices without clusters need."""
+    """Returns the lines `found`. If clusters are among them, the lines in `lines` that use single
+    blocks for longer rows are added, because devices without clusters need them."""
     has_clusters = any(line.macro == "CLUSTER" for line in found)
     longest = max((line.cols for line in found if line.macro == "REGISTERS"), default=0)
     alone = [line for line in lines if line.macro == "REGISTERS" and line.cols > longest]
@@ -337,8 +346,9 @@ def changes(plan: Plan, incumbent: Plan) -> set[str]:
 
 
 def best_constant(cases: Sequence[Case], column: str, now: int) -> tuple[int, float] | None:
-    """Returns the value of `column` whose worst ratio to the incumbent's share is the largest, and
-    that ratio, or None if no case varies that number alone."""
+    """Returns the best value of `column` and its worst ratio to the incumbent's share. The best
+    value is the one whose worst ratio is the largest. Returns None if no case varies only this
+    column, whose value in the package is `now`."""
     incumbents = incumbents_of(cases)
     ratios = defaultdict(list)
     for case in cases:
@@ -380,8 +390,9 @@ def updated_plans(text: str, cases: Sequence[Case]) -> str:
 
 
 def threads_alone(cases: Sequence[Case]) -> list[Case]:
-    """Returns the incumbents and the cases that differ from them only in the threads of a block and
-    the partitions that result. Their plans keep only the threads, which choose() compares."""
+    """Returns the incumbents, and the cases that differ from them only in the threads of a block
+    and in the number of partitions that results. All numbers but the threads are removed from their
+    plans, so that choose() compares cases by their threads."""
     incumbents = incumbents_of(cases)
     kept = []
     for case in cases:
@@ -393,9 +404,9 @@ def threads_alone(cases: Sequence[Case]) -> list[Case]:
 
 
 def threads_text(cases: Sequence[Case]) -> str:
-    """Returns a line for each length at which blocks of fewer threads were measured in the backward
-    pass of norms. plans.def does not get them: the kernels are compiled for
-    kNormBackwardThreads."""
+    """Returns a line for each row length at which blocks of fewer threads were measured in the
+    backward pass of norms. These numbers are only shown, and not written to plans.def, because the
+    kernels are compiled for kNormBackwardThreads."""
     by_length = defaultdict(list)
     shown = [case for case in cases if case.op in PASSES and case.group[0] in THREADS_SHOWN]
     for case in threads_alone(shown):

@@ -33,7 +33,7 @@ def operators() -> Figure:
 
 
 def bandwidth() -> Figure:
-    """Draws the share of a copy's speed that every operator reaches, forward and backward."""
+    """Draws the speed of every operator as a fraction of a copy's, forward and backward."""
     title = "Softmax and norms: share of the speed of a copy of the same bytes"
     return _means(_softmax_and_norms(), "share_of_copy", title, ("eager", "inductor", "fusedops"))
 
@@ -88,7 +88,7 @@ def _softmax_and_norms() -> pd.DataFrame:
 
 
 def _means(table: pd.DataFrame, column: str, title: str, providers: tuple[str, ...]) -> Figure:
-    """Draws a panel for each dtype; a bar is the geometric mean over the shapes."""
+    """Draws a panel for each dtype. Each bar is the geometric mean of `column` over the shapes."""
     table = table[table.provider.isin(providers)]
     table = table.assign(case=table.op + " " + table.direction)
     height = 0.15 * (len(providers) + 0.5) * table.case.nunique() + 1.5
@@ -111,8 +111,9 @@ def _means(table: pd.DataFrame, column: str, title: str, providers: tuple[str, .
 def _bars(
     table: pd.DataFrame, axes: plt.Axes, colours: dict[str, str] = COLOURS, form: str = "%.1f"
 ) -> None:
-    """Draws a row for each line of the table, with its bars in the order of `colours`, and their
-    numbers on white, so that the line at 1 does not cross them."""
+    """Draws a row for each line of the table, with a bar for each of its columns in the order of
+    `colours`. The numbers beside the bars are on white, so that the line at 1 does not cross
+    them."""
     names = [name for name in colours if name in table.columns][::-1]
     table[names].plot.barh(ax=axes, color=[colours[name] for name in names], width=0.8)
     axes.set(ylabel="", xlabel="")
@@ -123,12 +124,12 @@ def _bars(
     )
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
     for bars in axes.containers:
-        texts = [form % value if value else "" for value in bars.datavalues]  # 0: not measured
+        texts = [form % value if value else "" for value in bars.datavalues]  # 0 if not measured
         axes.bar_label(bars, texts, padding=2, fontsize=7, bbox=behind)
 
 
 def _note(figure: Figure, command: str) -> None:
-    """Writes the machine and the command below everything else."""
+    """Writes the machine and the command that measured at the bottom of the picture."""
     figure.supxlabel(f"{MACHINE} {command}", fontsize=8, color="#555555")
 
 
@@ -148,7 +149,8 @@ def main(arguments: list[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Without a date and with fixed identifiers the same numbers give the same file.
     matplotlib.rcParams["svg.hashsalt"] = "fusedops"
-    matplotlib.rcParams["svg.fonttype"] = "none"  # text, which is a third of the size of outlines
+    # Letters are written as text, which makes a file a third as large as with outlines of letters.
+    matplotlib.rcParams["svg.fonttype"] = "none"
     matplotlib.rcParams["font.family"] = ["DejaVu Sans", "sans-serif"]
     for name, draw in PICTURES.items():
         figure = draw()

@@ -6,17 +6,18 @@
     python tools/sass_report.py --check            # the gates; exit code 1 if one fails
     python tools/sass_report.py --write-budget     # after an intended change
 
-It reads the library that is in fusedops/lib, built for the architectures, and needs g++ for the
-shapes.
+The tool reads the library that is in fusedops/lib, built for the architectures, and needs g++ for
+the shapes.
 
-Gates: no kernel has spills or a stack. Hot kernels are those of 16-byte vectors of float, half or
-bfloat16. Every load and store of a hot kernel is 128 bits wide, except the few that sass_budget.csv
-lists (a row's mean and rstd, partials of columns and of rows, 16-bit inputs and results beside
-float vectors, masks of bytes, operands with one value for a row, dropout's seed, the ends of rows
-that are not aligned). The registers of a hot kernel and its bytes in flight keep the budget in that
-file. Instructions and bytes of each shape keep the budget in sass_shapes.csv.
+These are the gates. No kernel has spills or a stack. Hot kernels are those for 16-byte vectors of
+float, half or bfloat16. Every load and store of a hot kernel is 128 bits wide, except for the few
+that sass_budget.csv lists (a row's mean and rstd, partial results of columns and of rows, 16-bit
+inputs and results beside float vectors, masks of bytes, operands with one value for each row, the
+seed of dropout, and the ends of rows that are not aligned). A hot kernel has no more registers and
+no fewer bytes in flight than that file says. The instructions and bytes of each shape do not exceed
+those in sass_shapes.csv by more than 3 %.
 
-Shapes: docs/cuda_counts.md says what is followed, and what is counted.
+docs/cuda_counts.md says how the instructions and bytes of a shape are counted.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from sass.toolchain import LIBRARY, codes_of, kernels_in
 
 
 def output_file(text: str) -> Path:
-    """Returns a path that can be written. argparse checks it before a minute of disassembly."""
+    """Returns the path of a file that can be written. argparse calls this before the report begins,
+    which takes a minute."""
     path = Path(text)
     if not text or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted a file that can be written")
@@ -74,7 +76,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 if a gate fails, or if there is no report."""
+    """Prints the report, and returns the exit code: 1 if a gate fails, or if an error prevents the
+    report."""
     args = parse_arguments(argv)
     try:
         return report_shapes(args) if args.shapes else report(args)
@@ -84,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_shapes(args: argparse.Namespace) -> int:
-    """Prints the shapes, and which limits they keep; with --check it checks the gates too."""
+    """Prints the counts of each shape, and which limits they keep. With --check, also checks the
+    gates of shapes. Returns the exit code."""
     budget = read_shapes() if args.check else {}
     rows = shapes_of(codes_of([COUNTED_ARCH], args.library)[COUNTED_ARCH], table_cases())
     print_table(SHAPE_COLUMNS, rows)
@@ -95,8 +99,8 @@ def report_shapes(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Prints the kernels, and writes the files that are asked for; with --check it checks the gates
-    too."""
+    """Prints the kernels, and writes the files that the options ask for. With --check, also checks
+    the gates of kernels. Returns the exit code."""
     budget = read_budget() if args.check and not args.write_budget else {}
     codes = codes_of(args.arch, args.library)
     kernels = kernels_in(codes)

@@ -1,1 +1,1 @@
-"""The parts of tools/sass_report.py."""
+"""Has the modules of tools/sass_report.py."""

@@ -1,4 +1,4 @@
-"""The facts and assumptions about GPUs that the report uses."""
+"""Has the facts and assumptions about GPUs that the report uses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ SCHEDULERS = 4  # per multiprocessor; each issues one instruction of a warp per 
 REGISTERS = 65536  # per multiprocessor
 REGISTER_UNIT = 8  # registers are allocated to threads in units of 8
 BLOCK_RESERVED_BYTES = 1024  # shared memory that the runtime reserves for each block
-# The time from a load to its use on a busy memory system; on an idle one it is about 0.6 us.
+# How many seconds pass from a load to its use on a busy memory system. On an idle one it is 0.6 us.
 LATENCY = 0.8e-6
-# The share of the datasheet's bandwidth that a copy reaches: on an H200 it moves 4.3 of 4.8 TB/s.
+# The part of the datasheet's bandwidth that a copy reaches. On an H200 it moves 4.3 of 4.8 TB/s.
 SUSTAINED = 0.9
 
 
@@ -34,7 +34,8 @@ class Chip:
 
     @property
     def needed_in_flight(self) -> float:
-        """The bytes in flight per multiprocessor that saturate the memory (Little's law)."""
+        """How many bytes a multiprocessor must have requested at any time, so that the memory is
+        busy all the time: bandwidth times latency (Little's law)."""
         return self.bandwidth * LATENCY
 
 

@@ -1,4 +1,4 @@
-"""SASS, the machine code of a GPU, as `cuobjdump -sass` prints it."""
+"""Parses SASS, the machine code of a GPU, as `cuobjdump -sass` prints it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: The bytes of an access for a thread, by a part of its opcode; 4 without such a part.
+#: Part of an opcode -> the bytes that such an access moves for each thread. Without such a part it
+#: moves 4 bytes.
 ACCESS_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 
 def access_bytes(parts: Iterable[str]) -> int:
-    """Returns the bytes that an access moves for a thread, by the parts of its opcode."""
+    """Returns the bytes that an access with these parts of its opcode moves for each thread."""
     return next((ACCESS_BYTES[part] for part in parts if part in ACCESS_BYTES), 4)
 
 
@@ -20,9 +21,9 @@ class Instruction:
     """One line of SASS."""
 
     address: int
-    opcode: str  # LDG.E.NA.128
+    opcode: str  # such as LDG.E.NA.128
     operands: str
-    guard: str = ""  # @!P0, without the @
+    guard: str = ""  # the predicate under which it executes, such as !P0 for @!P0
 
     _WITHOUT_RESULT = ("STG", "STS", "STL", "BRA", "RED", "BAR", "EXIT")
 
@@ -67,7 +68,8 @@ def parse_sass(text: str) -> dict[str, list[Instruction]]:
 
 
 def bytes_in_flight(body: Iterable[Instruction]) -> int:
-    """Returns the maximum of bytes that a thread has requested before it uses the first of them."""
+    """Returns how many bytes a thread requests at most before it uses one of them. Kernels hide the
+    latency of memory by these."""
     pending: dict[int, int] = {}
     most = 0
     for instruction in body:

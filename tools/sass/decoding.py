@@ -1,4 +1,4 @@
-"""Decodes what an instruction of SASS reads and writes."""
+"""Decodes what an instruction of SASS, the machine code of a GPU, reads and writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Step:
 
     @cached_property
     def label(self) -> str:
-        """The name by which the step is counted. Waits count apart from other SYNCS."""
+        """The name by which the step is counted. SYNCS instructions that wait have another one than
+        the others."""
         return f"{self.name}.TRYWAIT" if "TRYWAIT" in self.parts else self.name
 
     @cached_property
@@ -34,7 +35,8 @@ class Step:
 
     @cached_property
     def destinations(self) -> list[tuple[str, ...]]:
-        """The registers or the predicate of each output; none where a value is thrown away."""
+        """For each output the registers or the predicate that it writes; () if the value is thrown
+        away."""
         return [written(self.name, self.parts, output) for output in self.outputs]
 
     @cached_property
@@ -47,13 +49,13 @@ WITHOUT_OUTPUT = {*_STORES, "BRA", "EXIT", "BAR", "CALL", "RET", "BRX", "BREAK"}
 
 
 LOADS = {"LDG", "LD", "LDS", "LDL"}
-PAIR_PARTS = {"64", "WIDE", "U64"}
-ONE_WORD = {"SHF", "USHF", "I2F", "MUFU"}  # they write 32 bits, even if the opcode names 64
+PAIR_PARTS = {"64", "WIDE", "U64"}  # of opcodes that write a pair of registers
+ONE_WORD = {"SHF", "USHF", "I2F", "MUFU"}  # these write 32 bits, even if the opcode names 64
 
 
 def written(name: str, parts: Sequence[str], output: str) -> tuple[str, ...]:
-    """Returns the registers, or the predicate, that an instruction writes for an output; none for
-    RZ and PT."""
+    """Returns the registers or the predicate that an instruction writes for an output operand; ()
+    for RZ and PT, which throw the value away."""
     found = re.match(r"(U?[RP])(\d+)", output)
     if found is None:
         return ()
@@ -70,9 +72,9 @@ def written(name: str, parts: Sequence[str], output: str) -> tuple[str, ...]:
 
 
 def count_outputs(name: str, operands: Sequence[str]) -> int:
-    """Returns how many operands are outputs, which come first. A comparison writes two predicates,
-    a vote one register or predicate. Other instructions write any number of predicates, a register,
-    and predicates for its carries."""
+    """Returns how many operands are outputs; they come before the inputs. A comparison has two
+    predicates as outputs, and a vote one register or predicate. The outputs of other instructions
+    are any number of predicates, one register, and predicates for its carries."""
     if name in WITHOUT_OUTPUT or not operands:
         return 0
     if name in PREDICATE_SETTERS:

@@ -1,8 +1,10 @@
-"""Computes what a launch asks of a GPU: instructions on the path taken, bytes that move, blocks.
+"""Computes what a launch of a kernel asks of a GPU: how many instructions its warps execute, how
+many bytes they move, and how many blocks it has.
 
-A few warps stand for all: the first warp of one block, and the middle warp of two blocks, or of
-sixteen if these two differ, as with causal rows. Blocks that walk over rows are followed over two
-small numbers of rows, and the rest is extrapolated: their work is linear in that number.
+Only a few warps are followed, instruction by instruction, and stand for all others. They are the
+first warp of one block, and the middle warp of two blocks, or of sixteen if these two differ, as
+with causal rows. Blocks that walk over rows are followed for two small numbers of rows, and their
+work for all rows is extrapolated, since it is linear in the number of rows.
 """
 
 from __future__ import annotations
@@ -16,17 +18,16 @@ from .machine import Trace, follow
 from .registers import WarpContext
 from .toolchain import Code
 
-GOLDEN = 0.6180339887
-FEW_BLOCKS, MANY_BLOCKS = 2, 16
-ALIKE = 0.01  # blocks whose instructions and bytes differ by at most this share count as alike
-# Blocks that walk over rows are followed for two numbers of rows: 2 and 4 times as many as fill the
-# grid.
+GOLDEN = 0.6180339887  # the golden ratio minus 1
+FEW_BLOCKS, MANY_BLOCKS = 2, 16  # how many blocks are followed, see above
+ALIKE = 0.01  # blocks count as alike if their instructions and bytes differ by at most 1 %
+# Blocks that walk over rows are followed for 2 and for 4 times as many rows as fill the grid.
 FILLED = (2, 4)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The resources that a whole launch needs; instructions are those of warps."""
+    """The resources that a whole launch needs. An instruction of a warp counts once."""
 
     symbol: str
     blocks: float
@@ -35,12 +36,13 @@ class Demand:
     instructions: float
     loaded: dict[int, float]  # bytes by region
     stored: dict[int, float]
-    guesses: float  # jumps and accesses whose target is not known, in the mean warp
+    guesses: float  # how many jumps and accesses with unknown targets a warp has, on average
 
 
 def mean_trace(code: Code, launch: Launch, regions: dict[int, Region], least_blocks: int) -> Trace:
-    """Returns the trace of a whole block. The mean of the middle warps of some blocks stands for
-    all its warps except the first, which is followed in one block."""
+    """Returns the trace of an average block, which is the sum over its warps. The first warp is
+    followed in one block. For every other warp, the mean over the middle warps of some blocks is
+    taken."""
     constants = launch.constants(code.parameters_at)
     masks = frozenset(key for key, region in regions.items() if region.name == "mask")
 
@@ -71,8 +73,9 @@ def differ(counts: Sequence[float]) -> bool:
 
 
 def sampled_blocks(count: int, wanted: int) -> list[int]:
-    """Returns the numbers of `wanted` of `count` blocks, or of all. They are chosen by the golden
-    ratio, so that a period in the rows does not select blocks of one kind."""
+    """Returns the indices of `wanted` among `count` blocks, or of all if there are fewer. They are
+    spread by multiples of the golden ratio, so that they are not all of one kind if blocks differ
+    periodically."""
     if count <= wanted:
         return list(range(count))
     return sorted({int((0.5 + i * GOLDEN) % 1 * count) for i in range(wanted)})
@@ -118,8 +121,8 @@ Plans = Callable[[Sequence[Case]], list[Plan]]
 
 
 def demands_of(case: Case, codes: dict[str, Code], plans: Plans) -> list[tuple[Demand, int]]:
-    """Returns the demand of each launch of a case, and how often it is launched. Launches of the
-    same kernel on the same grid count as the same."""
+    """Returns the demand of each distinct launch of a case, and how often this launch is made.
+    Launches of the same kernel on the same grid count as one."""
 
     def followed(plan: Plan, least_blocks: int = FEW_BLOCKS) -> list[tuple[Demand, int]]:
         return [
@@ -132,8 +135,8 @@ def demands_of(case: Case, codes: dict[str, Code], plans: Plans) -> list[tuple[D
     few, more = (factor * filling for factor in FILLED)
     if case.rows <= more:
         return followed(plan)
-    # Where rows do not divide evenly among blocks, some walk over one row more than others. Many
-    # blocks are followed, because two would have the mean of all only by chance.
+    # If the rows do not divide evenly among the blocks, some walk over one row more than others.
+    # Two blocks would have the mean work of all blocks only by chance, so that many are followed.
     at_few, at_more = (
         followed(of_rows, MANY_BLOCKS)
         for of_rows in plans([case.with_rows(few), case.with_rows(more)])
@@ -157,9 +160,9 @@ def distinct(launches: Sequence[Launch]) -> list[tuple[Launch, int]]:
 
 
 def full_grids(case: Case, plan: Plan, plans: Plans) -> list[bool]:
-    """Returns for each launch whether its grid is full, so that more rows make its blocks walk
-    further and do not add blocks. A grid that is as large for one row does not depend on rows, and
-    is not full."""
+    """Returns for each launch whether its grid is full: with more rows its blocks would walk over
+    more rows, and there would not be more blocks. A grid that is as large for a single row does not
+    depend on the number of rows, and does not count as full."""
     one, half = plans([case.with_rows(1), case.with_rows(max(1, case.rows // 2))])
     if case.rows < 2 or not (alike(plan, half) and alike(plan, one)):
         return [False] * len(plan.launches)
@@ -173,8 +176,8 @@ def alike(a: Plan, b: Plan) -> bool:
 
 
 def filling_rows(case: Case, plan: Plan, plans: Plans) -> int:
-    """Returns the fewest rows, a power of two, with which every full grid of `plan` is full, or the
-    rows of the case if it has no full grid."""
+    """Returns the smallest power of two as the number of rows with which all grids are full that
+    are full in `plan`. Returns the case's number of rows if no grid in `plan` is full."""
     sizes = [1 << i for i in range(case.rows.bit_length())]
     full = full_grids(case, plan, plans)
     if not any(full):

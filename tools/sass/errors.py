@@ -1,9 +1,9 @@
-"""Errors of the report, which end it with one line."""
+"""Defines the errors that end the report. Each is printed as one line."""
 
 
 class ReportError(RuntimeError):
-    """An error that prevents the report, with the fix."""
+    """An error that prevents the report. Its message says what to do."""
 
 
 class MissingTool(ReportError):
-    """A program that the report needs is missing; the message says how to install it."""
+    """A program that the report needs is missing. The message says how to install it."""

@@ -1,4 +1,5 @@
-"""The budget of hot kernels, and messages about kernels that break it."""
+"""Compares hot kernels, which are those for 16-byte vectors, with their budget in
+sass_budget.csv."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ BUDGET = Path(__file__).parents[1] / "sass_budget.csv"
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of a hot kernel, and the bytes in flight that it must reach."""
+    """The budget of a hot kernel: at most as many registers and narrow accesses, and at least as
+    many bytes in flight. A narrow access has less than 128 bits."""
 
     arch: str
     kernel: str
@@ -41,7 +43,7 @@ def read_budget(path: Path = BUDGET) -> dict[tuple[str, str], Budget]:
 
 
 def local_memory_failures(kernels: Iterable[Kernel]) -> Iterator[str]:
-    """Yields messages about kernels with spills or a stack."""
+    """Yields a message about each kernel with spills or a stack, which no kernel should have."""
     for kernel in kernels:
         if kernel.spills or kernel.stack:
             yield (
@@ -53,7 +55,8 @@ def local_memory_failures(kernels: Iterable[Kernel]) -> Iterator[str]:
 def budget_failures(
     kernels: Iterable[Kernel], budget: dict[tuple[str, str], Budget]
 ) -> Iterator[str]:
-    """Yields messages about hot kernels that are not in the budget, or break it."""
+    """Yields a message about each hot kernel that is not in the budget, and about each number that
+    does not keep it."""
     for kernel in kernels:
         if not kernel.is_hot:
             continue

@@ -1,4 +1,5 @@
-"""The resources that a kernel takes of a multiprocessor: registers, stack, bytes in flight."""
+"""Computes what a kernel takes of a multiprocessor: registers, stack, and bytes in flight, which
+are the bytes that its threads have requested from memory at one time."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from .code import Instruction, bytes_in_flight
 
 @dataclass(frozen=True)
 class Kernel:
-    """The report's row for a kernel on an architecture."""
+    """The report's row about one kernel on one architecture."""
 
     arch: str
     name: str
@@ -30,8 +31,8 @@ class Kernel:
 
     @property
     def is_hot(self) -> bool:
-        """Whether the kernel is one for 16-byte vectors of bf16, half or float: the first number
-        among its template arguments is the width."""
+        """Whether the kernel is one for 16-byte vectors of bf16, half or float. The first number
+        among its template arguments is the elements of a vector."""
         scalar, _, rest = self.name.partition("<")[2].partition(", ")
         width = re.search(r"\b\d+\b", rest)
         size = {"bf16": 2, "half": 2, "float": 4}.get(scalar, 0)
@@ -44,8 +45,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources of a kernel: registers and stack of a thread, shared memory and most threads of
-    a block."""
+    """The resources of a kernel.
+
+    registers, stack: those of a thread; the stack is in bytes.
+    shared_bytes: the shared memory of a block.
+    threads: the most threads that a block may have.
+    """
 
     registers: int
     stack: int
@@ -53,7 +58,8 @@ class Usage:
     threads: int
 
     def warps(self, chip: Chip) -> int:
-        """Returns the warps that are resident on a multiprocessor, in the largest blocks."""
+        """Returns how many warps can be resident on a multiprocessor of this chip, if the blocks
+        are as large as they may be."""
         registers_a_block = round_up(self.registers, REGISTER_UNIT) * self.threads
         blocks = min(
             chip.max_blocks,
@@ -69,7 +75,7 @@ def round_up(value: int, step: int) -> int:
 
 
 def analyse(arch: str, name: str, body: Sequence[Instruction], usage: Usage) -> Kernel:
-    """Returns the report's row for a kernel, from its instructions and what it takes."""
+    """Returns the report's row about a kernel, from its instructions and resources."""
     loads = [i.bytes for i in body if i.name == "LDG"]
     stores = [i.bytes for i in body if i.name == "STG"]
     warps = usage.warps(CHIPS[arch])

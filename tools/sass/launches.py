@@ -1,7 +1,8 @@
 """Finds the launches that the package makes for an operator and a shape, by its own launch code.
 
-The launch code is host C++. It is compiled without a GPU, with the emulator's declarations and a
-launch() that writes down the kernel's symbol, the grid and the parameters.
+The launch code is C++ for the host. Here it is compiled with the declarations of the tests'
+emulator of CUDA, so that it runs without a GPU. Its function launch() is replaced by one that
+prints the kernel's symbol, the grid and the parameters.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ FLAGS = [
     *("-std=c++20", "-O0", "-fPIC", "-w", "-x", "c++", "-c"),
     *(f"-I{folder}" for folder in (HERE, EMULATOR, EMULATOR / "include", ROOT / "csrc")),
 ]
-CLUSTER_SIZE_AT = 0x144  # in the constant bank of sm_90: %cluster_nctaid.x
-# The kernels call the emulator, which is not linked in: their symbols are used, but they never run.
+CLUSTER_SIZE_AT = 0x144  # the offset of %cluster_nctaid.x in the constant bank of sm_90
+# The kernels call the emulator, which is not linked in. That does no harm, because the program uses
+# only the symbols of the kernels and never runs them.
 LINK_FLAGS = ["-rdynamic", "-Wl,-z,lazy,--unresolved-symbols=ignore-all"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """An operator on rows of a length; a backward pass has `_backward` in its name."""
+    """An operator on a number of rows of one length. A backward pass has `_backward` in `op`."""
 
     op: str
     dtype: str
@@ -46,7 +48,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Region:
-    """An array. Its kind is `rows`, `shared` (all rows read it or add to it) or `partials`."""
+    """An array in the GPU's memory that the kernels of a case access.
+
+    kind: "rows" for the tensors, "shared" for what all rows read or add to, such as a weight, or
+        "partials" for intermediate results.
+    """
 
     name: str
     kind: str
@@ -66,7 +72,8 @@ class Launch:
         return -(-self.threads[0] * self.threads[1] // 32)
 
     def constants(self, parameters_at: int) -> bytes:
-        """Returns the constant bank: sizes of block, grid and cluster, and the parameters."""
+        """Returns the content of the kernel's constant bank: the sizes of block, grid and cluster,
+        and from the offset `parameters_at` on the parameters."""
         sizes = (*self.threads, 1, self.blocks, 1, 1)
         bank = bytearray(parameters_at)
         bank[:24] = b"".join(size.to_bytes(4, "little") for size in sizes)
@@ -77,14 +84,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """The launches that the package makes for a case, in order, and its arrays by number."""
+    """The launches that the package makes for a case, in order, and the arrays that they access.
+    The number of an array is the part of its addresses above bit 40."""
 
     launches: tuple[Launch, ...]
     regions: dict[int, Region]
 
 
 class LaunchProgram:
-    """The program of launches, compiled into a folder."""
+    """The program that prints the launches, compiled into a folder."""
 
     def __init__(self, folder: Path):
         sources = [*sorted((ROOT / "csrc" / "cuda").glob("*/*.cu")), HERE / "launches.cpp"]
@@ -97,7 +105,7 @@ class LaunchProgram:
         run(compiler, *LINK_FLAGS, "-o", self.program, *objects, "-ldl")
 
     def plans(self, cases: Sequence[Case]) -> list[Plan]:
-        """Returns the plan of each case."""
+        """Returns the plan of each case, from one run of the program."""
         lines = "".join(f"{case.op} {case.dtype} {case.rows} {case.cols}\n" for case in cases)
         plans = list(parse_plans(run(self.program, input=lines).splitlines()))
         if len(plans) != len(cases):

@@ -1,8 +1,9 @@
-"""Follows a warp through the SASS of a kernel, to count what it executes and moves.
+"""Follows a warp through the machine code (SASS) of a kernel, to count the instructions that it
+executes and the bytes that it moves.
 
-Integers, addresses and predicates are computed, for all 32 lanes, from the launch's parameters in
+Integers, addresses and predicates are computed for all 32 lanes, from the launch's parameters in
 the constant bank and from the indices of threads and blocks. Memory holds zeros. The results of
-floating point arithmetic are unknown: a jump that depends on one is not taken, and counted as a
+floating point arithmetic are unknown. A jump that depends on one is not taken, and counts as a
 guess. Lanes that diverge converge again because the lanes at the lowest address always run first.
 """
 
@@ -22,15 +23,15 @@ from .registers import DOUBLE, LANES, Mask, Value, Warp, WarpContext, all_known,
 from .semantics import HANDLERS
 
 JUMPS = {"BRA", "EXIT", "CALL", "RET", "BRX"}
-MOST_STEPS = 400_000  # of a warp; more is a loop that a guess has made endless
+MOST_STEPS = 400_000  # that a warp executes; more means that a guess has made a loop endless
 REGION_SHIFT = 40  # an address >> 40 is the number of its array, from 1 on; null is in region 0
-UNKNOWN_REGION = -1
-TRUE_BYTES = 0x01010101
+UNKNOWN_REGION = -1  # stands for the array of an unknown address
+TRUE_BYTES = 0x01010101  # four elements of a bool mask that are true
 
 
 @dataclass
 class Trace:
-    """Counts of what one warp did, or several warps on average."""
+    """Counts what a warp has executed and moved, or what several warps have, as a weighted sum."""
 
     executed: Counter[str] = field(default_factory=Counter)  # warp instructions by name
     loaded: Counter[int] = field(default_factory=Counter)  # bytes by region
@@ -54,8 +55,8 @@ class Trace:
 
 
 def execute(warp: Warp, step: Step, where: Mask | None) -> None:
-    """Executes an instruction other than a jump: writes its outputs, in the lanes of `where`. They
-    become unknown, in all lanes, if the instruction has no handler."""
+    """Executes an instruction other than a jump, which writes its outputs in the lanes of `where`.
+    If the instruction has no handler in `semantics.py`, its outputs become unknown in all lanes."""
     handler = HANDLERS.get(step.name)
     if where is False:
         return
@@ -102,8 +103,9 @@ class Walk:
         self.trace = Trace()
 
     def run(self) -> Trace:
-        """Runs the lanes that are at the lowest instruction, again and again until all have
-        ended. `groups` has the lanes that wait at each instruction."""
+        """Runs the warp until all lanes have ended, and returns its trace. In each turn the lanes
+        at the lowest instruction execute it. `groups` maps the index of an instruction to the
+        lanes that wait there."""
         context = self.warp.context
         threads = context.threads[0] * context.threads[1]
         groups = {0: np.arange(LANES) + context.warp * LANES < threads}
@@ -139,8 +141,8 @@ class Walk:
             self.load(step, at, where)
 
     def load(self, step: Step, at: Value, where: Mask | None) -> None:
-        """Writes zeros to the outputs of a load, or true if it reads a bool mask, so that every
-        column is visible. They become unknown if the address is."""
+        """Writes the outputs of a load: zeros, or true if it reads a bool mask, so that every
+        column is visible. The outputs become unknown if the address is unknown."""
         first = at if isinstance(at, int) or at is None else int(at.min())
         held = None if first is None else 0
         if first is not None and first >> REGION_SHIFT in self.warp.context.masks:
@@ -152,8 +154,9 @@ class Walk:
     def jump(
         self, at: int, step: Step, guard: Mask | None, lanes: np.ndarray
     ) -> list[tuple[int, np.ndarray]]:
-        """Returns where the lanes go on: indices of instructions, and the lanes that go there. A
-        jump whose condition or target is unknown is not taken, and counts as a guess."""
+        """Returns where the lanes continue, as pairs of the index of an instruction and the lanes
+        that continue there. A jump whose condition or target is unknown is not taken, and counts as
+        a guess."""
         condition = [self.warp.predicate(p) for p in step.predicate_inputs]
         if (guard is None or any(c is None for c in condition)) and lanes.any():
             self.trace.guesses += 1
@@ -172,7 +175,7 @@ class Walk:
             return [(at + 1, lanes)]
         if isinstance(target, np.ndarray):
             target = int(target[taken][0]) if taken.any() else step.address
-        if target not in self.index:  # the address of an instruction that was left out, a NOP
+        if target not in self.index:  # the target is a NOP, which parse_sass leaves out
             target = min(address for address in self.index if address > target)
         return [*left, (self.index[int(target)], taken)]
 

@@ -1,4 +1,4 @@
-"""Tables on the screen."""
+"""Prints the report's tables."""
 
 from __future__ import annotations
 

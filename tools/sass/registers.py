@@ -1,7 +1,8 @@
-"""The registers of a warp and the operands of SASS.
+"""Holds the registers of a warp, and parses the operands of SASS, the machine code of a GPU.
 
-A value is an int, which all lanes have, or an array of uint64, one for each of 32 lanes; an unknown
-value is None. Registers have values below 2^32, pairs of registers below 2^64.
+A value is an int, if it is the same in all lanes, or an array of uint64 with a number for each of
+the 32 lanes. An unknown value is None. Registers have values below 2^32, and pairs of registers
+values below 2^64.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Mask = bool | np.ndarray
 
 @dataclass(frozen=True)
 class WarpContext:
-    """A warp of a launch, and what its constant bank holds."""
+    """A warp of a launch: its block and number, the sizes of the launch, and the content of the
+    constant bank, which has the kernel's parameters."""
 
     block: int
     warp: int
@@ -49,15 +51,15 @@ class WarpContext:
         return known.get(name)
 
     def constant(self, bank: int, offset: Value, size: int) -> Value:
-        """Returns a number of `size` bytes from bank 0. Returns None for other banks, and if the
-        offset is unknown or an array."""
+        """Returns the number in `size` bytes of constant bank 0. Returns None for other banks, and
+        if the offset is unknown or differs between lanes."""
         if bank != 0 or not isinstance(offset, int):
             return None
         return int.from_bytes(self.constants[offset : offset + size], "little")
 
 
 def split_operands(text: str) -> list[str]:
-    """Splits at commas, except those inside of brackets."""
+    """Returns the operands of an instruction, split at commas that are not inside of brackets."""
     return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text) if part.strip()]
 
 
@@ -85,8 +87,7 @@ def is_zero(value: Value) -> bool:
 
 
 def signed(value: int | np.ndarray, bits: int = 32) -> int | np.ndarray:
-    """Returns the number that a value is as a signed word of `bits` bits: an int, or an array of
-    int64."""
+    """Returns a word of `bits` bits as a signed number, which is an int or an array of int64."""
     if isinstance(value, int):
         return value - (1 << bits) if value >> (bits - 1) & 1 else value
     if bits == 64:
@@ -102,7 +103,7 @@ def sign_extend(value: int | np.ndarray) -> int | np.ndarray:
 
 @cache
 def pair_of(operand: str) -> tuple[str, str] | None:
-    """Returns the two registers that an operand of 64 bits names, or None if it names none."""
+    """Returns the two registers of a 64-bit operand, or None if the operand is no register."""
     found = re.fullmatch(r"(U?R)(\d+)(?:\.64)?(?:\.reuse)?", operand)
     return (f"{found[1]}{found[2]}", f"{found[1]}{int(found[2]) + 1}") if found else None
 
@@ -122,7 +123,7 @@ CONSTANT = re.compile(r"c\[0x(\w+)\]\[(?:(U?R\w+)\+?)?(0x\w+)?\]")
 
 @cache
 def parsed(operand: str) -> Source:
-    """Returns what an operand names. Numbers are words of 32 bits, so that -1 is 2^32 - 1."""
+    """Returns what an operand stands for. A number is a word of 32 bits, so that -1 is 2^32 - 1."""
     operand = operand.removesuffix(".reuse")
     if re.fullmatch(r"-?0x[0-9a-f]+", operand):
         return Source(number=int(operand, 16) & WORD)
@@ -138,8 +139,8 @@ def parsed(operand: str) -> Source:
 class Warp:
     """The registers of a warp, by the names that SASS gives them.
 
-    A register that nothing has written is 0. Programs read such a register if they keep predicates
-    in some of its bits, and do not depend on its other bits.
+    A register that nothing has written is 0. Kernels read such a register, for example, when they
+    put predicates into some of its bits; the other bits do not matter then.
     """
 
     def __init__(self, context: WarpContext):
@@ -156,7 +157,8 @@ class Warp:
         return not value if isinstance(value, bool) else ~value
 
     def read(self, operand: str) -> Value:
-        """Returns a word, or 33 bits if a minus carries, as the minus of 0 does."""
+        """Returns the word that an operand has. The result has 33 bits if the operand is the
+        negation of 0, which has a carry."""
         source = parsed(operand)
         if source.constant is not None:
             value: Value = self.read_constant(source.constant, 4)
@@ -172,7 +174,8 @@ class Warp:
         return self.context.constant(int(found[1], 16), offset, size)
 
     def read_pair(self, operand: str) -> Value:
-        """Returns 64 bits from a register and the next one, or from a constant bank."""
+        """Returns the 64 bits of a 64-bit operand: a register and the next one, or eight bytes of a
+        constant bank."""
         if re.match("-U?R", operand):
             value = self.read_pair(operand[1:])
             return None if value is None else (DOUBLE - value + 1) & DOUBLE
@@ -184,8 +187,8 @@ class Warp:
         return low | high << 32 if all_known(low, high) else None
 
     def write(self, name: str, value: Value | Mask, where: Mask | None) -> None:
-        """Writes a register in the lanes of `where`. It becomes unknown in all lanes if `where` is
-        unknown, or if the value is and `where` has any lane."""
+        """Writes a register in the lanes of `where`. The register becomes unknown in all lanes if
+        `where` is unknown, or if the value is unknown and `where` has any lane."""
         if isinstance(where, np.ndarray) and (where.all() or not where.any()):
             where = bool(where.any())
         if where is True or (where is not False and value is None):
@@ -193,8 +196,9 @@ class Warp:
         elif where is None:
             self.values[name] = None
         elif where is not False:
-            # Unknown lanes outside `where` become zeros, because only instructions under the same
-            # predicate read the register. A predicate stays an array of bools, as a mask has to be.
+            # Unknown lanes outside `where` become zeros. Their value does not matter, because only
+            # instructions under the same predicate read the register. A predicate stays an array of
+            # bools, as a mask has to be.
             unknown = False if is_predicate(name) else 0
             old = self.values.get(name)
             self.values[name] = select_lanes(where, value, unknown if old is None else old)

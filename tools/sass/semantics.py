@@ -1,6 +1,7 @@
-"""Computes the instructions that addresses and jumps depend on.
+"""Computes the instructions of SASS on which addresses and jumps depend.
 
-Other instructions have no handler: their results are unknown.
+A handler takes the warp and an instruction, and returns the values of its outputs. Instructions
+without a handler have unknown results (None).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Registers a handler for instructions and their variants for uniform registers (U...)."""
+    """Returns a decorator that registers a handler for the instructions `names` and for their
+    variants on uniform registers, whose names begin with U."""
 
     def register(handler: Handler) -> Handler:
         for name in names:
@@ -52,7 +54,8 @@ def carry_in(warp: Warp, step: Step) -> Value:
 
 
 def with_carries(step: Step, total: Value) -> list[Value | Mask]:
-    """Returns the word of a sum for the output register, and its carries for the predicates."""
+    """Returns the values of a sum's outputs: its lower word for the register, and its carries for
+    the predicates."""
     results: list[Value | Mask] = []
     carries = 0
     for output in step.outputs:
@@ -74,7 +77,8 @@ def add(warp: Warp, step: Step) -> Sequence[Value]:
 
 @handles("IMAD")
 def multiply_add(warp: Warp, step: Step) -> Sequence[Value]:
-    """Computes a * b + c in words, or with .WIDE or .HI in 64 bits. A move has a factor of zero."""
+    """Computes a * b + c in words, or with .WIDE or .HI in 64 bits. Compilers also use it with a
+    factor of zero, which moves c."""
     if "WIDE" in step.parts or "HI" in step.parts:
         return multiply_wide(warp, step)
     a, b, c = (warp.read(operand) for operand in step.values[:3])
@@ -90,8 +94,8 @@ def multiply_add(warp: Warp, step: Step) -> Sequence[Value]:
 
 
 def multiply_wide(warp: Warp, step: Step) -> Sequence[Value | Mask]:
-    """Returns the product of two words plus 64 bits, or with .HI the upper word of that. The carry
-    of the sum goes to a predicate among the outputs."""
+    """Computes the product of two words plus a 64-bit number, or with .HI the upper word of this
+    sum. If a predicate is among the outputs, it gets the carry of the sum."""
     a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
     c = warp.read_pair(step.values[2])
     if not all_known(a, b, c):
@@ -107,7 +111,8 @@ def multiply_wide(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 
 @handles("LEA")
 def shift_add(warp: Warp, step: Step) -> Sequence[Value]:
-    """Adds b to `a << shift`, or with .HI to the upper word of 64 bits that are shifted left."""
+    """Computes (a << shift) + b. With .HI, a is the lower word of a 64-bit number, and b is added
+    to the upper word of this number shifted left."""
     values, carry = step.values, 0
     a, b = (warp.read(operand) for operand in values[:2])
     shift = int(values[-1], 16)
@@ -135,7 +140,8 @@ def logic(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 
 
 def truth_table(table: int, a: Value, b: Value, c: Value, ones: int) -> Value:
-    """Computes LOP3's function, bit by bit. Returns None if an input that matters is unknown."""
+    """Computes the function of LOP3, which `table` defines as a truth table, for each bit of a, b
+    and c. Returns None if an input is unknown on which the function depends."""
     inputs = []
     for value, bit in ((a, 4), (b, 2), (c, 1)):
         depends = any((table >> i & 1) != (table >> (i ^ bit) & 1) for i in range(8))
@@ -164,8 +170,9 @@ def predicate_logic(warp: Warp, step: Step) -> Sequence[Mask | None]:
 
 @handles("ISETP")
 def compare(warp: Warp, step: Step) -> Sequence[Mask | None]:
-    """Compares words, and joins the result with a predicate by AND or OR. With .EX the words are
-    the upper halves of 64 bits, and another predicate has the comparison of the lower halves."""
+    """Compares two words, and joins the result with a predicate by AND or OR. With .EX the words
+    are the upper halves of 64-bit numbers, and another predicate says how their lower halves
+    compare."""
     a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
     others = [warp.predicate(operand) for operand in step.predicate_inputs]
     if not all_known(a, b, *others):
@@ -186,8 +193,8 @@ def is_only_one_known(a: Value, b: Value) -> bool:
 
 @handles("FSETP", "DSETP")
 def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
-    """Compares a value from memory with a constant. A result of arithmetic, which is unknown, is
-    taken to equal no constant."""
+    """Compares two floating point numbers. If only one of them is known, it is a constant, and the
+    other is a result of arithmetic, which is taken to be unequal to it."""
     if step.name == "DSETP":
         bits, floating = np.uint64, np.float64
         values = [warp.read_pair(operand) for operand in step.values[:2]]
@@ -209,9 +216,9 @@ def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
 
 @handles("SHF")
 def shift(warp: Warp, step: Step) -> Sequence[Value]:
-    """Returns the lower word of two words that are shifted as 64 bits, left (.L) or right, or with
-    .L.HI the upper word. A right shift with .HI is one of the upper word alone, unless the opcode
-    says 64 bits."""
+    """Shifts a 64-bit number, which two words make up, left (.L) or right, and returns its lower
+    word, or with .L.HI its upper word. A right shift with .HI shifts only the upper word, unless
+    the opcode says 64 bits."""
     low, count, high = (as_word(warp.read(operand)) for operand in step.values[:3])
     if count is None or (low is None and step.values[0] != "RZ"):
         return [None]
@@ -242,7 +249,8 @@ def select(warp: Warp, step: Step) -> Sequence[Value]:
 
 @handles("VIMNMX", "IMNMX", "VIADDMNMX")
 def extreme(warp: Warp, step: Step) -> Sequence[Value]:
-    """Returns the minimum or maximum of two words. In VIADDMNMX the first is a sum of two."""
+    """Computes the minimum or maximum of two words. In VIADDMNMX the first word is the sum of two
+    operands."""
     values = [as_word(warp.read(operand)) for operand in step.values]
     is_min = warp.predicate(step.predicate_inputs[0])
     if not all_known(*values, is_min):
@@ -259,15 +267,17 @@ def move(warp: Warp, step: Step) -> Sequence[Value]:
     return [as_word(warp.read(step.values[0]))]
 
 
+#: This selector takes the lower half of the result from one word and the upper half from another.
 MOVE_HALF = 0x7610
 
 
 @handles("PRMT")
 def permute(warp: Warp, step: Step) -> Sequence[Value]:
-    """Picks by each nibble of the selector a byte of two words or, with bit 3, the byte's sign."""
+    """Makes a word of four bytes. Each nibble of the selector picks one of the eight bytes of two
+    words, or if its bit 3 is set, that byte's sign bit, repeated eight times."""
     low, selector, high = (as_word(warp.read(operand)) for operand in step.values[:3])
     if selector == MOVE_HALF and high is None:
-        high = 0  # 16 bits are moved, and nothing reads what stays above them
+        high = 0  # only the lower 16 bits of the result matter, which come from the other word
     if not isinstance(selector, int) or not all_known(low, high):
         return [None]
     pair = low | high << 32
@@ -301,7 +311,8 @@ def load_constant(warp: Warp, step: Step) -> Sequence[Value]:
 
 @handles("HFMA2")
 def half_constant(warp: Warp, step: Step) -> Sequence[Value]:
-    """Loads a constant, for which compilers use half arithmetic with a factor of zero."""
+    """Returns the constant that HFMA2 loads when its factors are zero, as compilers use it. Other
+    results of half arithmetic are unknown."""
     if [value.lstrip("-") for value in step.values[:2]] != ["RZ", "RZ"] or len(step.values) < 4:
         return [None]
     halves = [np.float16(float_of(text)).view(np.uint16) for text in step.values[2:4]]
@@ -309,11 +320,11 @@ def half_constant(warp: Warp, step: Step) -> Sequence[Value]:
 
 
 def float_of(text: str) -> float:
-    """Returns the number that SASS spells as +INF, -INF, +QNAN or in digits."""
+    """Returns the number for its text in SASS, which is +INF, -INF, +QNAN or has digits."""
     return float({"+INF": "inf", "-INF": "-inf"}.get(text, text.replace("QNAN", "nan")))
 
 
-# to_float, reciprocal and to_integer are the parts of an integer division.
+# to_float, reciprocal and to_integer are what compilers make an integer division of.
 @handles("I2F")
 def to_float(warp: Warp, step: Step) -> Sequence[Value]:
     """Converts an unsigned number to float32, rounding up (.RP). Other conversions are unknown."""
@@ -356,7 +367,8 @@ def bits_of(number: np.ndarray) -> int | np.ndarray:
 
 @handles("R2P")
 def to_predicates(warp: Warp, step: Step) -> Sequence[Value]:
-    """Writes the bits of a byte that the mask selects to P0 to P6; the output PR stands for all."""
+    """Writes bits of a byte to the predicates P0 to P6 that the mask selects. The output operand is
+    PR, which stands for all predicates."""
     register, _, byte = step.values[0].partition(".B")
     value, mask = warp.read(register), int(step.values[1], 16)
     for number in range(7):
@@ -368,7 +380,8 @@ def to_predicates(warp: Warp, step: Step) -> Sequence[Value]:
 
 @handles("P2R")
 def from_predicates(warp: Warp, step: Step) -> Sequence[Value]:
-    """Returns predicates where the mask has ones, and another register's bits elsewhere."""
+    """Returns a word whose bits are predicates where the mask has ones, and those of another
+    register elsewhere."""
     mask, result = int(step.values[-1], 16), warp.read(step.values[-2])
     if result is None or step.values[0] != "PR":
         return [None]
@@ -382,7 +395,7 @@ def from_predicates(warp: Warp, step: Step) -> Sequence[Value]:
     return [result]
 
 
-# The predicates say that a wait for other threads is over, so that no warp waits.
+# The output predicates of SYNCS say whether a wait for other threads is over. Here it always is.
 @handles("SYNCS")
 def synchronise(warp: Warp, step: Step) -> Sequence[Value | Mask]:
     return [True if is_predicate(output) else None for output in step.outputs]
@@ -390,5 +403,6 @@ def synchronise(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 
 @handles("FCHK")
 def division_needs_slow_path(warp: Warp, step: Step) -> Sequence[Mask]:
-    """Returns False, which says that the division needs no slow path: numbers are normal."""
+    """Returns False: a division never needs the slow path, which is for numbers that are not
+    normal."""
     return [False]

@@ -1,4 +1,5 @@
-"""The budget of shapes: instructions and bytes that later changes may not exceed unnoticed."""
+"""Compares the instructions and bytes of each shape with their budget in sass_shapes.csv, so that a
+change which increases them is noticed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ TOLERANCE = 1.03  # the limit is the number in the file, times this
 
 @dataclass(frozen=True)
 class ShapeBudget:
-    """The limits of a shape; its fields have the names that they have in Shape."""
+    """The budget of a shape. The fields have the same names and meanings as in `Shape`."""
 
     op: str
     dtype: str
@@ -26,7 +27,7 @@ class ShapeBudget:
 
 
 def read_shapes(path: Path = SHAPES) -> dict[tuple[str, str, int, int], ShapeBudget]:
-    """Returns the budget of each shape."""
+    """Returns the budget of each shape, by operator, dtype, rows and columns."""
     found = read_csv(ShapeBudget, path)
     return {(row.op, row.dtype, row.rows, row.cols): row for row in found}
 
@@ -34,7 +35,8 @@ def read_shapes(path: Path = SHAPES) -> dict[tuple[str, str, int, int], ShapeBud
 def shape_failures(
     rows: Iterable[Shape], budget: dict[tuple[str, str, int, int], ShapeBudget]
 ) -> Iterator[str]:
-    """Yields messages about shapes that are not in the budget, or exceed it."""
+    """Yields a message about each shape that is not in the budget, and about each number that
+    exceeds it."""
     for row in rows:
         name = f"{row.op} {row.dtype} {row.rows} x {row.cols}"
         allowed = budget.get((row.op, row.dtype, row.rows, row.cols))

@@ -1,4 +1,5 @@
-"""The table of shapes: the instructions and bytes of every operator, dtype and row length."""
+"""Makes the table of shapes, which has the instructions and bytes of every operator, dtype and row
+length."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ OPS = [
     )
     for direction in ("", "_backward")
 ]
-#: float16 takes the same kernels as bfloat16 with other conversions.
+#: float16 is left out, because its kernels differ from those of bfloat16 only in conversions.
 DTYPES = ("bfloat16", "float32")
 POWERS = [1 << i for i in range(10, 16)]
 COLS = (49, 197, 577, 1023, *POWERS, 50257, 65536, 131072, 262144)
@@ -33,7 +34,7 @@ TENSOR_BYTES = (64 << 20, 1 << 30)
 
 
 def table_cases() -> list[Case]:
-    """Returns each operator with each dtype, length of rows and size of tensors."""
+    """Returns a case for each operator, dtype, row length and size of tensors."""
     cases = []
     for op in OPS:
         for dtype in DTYPES:
@@ -46,7 +47,7 @@ def table_cases() -> list[Case]:
 
 @dataclass(frozen=True)
 class Shape:
-    """The report's row for a case: the sums over all of its launches."""
+    """The report's row about a case. Numbers without a remark are sums over all of its launches."""
 
     op: str
     dtype: str
@@ -54,16 +55,17 @@ class Shape:
     cols: int
     kernels: str
     launches: int
-    threads: int  # of a block, of the launch with most instructions, as is the next
+    threads: int  # of a block, in the launch with the most instructions, as is the next
     cluster: int
-    bytes_u: float  # moved, in units of one tensor
-    instructions: float  # of warps, for 1024 elements
-    issue: float  # instructions, as a share of those that the GPU can issue in the time of a copy
-    guesses: float  # jumps and accesses whose target is not known, in the mean warp
+    bytes_u: float  # bytes moved, in units of one tensor
+    instructions: float  # of warps, for each 1024 elements
+    issue: float  # instructions as a fraction of those that the GPU can issue while a copy runs
+    guesses: float  # how many jumps and accesses with unknown targets a warp has, on average
 
 
 def moved_bytes(demand: Demand, regions: dict[int, Region]) -> float:
-    """Returns the bytes loaded and stored, without accesses to null."""
+    """Returns the bytes that are loaded from memory and stored to it. Accesses to null do not
+    count."""
     loaded = {key: count for key, count in demand.loaded.items() if key}
     stored = {key: count for key, count in demand.stored.items() if key}
     return sum(counted_loads(regions.get(key), count) for key, count in loaded.items()) + sum(
@@ -72,22 +74,23 @@ def moved_bytes(demand: Demand, regions: dict[int, Region]) -> float:
 
 
 def counted_loads(region: Region | None, count: float) -> float:
-    """Returns the bytes that come from memory: those of rows, those of partials at most once, and
-    none of what all rows read, which caches hold."""
+    """Returns how many of the `count` bytes that are loaded from a region come from memory. All
+    bytes of rows do. A region of partials comes from memory at most once. What all rows read counts
+    as 0, because caches hold it."""
     if region is None or region.kind == "rows":
         return count
     return min(count, region.bytes) if region.kind == "partials" else 0.0
 
 
 def counted_stores(region: Region | None, count: float) -> float:
-    """Returns the bytes that go to memory: those of rows, and at most once those of partials and
-    of what all rows add to."""
+    """Returns how many of the `count` bytes that are stored to a region go to memory. All bytes of
+    rows do. A region of partials, or of what all rows add to, goes to memory at most once."""
     return count if region is None or region.kind == "rows" else min(count, region.bytes)
 
 
 def issue_share(instructions: float, regions: dict[int, Region], chip: Chip) -> float:
-    """Returns warp instructions as a share of those that the chip issues while a copy moves every
-    tensor once."""
+    """Returns warp instructions as a fraction of those that the chip can issue in the time in which
+    a copy moves every tensor once."""
     essential = sum(region.bytes for region in regions.values() if region.kind == "rows")
     copy_seconds = essential / chip.bandwidth / chip.multiprocessors
     return instructions / (SCHEDULERS * chip.boost_clock * chip.multiprocessors * copy_seconds)
@@ -95,14 +98,14 @@ def issue_share(instructions: float, regions: dict[int, Region], chip: Chip) -> 
 
 @dataclass(frozen=True)
 class Counter:
-    """What is needed to count a case; each process gets it once."""
+    """Counts the instructions and bytes of cases. Each process gets one, with what it needs."""
 
     codes: dict[str, Code]  # by symbol, as are the names
     names: dict[str, str]
     program: LaunchProgram
 
     def count(self, case: Case) -> Shape:
-        """Returns the report's row for a case."""
+        """Returns the report's row about a case."""
         (plan,) = self.program.plans([case])
         demands = demands_of(case, self.codes, self.program.plans)
         instructions = sum(each.instructions * count for each, count in demands)
@@ -125,7 +128,7 @@ _counter: Counter | None = None
 
 
 def _start(counter: Counter) -> None:
-    """Keeps the counter in a new process of shapes_of(), for the calls of _count() there."""
+    """Stores the counter in a new process of shapes_of(), for the calls of _count() there."""
     global _counter
     _counter = counter
 

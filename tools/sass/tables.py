@@ -1,4 +1,4 @@
-"""CSV files whose rows are the fields of a dataclass."""
+"""Reads and writes CSV files whose columns are the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Row = TypeVar("Row")
 
 
 def read_csv(kind: type[Row], path: Path) -> list[Row]:
-    """Returns the rows that write_csv() wrote. Raises ReportError if the file is missing or
-    damaged."""
+    """Returns the rows of a file that write_csv() wrote, as instances of `kind`. Raises ReportError
+    if the file is missing or damaged."""
     convert = get_type_hints(kind)
     try:
         with path.open(newline="") as file:
@@ -29,7 +29,8 @@ def read_csv(kind: type[Row], path: Path) -> list[Row]:
 
 
 def write_csv(kind: type, rows: Sequence[Any], path: Path) -> None:
-    """Writes the fields of `kind` for each row. Rows may be of another class that has them too."""
+    """Writes a line with the fields of `kind` for each row. The rows may be of another class that
+    has these fields too."""
     text = io.StringIO()
     names = [field.name for field in fields(kind)]
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")

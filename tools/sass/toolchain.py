@@ -1,4 +1,4 @@
-"""The programs of the CUDA toolkit, which take compiled kernels apart."""
+"""Disassembles compiled kernels, by the programs of the CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def find_in(folders: Iterable[str], name: str) -> str | None:
 
 
 def tool_environment() -> dict[str, str]:
-    """Returns an environment whose PATH has the toolkit's folder and those of NVIDIA's pip
-    packages, in which cuobjdump looks for nvdisasm."""
+    """Returns the environment with the toolkit's folder, and those of NVIDIA's pip packages, added
+    to PATH. cuobjdump looks for nvdisasm there."""
     folders = [os.environ.get("PATH", "")]
     if nvcc := find_nvcc():
         folders.append(str(Path(nvcc).resolve().parent))
@@ -53,7 +53,8 @@ def tool_environment() -> dict[str, str]:
 
 
 def find_disassembler() -> tuple[str, dict[str, str]]:
-    """Returns cuobjdump, and the environment in which it finds nvdisasm."""
+    """Returns the path of cuobjdump, and the environment in which it finds nvdisasm. Raises
+    MissingTool if one of the two is not installed."""
     environment = tool_environment()
     found = {tool: find_in([environment["PATH"]], tool) for tool in ("cuobjdump", "nvdisasm")}
     if missing := [tool for tool, path in found.items() if path is None]:
@@ -76,15 +77,16 @@ def run(*command: str | Path, **options) -> str:
 
 @dataclass(frozen=True)
 class Code:
-    """A kernel as it was compiled."""
+    """A compiled kernel: its instructions, its resources, and where its parameters are."""
 
     body: list[Instruction]
     usage: Usage
-    parameters_at: int  # in the constant bank
+    parameters_at: int  # the offset of the parameters in the constant bank
 
 
 def read_codes(cubin: Path) -> dict[str, Code]:
-    """Returns the kernels of a cubin by their symbols."""
+    """Returns the kernels of a cubin, which is a file of machine code for a GPU, by their
+    symbols."""
     cuobjdump, environment = find_disassembler()
     dump = run(cuobjdump, "-sass", "-res-usage", "-elf", cubin, env=environment)
     bodies, usages, offsets = parse_sass(dump), parse_usage(dump), parse_parameters(dump)
@@ -103,8 +105,9 @@ def parse_parameters(dump: str) -> dict[str, int]:
 
 
 def attributes(dump: str, name: str, value: str) -> dict[str, int]:
-    """Returns an attribute of each kernel that has it, from the ELF sections `.nv.info.<kernel>`.
-    The group in the pattern `value` is hexadecimal."""
+    """Returns the attribute EIATTR_<name> of each kernel that has it. The ELF sections
+    `.nv.info.<kernel>` list the attributes. The group in the regular expression `value` matches the
+    number, which is hexadecimal."""
     pattern = re.compile(rf"EIATTR_{name}\s+Format:\s*\S+\s+Value:\s*{value}")
     sections = re.split(r"\n\.nv\.info\.", dump)[1:]
     found = ((section.split()[0], pattern.search(section)) for section in sections)
@@ -112,8 +115,8 @@ def attributes(dump: str, name: str, value: str) -> dict[str, int]:
 
 
 def parse_usage(dump: str) -> dict[str, Usage]:
-    """Returns the resources and launch bounds in the output of `cuobjdump -res-usage -elf`, without
-    kernels that have no launch bounds."""
+    """Returns the resources and launch bounds of each kernel in the output of `cuobjdump -res-usage
+    -elf`. Kernels without launch bounds are left out."""
     threads = attributes(dump, "MAX_THREADS", r"0x([0-9a-f]+)")
     usages = {}
     for key, line in re.findall(r"Function (\S+):\s+(REG:.*)", dump):
@@ -125,7 +128,8 @@ def parse_usage(dump: str) -> dict[str, Usage]:
 
 
 def demangle(keys: Sequence[str]) -> dict[str, str]:
-    """Returns kernels' short names by symbol: `softmax_forward_registers<bf16, 8, 4, 0>`."""
+    """Maps the symbols of kernels to short names, such as `softmax_forward_registers<bf16, 8, 4,
+    0>`."""
     lines = run("c++filt", input="\n".join(keys)).splitlines()
     short = {"__nv_bfloat16": "bf16", "__half": "half", "void ": "", "fusedops::cuda::": ""}
     names = {}
@@ -137,12 +141,14 @@ def demangle(keys: Sequence[str]) -> dict[str, str]:
 
 
 def codes_of(architectures: Sequence[str], library: Path = LIBRARY) -> dict[str, dict[str, Code]]:
-    """Returns the kernels of a library by architecture and symbol. A library is taken apart once
-    for each architecture; the kernels stay in ``build/sass`` until another library is read."""
+    """Returns the kernels of a library by architecture and symbol. A library is disassembled once
+    for each architecture, and the result is kept in ``build/sass`` until another library is
+    read."""
     if not library.exists():
         raise ReportError(f"{library} is missing. {TO_BUILD}")
     CACHE.mkdir(parents=True, exist_ok=True)
-    with open(CACHE / "lock", "w") as lock:  # for test processes that want the same library
+    # The lock is for processes of the tests that want the same library at the same time.
+    with open(CACHE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         folder = CACHE / state_of(library)
         for other in filter(Path.is_dir, CACHE.iterdir()):
@@ -156,7 +162,7 @@ def codes_of(architectures: Sequence[str], library: Path = LIBRARY) -> dict[str,
 
 
 def state_of(library: Path) -> str:
-    """Returns a digest of a library and of the code that reads it."""
+    """Returns a digest of a library and of the code of this package, which reads it."""
     digest = hashlib.sha256(library.read_bytes())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
@@ -164,8 +170,9 @@ def state_of(library: Path) -> str:
 
 
 def remembered(path: Path, compute: Callable[[], dict[str, Code]]) -> dict[str, Code]:
-    """Returns what the file holds. If there is none, computes and writes it: under another name
-    first, so that a process that is stopped leaves no half of a file."""
+    """Returns the kernels in the file `path`. If there is no such file, computes and writes them.
+    The file is written under another name first, so that a process that is stopped leaves no half
+    of a file."""
     if not path.exists():
         unfinished = path.with_suffix(".part")
         unfinished.write_bytes(pickle.dumps(compute()))
@@ -175,7 +182,8 @@ def remembered(path: Path, compute: Callable[[], dict[str, Code]]) -> dict[str, 
 
 
 def take_apart(library: Path, arch: str) -> dict[str, Code]:
-    """Returns the kernels for an architecture, with one disassembler for each CPU."""
+    """Returns the kernels of a library for an architecture, by symbol. Runs as many disassemblers
+    at a time as there are CPUs."""
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         cubins = extract_cubins(library, arch, Path(name))
         if not cubins:
@@ -184,12 +192,12 @@ def take_apart(library: Path, arch: str) -> dict[str, Code]:
 
 
 def kernels_of(architectures: Sequence[str], library: Path = LIBRARY) -> list[Kernel]:
-    """Returns the report's row for every kernel and architecture."""
+    """Returns the report's row about every kernel of a library, for each architecture."""
     return kernels_in(codes_of(architectures, library))
 
 
 def kernels_in(codes: dict[str, dict[str, Code]]) -> list[Kernel]:
-    """Returns the report's rows for kernels by architecture and symbol."""
+    """Returns the report's rows about kernels, which `codes` has by architecture and symbol."""
     kernels = []
     for arch, of_arch in codes.items():
         names = demangle(list(of_arch))

@@ -67,9 +67,10 @@ def _compile_ahead(graph: Graph) -> Graph:
 
 
 def prepare(graph: Graph) -> Callable[[int], dict[str, Call]]:
-    """Compiles a graph; returns a function that makes the timed calls for a number of rows."""
+    """Compiles a graph. Returns a function that takes a number of rows, and returns the calls to
+    time for it, by the names INDUCTOR and OURS."""
     torch.set_num_threads(graph.threads)
-    torch.compiler.reset()  # so that Dynamo's limit of recompilations is not reached
+    torch.compiler.reset()  # without this, many graphs would reach Dynamo's recompilation limit
     operator = graph.operator
     functions = {
         INDUCTOR: torch.compile(operator.eager, backend="inductor", fullgraph=True),
