@@ -1,4 +1,5 @@
-"""Benchmarks of whole models, of peak memory and of the overhead of a call, from a checkout.
+"""Has the benchmarks of whole models, of peak memory and of the overhead of a call.
 
-`python -m fusedops bench` times the operators; it is part of the package, and these build on it.
+They need a checkout, and build on `python -m fusedops bench`, which times the operators and is part
+of the package.
 """

@@ -1,7 +1,7 @@
-"""`python -m tools.bench host`: the overhead of a call, compared with torch's functions.
+"""`python -m tools.bench host` measures the overhead of a call, compared with torch's functions.
 
-A row of 128 floats is computed in less than 0.1 us; the rest of the time is overhead: Python, the
-dispatcher and autograd.
+A row of 128 floats is computed in less than 0.1 us. The rest of a call's time is overhead: that of
+Python, of the dispatcher and of autograd.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ROWS, COLS = 1, 128
 WITHOUT_GRAD, FORWARD, BOTH = "without grad", "forward with grad", "forward and backward"
 MODES = (WITHOUT_GRAD, FORWARD, BOTH)
 
-#: A burst has so few calls that most bursts are not disturbed.
+#: A call is repeated this often in a burst. A burst is so short that other programs disturb few.
 BURST = 100
 BURSTS, BURSTS_QUICK = 1000, 50
 
 Function = Callable[..., Tensor]
 
-#: torch's function and ours, with the arguments tensor, weight and bias.
+#: Operator -> torch's function and ours, which take a tensor, a weight and a bias.
 FUNCTIONS: dict[str, tuple[Function, Function]] = {
     "softmax": (lambda x, w, b: F.softmax(x, -1), lambda x, w, b: fusedops.softmax(x, -1)),
     "log_softmax": (
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_host(case: HostCase, bursts: int) -> dict[str, Any]:
-    """Returns the microseconds of both functions, which take turns, as a line of the CSV."""
+    """Returns the microseconds that a call of each of the two functions takes, as a line of the
+    CSV. The functions take turns."""
     torchs, ours = (_call(function, case.mode) for function in FUNCTIONS[case.op])
     torch_us, fusedops_us = least_us([torchs, ours], bursts)
     times = {"torch_us": torch_us, "fusedops_us": fusedops_us, "ratio": fusedops_us / torch_us}
@@ -104,7 +105,8 @@ def _call(function: Function, mode: str) -> Call:
 
 
 def least_us(calls: list[Call], bursts: int) -> list[float]:
-    """Returns microseconds per call: the minimum over the bursts, in which the calls take turns."""
+    """Returns how many microseconds each call takes: the least mean over a burst. The bursts of the
+    calls take turns."""
     least = [float("inf")] * len(calls)
     collects = gc.isenabled()
     gc.disable()

@@ -1,7 +1,8 @@
-"""`python -m tools.bench memory`: the memory that each way to run an operator allocates.
+"""`python -m tools.bench memory` measures the memory that each way to run an operator allocates.
 
-A peak is the maximum that is allocated at one time while the operator runs, beyond the memory that
-was allocated before: input, masks, the incoming gradient, and the buffer given as `out=`.
+A peak is the largest amount that is allocated at one time while the operator runs. Memory that was
+allocated before does not count: the input, masks, the incoming gradient, and the buffer given as
+`out=`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Way:
     """A way to compute an operator: `function(x, *operands)`, which may overwrite x.
 
     into_buffer: whether the last argument of the function is a buffer for its result.
-    trains: whether autograd can record it.
+    trains: whether autograd can record the function, so that it can be measured in training.
     """
 
     function: Function
@@ -91,8 +92,8 @@ def _filled_decomposed(x: Tensor, hidden: Tensor) -> Tensor:
 
 
 def _into_buffer_or_input(into: Callable[..., Tensor]) -> dict[str, Way]:
-    """Returns the ways to write a softmax into a buffer and over its input. `into` computes it, and
-    takes the tensor to write to as its last argument."""
+    """Returns the ways to write a softmax into a buffer and over its input. `into` computes the
+    softmax, and its last argument is the tensor to which it writes."""
     return {
         OURS_OUT: Way(into, into_buffer=True),
         OURS_IN_PLACE: Way(lambda x, *operands: into(x, *operands, x)),
@@ -149,7 +150,8 @@ SAVING_WAYS: dict[str, dict[str, Way]] = {
 
 
 def ways(case: Case) -> dict[str, Way]:
-    """Returns every way to compute the case, or for backward those that autograd can record."""
+    """Returns every way to compute the case by name. For the backward direction these are only the
+    ways that autograd can record."""
     operator = case.operator
     found = {
         EAGER: Way(operator.of_whole(operator.eager), trains=True),
@@ -171,7 +173,7 @@ def measure_peaks(case: Case) -> Iterator[dict[str, Any]]:
     """Yields the peak of every way to compute the case, as a line of the CSV."""
     torch.compiler.reset()
     for name, way in ways(case).items():
-        bind(case, way)()  # compiles, and fills caches that are kept
+        bind(case, way)()  # compiles, and allocates what stays allocated, such as caches
         peak = peak_bytes(bind(case, way), case.device)
         yield {
             **case.columns,
@@ -184,27 +186,29 @@ def measure_peaks(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def bind(case: Case, way: Way) -> Callable[[], Any]:
-    """Returns a call whose inputs are allocated; it may overwrite them, so it can run once."""
+    """Returns a call that computes the case, whose inputs are already allocated. It can run only
+    once, because it may overwrite them."""
     x, operands = case.random(seed=0), case.operator.operands(case)
     if way.into_buffer:
         operands = (*operands, torch.empty_like(x))
     if case.direction == FORWARD:
         return partial(way.function, x, *operands)
     leaf = x.requires_grad_()
-    # As inside a model, the input is not a leaf, so that it may be overwritten.
+    # The input is a clone of the leaf, because autograd does not allow a leaf to be overwritten.
     return partial(_train, way.function, leaf, leaf.clone(), operands, case.random(seed=1))
 
 
 def _train(
     function: Function, leaf: Tensor, x: Tensor, operands: tuple[Tensor, ...], grad: Tensor
 ) -> tuple[Any, Tensor]:
-    """Returns the results, which the next layer would keep, and the gradient of x for `grad`."""
+    """Returns the results, which the next layer of a model would keep, and the gradient of `leaf`
+    for the incoming gradient `grad`."""
     output = function(x, *operands)
     return output, gradients(output, [leaf], grad)[0]
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
-    """Returns the maximum that `call` has allocated at one time, including its result."""
+    """Returns the most bytes that `call` has allocated at one time, including its result."""
     return _peak_on_cuda(call, device) if device.startswith("cuda") else _peak_on_cpu(call)
 
 
@@ -217,13 +221,13 @@ def _peak_on_cuda(call: Callable[[], Any], device: str) -> int:
 
 
 def _peak_on_cpu(call: Callable[[], Any]) -> int:
-    """Returns the peak of the running sum of allocations and frees by torch's allocator.
+    """Returns the maximum of the running sum over all allocations and frees by torch's allocator.
 
-    The profiler records each of them, to the byte, in eager mode, in Inductor's code and in ours.
-    The process's resident memory is less precise: it counts whole pages, only after they are
-    touched, and memory that malloc keeps. It does include allocations that bypass torch, so a test
-    compares the two. Frees of earlier allocations are not recorded: the inputs must outlive the
-    call.
+    torch's profiler records each of these, to the byte, in eager mode, in Inductor's code and in
+    ours. The resident memory of the process would be less precise: it counts whole pages, only
+    after they are touched, and memory that malloc keeps. But it includes allocations that bypass
+    torch, so that a test compares the two. The profiler does not record frees of what was allocated
+    before it began, so that the inputs have to outlive the call.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = call()  # noqa: F841  not freed before the profiler stops
@@ -249,7 +253,7 @@ def print_peaks(frame: pd.DataFrame, console: Console) -> None:
 
 
 def _peak(of: pd.DataFrame, provider: str) -> str:
-    """Returns a cell; empty if the provider cannot compute the case."""
+    """Returns the cell of a provider; empty if the provider cannot compute the case."""
     if provider not in of.index:
         return ""
     peak = of.loc[provider]

@@ -1,4 +1,8 @@
-"""`python -m tools.bench models`: times of whole models, cell by cell, and their table."""
+"""`python -m tools.bench models` times whole models and prints a table.
+
+A cell of the benchmark is one model in one mode, with one dtype and number of threads. A step is a
+forward pass, or in training a forward and a backward pass.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, writes each cell to the file, and prints the table; returns 1 if a cell had to be
-    left out."""
+    """Measures, writes each cell to the file of --csv, and prints the table. Returns 1 if a cell
+    had to be left out."""
     if args.resume and not args.csv:
         raise UsageError("--resume: wanted --csv with it, the file with the earlier results")
     work = step_times(args)
@@ -76,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def step_times(args: argparse.Namespace) -> Work:
-    """Returns the steps to time, and the function that times one. With --resume, steps that are in
-    the CSV file are taken from it."""
+    """Returns the steps to time, and the function that times one of them. With --resume, a step
+    that is in the CSV file is not timed, and its times are taken from the file."""
     dtypes = args.dtype or (DTYPES[:1] if args.quick else DTYPES)
     is_on_cpu = args.device.type == "cpu"
     every = [1, torch.get_num_threads()] if is_on_cpu and not args.quick else [1]
@@ -98,7 +102,7 @@ def step_times(args: argparse.Namespace) -> Work:
         if kept := [row for row in rows if row.is_of(step)]:
             return kept
         rows.append(time_step(step, say, args.quick))
-        if args.csv:  # The file is written after each step: an interruption loses at most one.
+        if args.csv:  # written after each step, so that an interrupt loses at most one
             write_csv(pd.DataFrame(rows), args.csv)
         return rows[-1:]
 
@@ -118,7 +122,7 @@ def time_step(step: Step, say: Say, quick: bool) -> StepTime:
 
 
 def require_packages(steps: Sequence[Step]) -> None:
-    """Raises UserError with what to install if a model cannot be built."""
+    """Raises UserError, which says what to install, if a package is missing that a model needs."""
     if any(step.model in HUGGING_FACE for step in steps):
         try:
             import_transformers()
@@ -127,13 +131,15 @@ def require_packages(steps: Sequence[Step]) -> None:
 
 
 def check_steps(steps: list[Step]) -> list[Step]:
-    """Returns the steps. Raises UsageError if one layer does not fit into this machine's memory."""
+    """Returns the steps. Raises UsageError if a single layer of one of them does not fit into this
+    machine's memory."""
     for step in steps:
         if step.device != "cpu":
             continue
         scores = step.batch * step.size.heads * step.size.length**2
         features = step.batch * step.size.length * step.size.width
-        weights = 12 * step.size.width**2  # A layer has 4 for attention, 8 for the feed-forward.
+        # In units of width * width, attention has 4 weights, and the feed-forward network has 8.
+        weights = 12 * step.size.width**2
         numbers = 2 * scores + 2 * features + weights
         options.require_memory(str(step), numbers * step.dtype.itemsize)
     return steps
@@ -157,7 +163,8 @@ def read_steps(file: Path) -> list[StepTime]:
 
 
 def print_steps(frame: pd.DataFrame, console: Console) -> None:
-    """Prints a table with a row for each step. Half of the spread follows the ratio, after ±."""
+    """Prints a table with a row for each step. The number after ± is half of the spread of the
+    ratio of Inductor's time to ours."""
     steps = [StepTime(*row) for row in frame.itertuples(index=False)]
     inputs = dict.fromkeys(f"{step.batch}x{step.length}x{step.width}" for step in steps)
     title = (
@@ -174,7 +181,7 @@ def print_steps(frame: pd.DataFrame, console: Console) -> None:
 
 
 def _step_row(step: StepTime, peers: Sequence[str]) -> Iterator[str]:
-    """Yields the cells of a row; empty for peers that did not run."""
+    """Yields the cells of a step's row. The cells of peers that did not run are empty."""
     yield from (step.model, step.mode, step.dtype, str(step.threads))
     yield from (f"{ms:.1f}" for ms in (step.eager_ms, step.inductor_ms, step.fusedops_ms))
     times = (getattr(step, f"{name}_ms") for name in peers)

@@ -1,7 +1,7 @@
-"""Runs models in OpenVINO and ONNX Runtime, to compare with, if they are installed.
+"""Runs models in OpenVINO and ONNX Runtime (the peers), if they are installed, for a comparison.
 
 Both take the model in float32, captured by `torch.export`. OpenVINO can be set to compute in
-bfloat16, with float32 outputs; ONNX Runtime has no bfloat16 kernels for the CPU.
+bfloat16, with float32 outputs. ONNX Runtime has no bfloat16 kernels for the CPU.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Peer:
     """A way to run a model without torch.
 
     Args:
-        packages: the packages that it needs.
-        dtypes: the dtypes that it can compute in on a CPU.
-        compile: a function of a captured model, its inputs, the dtype and the number of threads
-            that returns a call for the outputs.
+        packages: the packages that the peer needs.
+        dtypes: the dtypes in which it can compute on a CPU.
+        compile: a function of a captured model, its inputs, the dtype and the number of threads.
+            Returns a function without arguments that computes the outputs.
     """
 
     packages: tuple[str, ...]
@@ -51,14 +51,14 @@ class Peer:
         return [name for name in self.packages if importlib.util.find_spec(name) is None]
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Returns whether it can run steps in `dtype` here."""
+        """Returns whether the peer is installed and can compute in `dtype`."""
         return dtype in self.dtypes and not self.missing
 
     def prepare(
         self, model: nn.Module, inputs: dict[str, Any], dtype: torch.dtype, threads: int
     ) -> Callable[[], Outputs]:
-        """Sets `model` to eval mode, and returns a call that runs it on these float32 inputs,
-        computing in `dtype`."""
+        """Sets `model` to eval mode, and returns a function that runs it in the peer on these
+        float32 inputs. The peer computes in `dtype`."""
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in inputs.items() if name not in tensors}
         with _quiet_exporter(), torch.no_grad():
@@ -67,7 +67,7 @@ class Peer:
 
 
 class _OfTensors(nn.Module):
-    """A model whose arguments and results are only tensors; other arguments are bound."""
+    """A model whose arguments and results are only tensors. Its other arguments are fixed."""
 
     def __init__(self, model: nn.Module, others: dict[str, Any]) -> None:
         super().__init__()

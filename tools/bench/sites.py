@@ -1,18 +1,18 @@
-"""Measures the share of a step that softmaxes and norms take, by the names in a profile.
+"""Measures which part of a step's time softmaxes and norms take, by the names in a profile.
 
-Inductor names a kernel after the ATen operators whose code it fused, in alphabetical order. The
-same rule is used for plain Inductor and for fusedops. A site is a softmax or norm of the model.
-These belong to the sites:
+A site is a softmax or norm of the model. Inductor names a kernel after the ATen operators whose
+code it fused, in alphabetical order, so that names tell which kernels belong to a site. The same
+rule is used for plain Inductor and for fusedops. These belong to the sites:
 
 - the operators of fusedops;
 - a kernel with a part of a softmax or norm, including all that was fused into it, such as scale,
   mask, dropout, residual and casts;
-- a kernel of a dropout or mask alone, which comes before or after such a kernel, unless it has an
-  activation: then it belongs to the feed-forward network.
+- a kernel of only a dropout or a mask, because it comes before or after such a kernel. If it has an
+  activation too, it belongs to the feed-forward network, and does not count.
 
 Attention that Inductor turns into scaled_dot_product_attention does not belong to the sites,
-because its matrix products cannot be separated. A kernel of arithmetic alone, such as `mul`, does
-not either, because it could belong to anything.
+because its matrix products cannot be separated. Nor does a kernel that has only arithmetic, such as
+`mul`, because it could belong to anything.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ KERNEL_NAMES = {"cpp.enable_kernel_profile": True, "cpp.descriptive_names": "ori
 
 PROFILED_STEPS = 3
 
-# The forward pass of a decomposed norm has rsqrt or var_mean. In the backward pass the mean has
-# become a division and an expansion, and the square a power.
+# How is a norm that models write as several calls recognised? Its forward pass has rsqrt or
+# var_mean. In its backward pass the mean has become a division and an expansion, and the square a
+# power.
 _NORM_BACKWARD = r"div_(?:\w+_)?expand_(?:\w+_)?pow_(?:\w+_)?sum"
 
 
 def _any_of(*names: str) -> re.Pattern[str]:
-    """Returns a pattern that finds these names between underscores: "exp", but not in "expand"."""
+    """Returns a pattern that finds these names as whole words: "exp" in "fused_exp_sum", but not in
+    "fused_expand"."""
     return re.compile(rf"(?<![a-z])(?:{'|'.join(names)})(?![a-z])")
 
 
@@ -58,7 +60,7 @@ def belongs_to_a_site(name: str) -> bool:
 
 
 def share_of_sites(step: Call) -> float:
-    """Returns the share of a step's CPU time that its softmaxes and norms take, between 0 and 1."""
+    """Returns which part of a step's CPU time its softmaxes and norms take, between 0 and 1."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(PROFILED_STEPS):
             step()
@@ -66,7 +68,7 @@ def share_of_sites(step: Call) -> float:
 
 
 def share_in(events: Iterable[FunctionEvent]) -> float:
-    """Returns the share of the sites in the events of a profile, between 0 and 1."""
+    """Returns which part of the CPU time in the events of a profile the sites take, from 0 to 1."""
     events = list(events)
     inside = sum(event.self_cpu_time_total for event in events if _is_inside_a_site(event))
     share: float = inside / sum(event.self_cpu_time_total for event in events)
@@ -74,7 +76,8 @@ def share_in(events: Iterable[FunctionEvent]) -> float:
 
 
 def _is_inside_a_site(event: FunctionEvent | None) -> bool:
-    """Returns whether an event is of a site or called by one, like the allocation of its result."""
+    """Returns whether an event belongs to a site, or is called by one that does, such as the
+    allocation of a result."""
     while event is not None:
         if belongs_to_a_site(event.name):
             return True

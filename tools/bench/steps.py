@@ -1,9 +1,10 @@
-"""Times a step of a whole model in eager, with Inductor and with fusedops, and its sites' share.
+"""Times a step of a whole model in eager, with Inductor and with fusedops, and finds which part of
+the time its softmaxes and norms take, which are its sites (`sites.py`).
 
-Inference is a forward pass without gradients, training a forward and a backward pass with the
-model's default dropout. The models of DEFAULT have no head: the loss over a vocabulary would take
-more time than the two layers. A cell is a model in one mode, with one dtype and number of threads.
-The sites of a model are its softmaxes and norms (`sites.py`).
+A step of inference is a forward pass without gradients, and a step of training is a forward and a
+backward pass with the model's default dropout. The models of DEFAULT have no head, because the loss
+over a vocabulary would take more time than the two layers. A cell of the benchmark is a model in
+one mode, with one dtype and number of threads.
 """
 
 from __future__ import annotations
@@ -39,17 +40,18 @@ INDUCTOR = "inductor"
 COMPILED = (INDUCTOR, OURS)
 INFERENCE, TRAINING = "inference", "training"
 MODES = {FORWARD: INFERENCE, BACKWARD: TRAINING}
-# A head has this width in most transformers, whatever the width of the model. In a narrower model
-# scores take a larger share of the time.
+# An attention head has this width in most transformers, whatever the width of the model. In a
+# narrower model, attention scores therefore take a larger part of the time.
 HEAD_WIDTH = 64
 DEFAULT = ("gpt2", "bert", "llama", "t5", "vit", "swin")
 QUICK = (("gpt2", TRAINING), ("bert", INFERENCE))
 DTYPES = ("float32", "bfloat16")
-# Measuring stops once the median of Inductor's time over ours is this precise, and in any case
-# after TURNS or TURNS_QUICK turns, each of which times the calls in all of balanced_orders().
+# Measuring stops once the relative error of the median of Inductor's time over ours is at most
+# PRECISION, and in any case after TURNS or TURNS_QUICK turns. A turn times the calls in all of
+# balanced_orders().
 PRECISION = 0.005
 TURNS, TURNS_QUICK = 2, 1
-#: A step may take longer than Inductor's by this share without being called slower.
+#: The table calls a step slower if it takes longer than Inductor's by more than this fraction.
 TOLERANCE = 0.02
 SLOT_MS = 1.0  # less than a step takes, so that interleave() calls a step once in each slot
 
@@ -99,12 +101,14 @@ class Step:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The times of all providers on one step: a row of the CSV, with its columns in their order.
+    """The times of one step with all providers, which are eager, the compilers and the peers. The
+    fields are the columns of the CSV, in this order.
 
-    The time of a peer is NaN if it is not installed or does not run the step. `speedup` is that of
-    fusedops over Inductor, the median of the rounds; `spread` is their interquartile range, as a
-    share of the median. `share_before` and `share_after` are the sites' shares of the step's time
-    with Inductor and with fusedops, NaN on a GPU; `sites_speedup` is the ratio of the sites' times.
+    The time of a peer is NaN if it is not installed or does not run the step. `speedup` is how many
+    times as fast as Inductor fusedops is, as the median over the rounds, and `spread` is the
+    interquartile range of this ratio as a fraction of the median. `share_before` and `share_after`
+    are the parts of the step's time that softmaxes and norms take with Inductor and with fusedops;
+    they are NaN on a GPU. `sites_speedup` is the ratio of the times that these take.
     """
 
     model: str
@@ -146,8 +150,8 @@ def chosen_steps(
     quick: bool,
     device: str,
 ) -> list[Step]:
-    """Returns the steps of the named models, or of the default set, in the modes of these
-    directions; each step once."""
+    """Returns each step once that the arguments select: for the named models, or for the default
+    ones if there are no names, in the modes that the directions stand for."""
     modes = [MODES[direction] for direction in directions]
     pairs = QUICK if quick and not names else product(names or DEFAULT, modes)
     chosen = [pair for pair in pairs if pair[1] in modes]
@@ -162,10 +166,10 @@ def size_of(length: int, width: int) -> Size:
 
 
 def prepare_step(step: Step) -> dict[str, Call]:
-    """Returns a call for eager and for each compiler, checked to agree with eager."""
+    """Returns a call for eager and for each compiler. Their results have been compared."""
     torch.set_num_threads(step.threads)
     if _is_random(step):
-        # Results can be compared only without dropout, whose numbers each provider draws itself.
+        # With dropout, results cannot be compared, because each provider draws other numbers.
         check_step(step, _compile(step, (OURS,), dropout=False))
         return _compile(step, COMPILED, dropout=True)
     calls = _compile(step, COMPILED, dropout=True)
@@ -190,13 +194,14 @@ def prepare_peers(step: Step, expected: Sequence[Tensor]) -> tuple[dict[str, Cal
             )
             _check(step, name, call(), expected)
             calls[name] = call
-        except Exception as error:  # only this peer's column stays empty
+        except Exception as error:  # the column of this peer stays empty, and the others are run
             problems.append(f"{step}: {name} is left out: {error}")
     return calls, problems
 
 
 def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
-    """Times the prepared calls, which take turns. On a CPU it then profiles Inductor's and ours."""
+    """Times the prepared calls, which take turns. On a CPU, then profiles those of Inductor and of
+    fusedops, to find how much time softmaxes and norms take."""
     times = _interleave(calls, turns, clock_for(step.device))
     medians = {name: statistics.median(times[name]) for name in calls}
     before, after = math.nan, math.nan
@@ -218,8 +223,9 @@ def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
 
 
 def _interleave(calls: dict[str, Call], turns: int, clock: Clock) -> dict[str, list[float]]:
-    """Times the calls, in all of balanced_orders() in each turn, until the ratio of Inductor's time
-    to ours is precise enough (PRECISION), but for at most `turns` turns."""
+    """Times the calls in turns, each of which has all of balanced_orders(). Stops when the ratio of
+    Inductor's time to ours is precise enough (PRECISION), or after `turns` turns. Returns the times
+    of each call."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     rounds = len(balanced_orders(list(calls)))
     for turn in range(1, turns + 1):
@@ -237,12 +243,14 @@ def _spread(times: dict[str, list[float]]) -> float:
 
 
 def _ratio(before: float, after: float) -> float:
-    """Returns the ratio, or NaN if `after` is 0, because no kernel in the profile is of a site."""
+    """Returns before / after. Returns NaN if `after` is 0, which it is if no kernel in the profile
+    belongs to a softmax or norm."""
     return before / after if after else math.nan
 
 
 def _compile(step: Step, backends: Sequence[str], dropout: bool) -> dict[str, Call]:
-    """Returns a call for eager and for each backend, whose code is compiled by a first call."""
+    """Returns a call for eager and for each backend. The calls of backends have been made once,
+    which compiles them."""
     torch.compiler.reset()
     eager = eager_step(step, dropout)
     run, model, inputs = eager.func, *eager.args
@@ -257,15 +265,16 @@ def _compile(step: Step, backends: Sequence[str], dropout: bool) -> dict[str, Ca
 
 
 def eager_step(step: Step, dropout: bool) -> partial[list[Tensor]]:
-    """Returns the step in eager mode: a call for the outputs, or for all parameters' gradients."""
+    """Returns the step in eager mode, as a call that returns the outputs, or in training the
+    gradients of all parameters."""
     model, inputs = step.build(dropout), step.inputs()
     return partial(_trainer(model, inputs) if step.mode == TRAINING else _infer, model, inputs)
 
 
 def _is_random(step: Step) -> bool:
-    """Returns whether a step draws random numbers, by the state of the generator. Comparing two
-    results would not do: they can be equal if a model rarely drops anything, as Swin drops paths.
-    """
+    """Returns whether a step draws random numbers. The state of the generator says so, which
+    changes when numbers are drawn. Two results can be equal by chance in a model that rarely drops
+    anything, such as Swin, which drops paths."""
     call = eager_step(step, dropout=True)
     state = torch.get_rng_state if step.device == "cpu" else torch.cuda.get_rng_state
     before = state()
@@ -279,11 +288,11 @@ def _infer(model: Callable[..., Any], inputs: dict[str, Any]) -> list[Tensor]:
 
 
 def _trainer(model: nn.Module, inputs: dict[str, Any]) -> Callable[..., list[Tensor]]:
-    """Returns a function that runs a training step of `model`, compiled or not, and returns the
-    gradients of all its parameters.
+    """Returns a function that runs a training step of `model` or of a compiled form of it, and
+    returns the gradients of all parameters.
 
-    The gradients of the outputs are random, because the gradient of a sum after a norm is nearly
-    zero.
+    The incoming gradients of the outputs are random. Ones, as for the sum of the outputs, would not
+    do, because the gradient of such a sum is nearly zero if the model ends in a norm.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     grads = [torch.randn_like(output) for output in _infer(model, inputs)]
@@ -296,7 +305,7 @@ def _trainer(model: nn.Module, inputs: dict[str, Any]) -> Callable[..., list[Ten
 
 
 def check_step(step: Step, calls: dict[str, Call]) -> None:
-    """Raises unless all calls agree with eager."""
+    """Raises RuntimeError unless the results of all calls agree with eager's."""
     expected = calls[REFERENCE]()
     for name in calls.keys() - {REFERENCE}:
         _check(step, name, calls[name](), expected)

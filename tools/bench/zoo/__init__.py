@@ -1,6 +1,7 @@
-"""Models with random weights, built from their configs, for tests and benchmarks.
+"""Has models with random weights, built from their configs, for tests and benchmarks.
 
-`hugging_face` has the models of the package transformers, `plain` those that need only torch.
+The module `hugging_face` has the models of the package transformers, and `plain` has those that
+need only torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models of the package transformers, which is imported when the first model is built."""
+"""Has models of the package transformers, which is imported when the first model is built."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ Fields = dict[str, Any]
 
 
 def import_transformers() -> ModuleType:
-    """Returns the package transformers; raises ImportError with the fix if it is not installed."""
+    """Returns the package transformers. Raises ImportError, which says what to do, if it is not
+    installed."""
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -49,10 +50,10 @@ def _model(
     inputs: Callable[[Size, int], Inputs] | None = None,
     class_name: str = "",
 ) -> Model:
-    """Returns the entry for transformers' class `class_name`, by default `<name>Model`.
+    """Returns the zoo's entry for transformers' class `class_name`, by default `<name>Model`.
 
-    `fields` are additional fields of its config; a value of None removes a common field. `inputs`
-    are by default those of the kind.
+    `fields` returns additional fields of the model's config. A value of None removes a common
+    field. `inputs` returns the model's inputs; by default they are those for models of this kind.
     """
 
     def build(size: Size, dropout: bool) -> nn.Module:
@@ -70,13 +71,13 @@ def _model(
 
 
 class _Loss(nn.Module):
-    """A language model that returns its loss alone. If it returned the logits too, the backward
-    pass could not overwrite them with their gradient, because the caller might read them."""
+    """A language model that returns only its loss. If it returned the logits too, the backward pass
+    could not overwrite them with their gradient, because the caller might read them."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        # If the class's name does not say which loss it has, as GPT-2's does not, the model warns
-        # that it guesses, and the warning breaks the graph between the logits and the loss.
+        # transformers chooses the loss by the name of the class. If the name does not say it, as
+        # GPT-2's does not, it warns, and the warning breaks the graph before the loss.
         model.loss_type = "ForCausalLM"
         self.model = model
 
@@ -88,8 +89,8 @@ class _Loss(nn.Module):
 def _language_model(
     name: str, causal: str, sites: Mapping[str, int], fields: Callable[[Size], Fields]
 ) -> Model:
-    """Returns the entry for the class `causal` with its head and loss, whose labels are the tokens
-    that are not padding."""
+    """Returns the zoo's entry for the class `causal`, which has a head and a loss. The labels are
+    the tokens that are not padding."""
 
     def with_head(size: Size) -> Fields:
         return {**fields(size), "vocab_size": size.classes}
@@ -110,8 +111,8 @@ def _common_fields(size: Size) -> Fields:
         "num_hidden_layers": LAYERS,
         "num_attention_heads": size.heads,
         "intermediate_size": 4 * size.width,
-        # More than `length`: RoBERTa's positions start at its padding id, and Longformer pads to
-        # whole windows.
+        # There are more positions than tokens, because RoBERTa numbers positions from its padding
+        # id on, and Longformer pads sequences to whole windows.
         "max_position_embeddings": 2 * size.length,
         "pad_token_id": 0,
         "bos_token_id": 1,
@@ -248,7 +249,8 @@ def _whisper_inputs(size: Size, batch: int) -> Inputs:
 
 
 def _swin(size: Size) -> Fields:
-    """Returns the settings of two stages; the second is twice as wide, on a quarter of patches."""
+    """Returns the settings of a model of two stages. The second stage is twice as wide as the
+    first, and has a quarter of its patches."""
     return {
         "embed_dim": size.width // 2,
         "depths": [LAYERS, LAYERS],
@@ -264,7 +266,7 @@ def _swin_window(size: Size) -> int:
 
 
 def _swin_side(size: Size) -> int:
-    # The second stage has two windows along each side: a single window would not be shifted.
+    # The second stage has two windows along each side, because a single one would not be shifted.
     return 4 * _swin_window(size) * PATCH
 
 

@@ -1,4 +1,4 @@
-"""The description of a model in the zoo."""
+"""Describes the models in the zoo: their sizes, inputs and how to build them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 ENCODER, DECODER, ENCODER_DECODER = "encoder", "decoder", "encoder-decoder"
 VISION, PLAIN = "vision", "plain"
 
-# Every encoder and decoder has two layers, whatever its size, so that a model has the same sites in
-# tests and in benchmarks, and the first layer differs from the last.
+# Every encoder and decoder has two layers, whatever its size. A model then has the same softmaxes
+# and norms in tests and in benchmarks, and its first layer is not its last.
 LAYERS = 2
 
 Inputs = dict[str, Any]
@@ -25,11 +25,11 @@ class Size:
     """The size of a model and its inputs.
 
     Args:
-        width: features of a token; feed-forward layers are four times as wide.
-        heads: attention heads.
-        vocabulary: rows of the token embedding in models without a language model's head.
-        length: tokens of a sequence, or approximately the patches of an image.
-        classes: rows of that head, and of the token embedding of the model that has it.
+        width: the features of a token; feed-forward layers are four times as wide.
+        heads: the number of attention heads.
+        vocabulary: the rows of the token embedding in models without a language model's head.
+        length: the tokens of a sequence, or approximately the patches of an image.
+        classes: the rows of a language model's head, and of the token embedding in such a model.
     """
 
     width: int
@@ -47,14 +47,15 @@ BASE = Size(width=768, heads=12, vocabulary=4096, length=512, classes=50257)
 
 @dataclass(frozen=True)
 class Model:
-    """A model with random weights and decomposed attention.
+    """A model with random weights. Its attention is several calls, with a softmax among them.
 
     Args:
         kind: ENCODER, DECODER, ENCODER_DECODER, VISION or PLAIN.
-        sites: how many softmaxes, norms and cross entropies it computes, by kind.
-        build: builds the model of a size, in training mode, with its default dropout or without.
-        inputs: named inputs for a batch of some size. If the model takes a padding mask, the last
-            quarter of the first sequence is padding.
+        sites: kind of softmax, norm or cross entropy -> how many of them the model computes.
+        build: a function of a size, and of whether the model has its default dropout. Returns the
+            model in training mode.
+        inputs: a function of a size and a number of sequences. Returns the named inputs. If the
+            model takes a padding mask, the last quarter of the first sequence is padding.
     """
 
     kind: str
@@ -64,12 +65,14 @@ class Model:
 
 
 def tokens(size: Size, batch: int) -> Tensor:
-    """Returns random token ids, without the first three, which are special in the configs."""
+    """Returns random token ids. The first three ids do not occur, because they are special tokens
+    in the configs."""
     return torch.randint(3, size.vocabulary, (batch, size.length))
 
 
 def padding(size: Size, batch: int) -> Tensor:
-    """Returns 1 where there is a token, 0 in the last quarter of the first sequence."""
+    """Returns a padding mask, which is 1 where there is a token. It is 0 in the last quarter of the
+    first sequence."""
     mask = torch.ones(batch, size.length, dtype=torch.long)
     mask[0, size.length - size.length // 4 :] = 0
     return mask
@@ -81,13 +84,13 @@ def features(size: Size, batch: int) -> Tensor:
 
 
 def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    """Returns the inputs, with floating ones cast to `dtype`."""
+    """Returns the inputs, of which floating-point tensors are cast to `dtype`."""
     floating = {name: value for name, value in inputs.items() if _is_floating(value)}
     return inputs | {name: value.to(dtype) for name, value in floating.items()}
 
 
 def main_tensors(output: Any) -> list[Tensor]:
-    """Returns the floating tensors in a model's result."""
+    """Returns the floating-point tensors in a model's result, which may be nested."""
     return [leaf for leaf in tree_leaves(output) if _is_floating(leaf)]
 
 

@@ -1,4 +1,4 @@
-"""Models that need only torch: its own modules, and the code of well-known repositories."""
+"""Has models that need only torch: torch's own modules, and the code of well-known repositories."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DROPOUT = 0.1
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; subclasses compute its weights from the query and the key."""
+    """Multi-head self-attention. Subclasses compute its weights from the query and the key."""
 
     def __init__(self, size: Size, dropout: float) -> None:
         super().__init__()
@@ -52,12 +52,14 @@ class Attention(nn.Module):
         return heads.transpose(1, 2)
 
     def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-        """Returns the softmax of the scores; `mask`, [batch, length], is 1 at tokens, else 0."""
+        """Returns the softmax of the scores. `mask`, [batch, length], is 1 at tokens, and 0 at
+        padding."""
         raise NotImplementedError
 
 
 class AnnotatedAttention(Attention):
-    """The Annotated Transformer (nlp.seas.harvard.edu/annotated-transformer)."""
+    """Attention as the Annotated Transformer writes it
+    (nlp.seas.harvard.edu/annotated-transformer): a mask fills the scores of padding with -1e9."""
 
     def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
         scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.size(-1))
@@ -66,7 +68,8 @@ class AnnotatedAttention(Attention):
 
 
 class NanoGptAttention(Attention):
-    """github.com/karpathy/nanoGPT: causal by a buffer of ones below the diagonal."""
+    """Attention as github.com/karpathy/nanoGPT writes it, which is causal by a buffer of ones below
+    the diagonal."""
 
     bias: Tensor
 
@@ -82,8 +85,8 @@ class NanoGptAttention(Attention):
 
 
 class OldGpt2Attention(Attention):
-    """GPT-2 as in transformers before version 5: `where` with the lowest number, then an additive
-    mask."""
+    """Attention as GPT-2 has it in transformers before version 5: it is causal by a `where` with
+    the lowest number, and padding is hidden by a mask that is added."""
 
     bias: Tensor
 
@@ -103,7 +106,7 @@ class OldGpt2Attention(Attention):
 
 
 class MaxAttention(Attention):
-    """Decomposed softmax, with the maximum by `max`, which returns indices too."""
+    """A softmax written as several calls, with the maximum by `max`, which returns indices too."""
 
     def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
         scores: Tensor = torch.matmul(query, key.transpose(-1, -2)) * query.size(-1) ** -0.5
@@ -112,7 +115,7 @@ class MaxAttention(Attention):
 
 
 class AmaxAttention(Attention):
-    """Decomposed softmax, with the maximum by `amax`."""
+    """A softmax written as several calls, with the maximum by `amax`."""
 
     def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
         scores: Tensor = torch.matmul(query, key.transpose(-1, -2)) * query.size(-1) ** -0.5
@@ -124,7 +127,8 @@ class AmaxAttention(Attention):
 
 
 class Norm(nn.Module):
-    """The parameters of a norm: a random weight and bias, so that no norm equals another."""
+    """The parameters of a norm. Weight and bias are random, so that no two norms of a model are
+    equal."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -195,8 +199,8 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """An embedding, a layer for each class of attention, and a last norm. `norms` are used in
-    turn."""
+    """An embedding, a layer for each class in `attentions`, and a last norm. The classes in `norms`
+    are used in turn."""
 
     def __init__(
         self,
@@ -257,7 +261,7 @@ def _torch_transformer(size: Size, dropout: bool) -> nn.Module:
 
 
 def _source_and_target(size: Size, batch: int) -> Inputs:
-    # Without tgt_is_causal the module reads the mask's values, which breaks Dynamo's graph.
+    # Without tgt_is_causal the module looks at the mask's elements, which breaks Dynamo's graph.
     return {
         "src": features(size, batch),
         "tgt": features(size, batch),
@@ -287,8 +291,8 @@ def _self_attention(size: Size, batch: int) -> Inputs:
     }
 
 
-# nn.Transformer and nn.TransformerEncoder call scaled_dot_product_attention, because they need no
-# attention weights, and so have no softmax.
+# nn.Transformer and nn.TransformerEncoder have no softmax, because they need no attention weights
+# and call scaled_dot_product_attention.
 PLAIN: dict[str, Model] = {
     "nn.Transformer": Model(KIND, {"layer_norm": 12}, _torch_transformer, _source_and_target),
     "nn.TransformerEncoder": Model(
