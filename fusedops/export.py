@@ -167,7 +167,7 @@ def _replace_infinity(node: Node) -> None:
     """Replaces a mask_value of -inf by None, which means the same to the op. AOTInductor of torch
     2.13 writes the arguments of ops as JSON, with infinity as the string "-Infinity", and fails to
     read this back."""
-    assert isinstance(node.target, OpOverload)  # one of `our_nodes`
+    assert isinstance(node.target, OpOverload)  # `our_nodes` yields only such nodes
     names = [argument.name for argument in node.target._schema.arguments]
     if "mask_value" not in names:
         return

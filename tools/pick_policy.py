@@ -36,7 +36,7 @@ INTEGERS = (
 )  # fmt: skip
 COLUMNS = ("op", "direction", "dtype", *INTEGERS, "share_of_copy", "error")
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-VECTOR_BYTES = 16  # of a full vector, which is one access of a GPU thread
+VECTOR_BYTES = 16  # the size of a full vector, which is the largest access of a GPU thread
 #: How many threads a block with several short rows has, unless a candidate varies this.
 BLOCK_THREADS = 128
 
@@ -96,7 +96,7 @@ class Case:
     width: int
     plan: Plan
     is_incumbent: bool
-    share: float | None  # of a copy's speed; None where the launch failed
+    share: float | None  # the kernel's speed as a fraction of a copy's; None if the launch failed
 
     @property
     def is_wide(self) -> bool:
@@ -161,7 +161,7 @@ class Line:
     vectors: str
     cols: int
     elements: int
-    last: int  # the threads of REGISTERS that are fixed, or the blocks of CLUSTER
+    last: int  # for REGISTERS the fixed number of threads or 0, for CLUSTER the number of blocks
     remark: str = ""
 
     @property

@@ -124,7 +124,8 @@ def _bars(
     )
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
     for bars in axes.containers:
-        texts = [form % value if value else "" for value in bars.datavalues]  # 0 if not measured
+        # A bar of 0 was not measured.
+        texts = [form % value if value else "" for value in bars.datavalues]
         axes.bar_label(bars, texts, padding=2, fontsize=7, bbox=behind)
 
 

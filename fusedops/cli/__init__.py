@@ -47,7 +47,7 @@ def _run(name: str | None, argv: list[str]) -> int:
         subparser = subparsers.add_parser(known, help=summary, description=summary)
         if command is not None and known == name:
             command.add_arguments(subparser)
-    args = parser.parse_args(argv)  # raises if no command is given
+    args = parser.parse_args(argv)  # raises an error if no command is given
     assert command is not None and name is not None
     with missing_packages_named(name):
         status: int = command.run(args)

@@ -104,7 +104,7 @@ def load_function(target: str) -> tuple[Path, Callable[[], Any]]:
 def _python_file(name: str) -> Path | None:
     try:
         file = Path(name).resolve(strict=True)
-    except (OSError, ValueError, RuntimeError):  # no such file, or an invalid name
+    except (OSError, ValueError, RuntimeError):  # there is no such file, or the name is invalid
         return None
     return file if file.suffix == ".py" and file.is_file() else None
 
@@ -114,7 +114,7 @@ def _import_file(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent))
     name = f"explained_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
+    assert spec is not None and spec.loader is not None  # there is a loader for names in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and Dynamo look modules up there
     spec.loader.exec_module(module)

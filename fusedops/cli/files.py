@@ -39,7 +39,7 @@ def check_writable(path: Path) -> None:
     if path.exists() and not os.access(path, os.W_OK):
         raise _os_error(errno.EACCES, path)
     if not _is_special(path):
-        _temporary(path).exists()  # raises if the name is too long
+        _temporary(path).exists()  # raises OSError if the name is too long
         check_folder(path.parent)
 
 

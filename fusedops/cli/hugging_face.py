@@ -45,7 +45,7 @@ def is_model(target: str) -> bool:
         is_config = path.is_file() and path.suffix == ".json"
         is_folder = bool(target) and path.is_dir()
         return is_config or is_folder or (looks_like_id and path.suffix != ".py")
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # no file can have such a name
         return False
 
 

@@ -70,7 +70,7 @@ def _fits(model: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     """Returns whether a model's signature accepts the arguments; True if it has no signature."""
     try:
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
-    except (TypeError, ValueError):  # functions in C may have none
+    except (TypeError, ValueError):  # functions in C may have no signature
         return True
     try:
         signature.bind(*args, **kwargs)

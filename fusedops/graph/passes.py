@@ -164,7 +164,7 @@ def _as_tuple(passes: Any) -> tuple[GraphPass, ...]:
 def _sources_digest() -> str:
     """Returns a hash of the source files that a compiled graph depends on: the passes, and the ops
     whose formulas and rules are traced into the graph. Policy tables have a hash of their own."""
-    import fusedops  # not above: fusedops itself imports this module
+    import fusedops  # at the top this would be a circular import
 
     package = Path(__file__).parents[1]
     folders = ("graph", "ops", "integrations/dtensor")

@@ -46,7 +46,7 @@ _END = 2**63 - 1  # ONNX's Slice takes this as the end of the dimension
 
 #: This is Any because opset18 is annotated for values of a script, but gets those of a graph here.
 op: Any = opset18
-Value = Any  # a value of the graph; its dtype is known if torch created it
+Value = Any  # a value of the graph, whose dtype is known only if torch has created the value
 
 
 def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -72,7 +72,7 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
         )
     if opset_version < _OLDEST:
         raise ValueError(f"opset_version is {opset_version}, wanted {_OLDEST} or later")
-    if opset_version > onnx_opset_version():  # torch would write an older one without a warning
+    if opset_version > onnx_opset_version():  # torch would write an older opset without a warning
         raise ValueError(
             f"opset_version is {opset_version}, wanted at most {onnx_opset_version()}, the newest "
             "that the installed onnx knows; pass that, or install a newer onnx"
@@ -516,7 +516,8 @@ def _spatial_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) ->
     dimensions only."""
     dim = named["dim"]
     output, statistics = _normalized(kind, x, [dim] if rank else None, named["eps"])
-    after = list(range(1, rank - dim % max(rank, 1)))  # the dimensions after `dim`
+    # These are the dimensions of the parameter after its first one.
+    after = list(range(1, rank - dim % max(rank, 1)))
     for name, apply in (("weight", op.Mul), ("bias", op.Add)):
         parameter = named.get(name)
         if parameter is not None:
@@ -595,7 +596,7 @@ def _stack_layer_norm(
 
 _MASKED_SOFTMAXES = (
     *("masked_softmax", "masked_softmax_dropout", "masked_softmax_sinks"),
-    "_masked_softmax_dropout",  # has fewer results than the public op
+    "_masked_softmax_dropout",  # it is here because it has fewer results than the public op
 )
 #: Name of an op -> its translation, for all public ops except those in NORM_OPS.
 _PUBLIC: dict[str, Callable[..., Any]] = {

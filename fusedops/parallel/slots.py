@@ -140,7 +140,8 @@ def _stack_layout(
     """Returns shape and strides of a stack of ``count`` tensors like ``result``."""
     if _may_be_channels_last(result):
         like = torch.empty_strided(result.shape, result.stride(), device="meta")
-        stack = torch.stack([like] * count, dim)  # takes 0.1 ms, which contiguous results save
+        # This takes 0.1 ms, so that contiguous results are handled below.
+        stack = torch.stack([like] * count, dim)
         return stack.shape, stack.stride()
     shape = (*result.shape[:dim], count, *result.shape[dim:])
     return shape, _contiguous_strides(shape)

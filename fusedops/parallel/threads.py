@@ -30,7 +30,7 @@ def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
             if not _try_submit(run.work, share, state.run_elsewhere):
                 break
         run.work(share, state.run_here)
-    except BaseException as error:  # such as a KeyboardInterrupt between two branches
+    except BaseException as error:  # this may be a KeyboardInterrupt between two branches
         run.stop(error)
     finally:
         run.close()
@@ -120,7 +120,7 @@ class _Run:
 
     def stacked(self) -> torch.Tensor:
         branches, slots = self._branches, self._slots
-        del self._branches, self._slots  # the pool's queue may refer to this run for a while
+        del self._branches, self._slots  # the pool's queue may keep this run alive for a while
         if self._stopped_by:
             raise self._stopped_by[0]
         raise_first(self._errors, branches)

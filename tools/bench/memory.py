@@ -32,7 +32,7 @@ from fusedops.cli.bench.report import CASE, GROUP, table_of
 
 SUMMARY = "measure the operators' peak memory; backward is measured together with forward"
 
-os.environ["KINETO_LOG_LEVEL"] = "6"  # no log lines from the profiler
+os.environ["KINETO_LOG_LEVEL"] = "6"  # this silences the log of torch's profiler
 
 # One size is enough: a peak in units of the input does not depend on the size.
 SHAPES: dict[Layout, list[Shape]] = {
@@ -44,7 +44,7 @@ SHAPES: dict[Layout, list[Shape]] = {
     Layout.SCORES: scores(256),
 }
 
-TRAINING = "training"  # forward and backward
+TRAINING = "training"  # a forward and a backward pass together
 
 EAGER, EAGER_OUT, BY_HAND, INDUCTOR = "eager", "eager out=", "by hand", "inductor"
 OURS, OURS_OUT, OURS_IN_PLACE = "fusedops", "fusedops out=", "fusedops in place"
@@ -173,7 +173,8 @@ def measure_peaks(case: Case) -> Iterator[dict[str, Any]]:
     """Yields the peak of every way to compute the case, as a line of the CSV."""
     torch.compiler.reset()
     for name, way in ways(case).items():
-        bind(case, way)()  # compiles, and allocates what stays allocated, such as caches
+        # The first call compiles, and allocates what stays allocated, such as caches.
+        bind(case, way)()
         peak = peak_bytes(bind(case, way), case.device)
         yield {
             **case.columns,

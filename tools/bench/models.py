@@ -102,7 +102,8 @@ def step_times(args: argparse.Namespace) -> Work:
         if kept := [row for row in rows if row.is_of(step)]:
             return kept
         rows.append(time_step(step, say, args.quick))
-        if args.csv:  # written after each step, so that an interrupt loses at most one
+        # The file is written after each step, so that an interrupt loses one step at most.
+        if args.csv:
             write_csv(pd.DataFrame(rows), args.csv)
         return rows[-1:]
 

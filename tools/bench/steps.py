@@ -53,7 +53,7 @@ PRECISION = 0.005
 TURNS, TURNS_QUICK = 2, 1
 #: The table calls a step slower if it takes longer than Inductor's by more than this fraction.
 TOLERANCE = 0.02
-SLOT_MS = 1.0  # less than a step takes, so that interleave() calls a step once in each slot
+SLOT_MS = 1.0  # this is less than a step takes, so that interleave() calls a step once in each slot
 
 
 @dataclass(frozen=True)

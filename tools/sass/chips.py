@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WARP_LANES = 32
-SCHEDULERS = 4  # per multiprocessor; each issues one instruction of a warp per clock
-REGISTERS = 65536  # per multiprocessor
+SCHEDULERS = 4  # a multiprocessor has 4, each of which issues one instruction of a warp per clock
+REGISTERS = 65536  # a multiprocessor has this many registers of 32 bits
 REGISTER_UNIT = 8  # registers are allocated to threads in units of 8
 BLOCK_RESERVED_BYTES = 1024  # shared memory that the runtime reserves for each block
 # How many seconds pass from a load to its use on a busy memory system. On an idle one it is 0.6 us.
@@ -21,9 +21,9 @@ class Chip:
 
     name: str
     multiprocessors: int
-    boost_clock: float  # Hz
-    peak_bandwidth: float  # bytes a second
-    max_threads: int  # per multiprocessor, as are the next two
+    boost_clock: float  # in Hz
+    peak_bandwidth: float  # in bytes per second
+    max_threads: int  # of a multiprocessor, as are the next two
     max_blocks: int
     shared_bytes: int
 

@@ -17,9 +17,9 @@ class Step:
 
     address: int
     name: str
-    parts: tuple[str, ...]  # of the opcode, after the name
+    parts: tuple[str, ...]  # the parts of the opcode after its name
     guard: str
-    outputs: tuple[str, ...]  # registers and predicates that it writes
+    outputs: tuple[str, ...]  # the registers and predicates that the instruction writes
     inputs: tuple[str, ...]
     target: int  # the address that a jump names, or -1; other instructions do not use it
 
@@ -49,7 +49,7 @@ WITHOUT_OUTPUT = {*_STORES, "BRA", "EXIT", "BAR", "CALL", "RET", "BRX", "BREAK"}
 
 
 LOADS = {"LDG", "LD", "LDS", "LDL"}
-PAIR_PARTS = {"64", "WIDE", "U64"}  # of opcodes that write a pair of registers
+PAIR_PARTS = {"64", "WIDE", "U64"}  # an opcode with one of these parts writes a pair of registers
 ONE_WORD = {"SHF", "USHF", "I2F", "MUFU"}  # these write 32 bits, even if the opcode names 64
 
 

@@ -19,7 +19,7 @@ from .registers import WarpContext
 from .toolchain import Code
 
 GOLDEN = 0.6180339887  # the golden ratio minus 1
-FEW_BLOCKS, MANY_BLOCKS = 2, 16  # how many blocks are followed, see above
+FEW_BLOCKS, MANY_BLOCKS = 2, 16  # how many blocks are followed (see the top of this file)
 ALIKE = 0.01  # blocks count as alike if their instructions and bytes differ by at most 1 %
 # Blocks that walk over rows are followed for 2 and for 4 times as many rows as fill the grid.
 FILLED = (2, 4)
@@ -32,9 +32,9 @@ class Demand:
     symbol: str
     blocks: float
     cluster: int
-    threads: int  # of a block
+    threads: int  # the threads of a block
     instructions: float
-    loaded: dict[int, float]  # bytes by region
+    loaded: dict[int, float]  # number of an array -> the bytes that are loaded from it
     stored: dict[int, float]
     guesses: float  # how many jumps and accesses with unknown targets a warp has, on average
 

@@ -19,15 +19,15 @@ class Kernel:
     arch: str
     name: str
     registers: int
-    spills: int  # loads and stores of local memory
+    spills: int  # how many instructions load from or store to local memory
     stack: int
-    threads: int  # the maximum per block
-    warps: int  # resident on a multiprocessor
+    threads: int  # the most threads that a block may have
+    warps: int  # how many warps can be resident on a multiprocessor
     loads: int
-    narrow_loads: int  # of less than 128 bits
+    narrow_loads: int  # how many loads have less than 128 bits
     stores: int
     narrow_stores: int
-    kb_in_flight: int  # per multiprocessor
+    kb_in_flight: int  # the kilobytes in flight on a multiprocessor
 
     @property
     def is_hot(self) -> bool:

@@ -23,18 +23,20 @@ from .registers import DOUBLE, LANES, Mask, Value, Warp, WarpContext, all_known,
 from .semantics import HANDLERS
 
 JUMPS = {"BRA", "EXIT", "CALL", "RET", "BRX"}
-MOST_STEPS = 400_000  # that a warp executes; more means that a guess has made a loop endless
-REGION_SHIFT = 40  # an address >> 40 is the number of its array, from 1 on; null is in region 0
-UNKNOWN_REGION = -1  # stands for the array of an unknown address
-TRUE_BYTES = 0x01010101  # four elements of a bool mask that are true
+MOST_STEPS = 400_000  # a warp that executes more is in a loop that a guess has made endless
+REGION_SHIFT = 40  # address >> 40 is the number of its array (region): 1, 2, ..., and 0 for null
+UNKNOWN_REGION = -1  # the number that stands for the array of an unknown address
+TRUE_BYTES = 0x01010101  # this word is four elements of a bool mask that are true
 
 
 @dataclass
 class Trace:
     """Counts what a warp has executed and moved, or what several warps have, as a weighted sum."""
 
-    executed: Counter[str] = field(default_factory=Counter)  # warp instructions by name
-    loaded: Counter[int] = field(default_factory=Counter)  # bytes by region
+    # Name of an instruction -> how often warps executed it.
+    executed: Counter[str] = field(default_factory=Counter)
+    # Number of an array -> the bytes loaded from it.
+    loaded: Counter[int] = field(default_factory=Counter)
     stored: Counter[int] = field(default_factory=Counter)
     guesses: float = 0
 

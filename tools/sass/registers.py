@@ -27,11 +27,12 @@ class WarpContext:
 
     block: int
     warp: int
-    threads: tuple[int, int]  # of a block
+    threads: tuple[int, int]  # the threads of a block in x and y
     blocks: int
     cluster: int
     constants: bytes
-    masks: frozenset[int] = frozenset()  # regions that read as true; others read as zeros
+    # The numbers of arrays that hold true; all others hold zeros.
+    masks: frozenset[int] = frozenset()
 
     def special(self, name: str) -> Value:
         """Returns the value of a special register, or None for one that is not known."""
@@ -112,7 +113,7 @@ def pair_of(operand: str) -> tuple[str, str] | None:
 class Source:
     """A parsed operand: a register, a number or a place in a constant bank."""
 
-    sign: str = ""  # - or ~
+    sign: str = ""  # "-", "~" or none
     register: str = ""
     number: int | None = None
     constant: re.Match | None = None

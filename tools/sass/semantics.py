@@ -83,7 +83,7 @@ def multiply_add(warp: Warp, step: Step) -> Sequence[Value]:
         return multiply_wide(warp, step)
     a, b, c = (warp.read(operand) for operand in step.values[:3])
     if is_zero(a) or is_zero(b):
-        total = c  # a move
+        total = c  # a factor of zero makes this a move of c
     else:
         total = (a & WORD) * (b & WORD) & DOUBLE if all_known(a, b) else None
         total = (total & WORD) + c if all_known(total, c) else None

@@ -11,7 +11,7 @@ from .shapes import Shape
 from .tables import read_csv
 
 SHAPES = Path(__file__).parents[1] / "sass_shapes.csv"
-TOLERANCE = 1.03  # the limit is the number in the file, times this
+TOLERANCE = 1.03  # the limit is the number in the file times this
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,9 @@ class Shape:
     launches: int
     threads: int  # of a block, in the launch with the most instructions, as is the next
     cluster: int
-    bytes_u: float  # bytes moved, in units of one tensor
-    instructions: float  # of warps, for each 1024 elements
-    issue: float  # instructions as a fraction of those that the GPU can issue while a copy runs
+    bytes_u: float  # the bytes moved, in units of one tensor
+    instructions: float  # how many instructions warps execute for each 1024 elements
+    issue: float  # instructions as a fraction of what the GPU can issue while a copy runs
     guesses: float  # how many jumps and accesses with unknown targets a warp has, on average
 
 
@@ -100,7 +100,7 @@ def issue_share(instructions: float, regions: dict[int, Region], chip: Chip) -> 
 class Counter:
     """Counts the instructions and bytes of cases. Each process gets one, with what it needs."""
 
-    codes: dict[str, Code]  # by symbol, as are the names
+    codes: dict[str, Code]  # the kernels' code by symbol; `names` has their names by symbol
     names: dict[str, str]
     program: LaunchProgram
 
@@ -139,7 +139,7 @@ def _count(case: Case) -> Shape:
 
 
 def shapes_of(codes: dict[str, Code], cases: Sequence[Case]) -> list[Shape]:
-    """Returns the shapes of all cases, in as many processes as there are CPUs."""
+    """Returns the report's rows about all cases. Uses as many processes as there are CPUs."""
     with tempfile.TemporaryDirectory() as folder:
         counter = Counter(codes, demangle(list(codes)), LaunchProgram(Path(folder)))
         with ProcessPoolExecutor(os.cpu_count(), initializer=_start, initargs=(counter,)) as pool:

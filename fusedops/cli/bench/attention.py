@@ -25,7 +25,7 @@ SCALE = 1 / math.sqrt(64)  # 64 features in each head, as in BERT
 DROPOUT = 0.1
 MASKED = -math.inf
 
-SOFTCAP = 50.0  # as in Gemma 2
+SOFTCAP = 50.0  # the soft cap of Gemma 2
 
 #: How much memory a causal softmax has to read and write, in units of one tensor of scores. Forward
 #: it reads half of the scores and writes its result. Backward it reads half of the gradient and

@@ -168,7 +168,7 @@ def _after_residual(norm: Operator, fused: Callable[..., Any]) -> Operator:
         fused=fused,
         operands=operands,
         moved={FORWARD: 4, BACKWARD: 4},
-        differentiated=3 if norm.operands is _weight else 4,  # x, residual and the parameters
+        differentiated=3 if norm.operands is _weight else 4,  # of x, residual and the parameters
     )
 
 
@@ -236,7 +236,8 @@ def _rows_of(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
 def _cross_entropy() -> Operator:
     """Returns the operator that computes the loss of each row. The case draws a gradient of the
     input's shape; the first element of a row is the incoming gradient of the row's loss."""
-    aten, ours, reduction = torch.ops.aten, torch.ops.fusedops, 0  # 0 is "none"
+    # 0 is ATen's number of the reduction "none".
+    aten, ours, reduction = torch.ops.aten, torch.ops.fusedops, 0
 
     def with_log_softmax(grad: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
         grad, x = grad.flatten(0, -2), x.flatten(0, -2)

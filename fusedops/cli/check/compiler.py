@@ -60,7 +60,8 @@ def compilation(device: str) -> Iterator[Result]:
 def exporting(device: str) -> Iterator[Result]:
     """Checks torch.export: the program is rewritten, saved, loaded and run."""
     model, x = _model_and_input(device)
-    with warnings.catch_warnings():  # torch 2.13 itself calls a pytree function that it deprecates
+    # torch 2.13 calls a pytree function that it has deprecated itself.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         loaded = _rewritten_saved_and_loaded(torch.export.export(model, (x,)))
     names = {str(node.target) for node in loaded.graph.nodes}

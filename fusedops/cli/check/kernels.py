@@ -203,7 +203,7 @@ def draw(dtype: torch.dtype, device: str, rows: int = ROWS, cols: int = COLS) ->
     x, residual, weight, bias, chance, grad = (
         torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes
     )
-    mask = chance < 1  # hides one column in six
+    mask = chance < 1  # a normal number is 1 or more in one of six columns, which is hidden
     mask[:, 0] = True
     x, residual, weight, bias, grad = (
         each.to(device, dtype) for each in (x, residual, weight, bias, grad)

@@ -61,7 +61,7 @@ def _leave_interrupts_alone() -> None:
 
 
 def _compile_ahead(graph: Graph) -> Graph:
-    with suppress(Exception):  # the main process gets the same error and reports it
+    with suppress(Exception):  # the main process will get the same error and report it
         prepare(graph)
     return graph
 

@@ -61,11 +61,12 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.pow: ("pow", ("input", "exponent")),
     operator.pow: ("pow", ("input", "exponent")),
     operator.getitem: ("item", ("input", "index")),
-    getattr(torch._C._autograd, "_get_data_attr", None): ("detach", _INPUT),  # x.data
+    # This is the attribute x.data.
+    getattr(torch._C._autograd, "_get_data_attr", None): ("detach", _INPUT),
     operator.invert: ("not", _INPUT),
     operator.neg: ("neg", _INPUT),
     F.relu: ("relu", ("input", "inplace")),
-    torch.einsum: ("matmul", ("equation", "tensors")),  # as in ATen's schema
+    torch.einsum: ("matmul", ("equation", "tensors")),  # ATen's schema has the same names
     torch.reshape: ("reshape", ("input", "shape")),
     torch.stack: ("stack", ("tensors", "dim")),
     torch.searchsorted: ("bucketize", ("sorted_sequence", "input")),

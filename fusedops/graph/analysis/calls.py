@@ -141,7 +141,7 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     arguments = dict(zip(parameters, given, strict=False)) | node.kwargs
     arguments = {aliases.SYNONYMS.get(name, name): argument for name, argument in arguments.items()}
     refusal = _refusal(node, kind, arguments)
-    if len(given) > len(parameters):  # such as torch.add(x, 2, y), which is x + 2 * y
+    if len(given) > len(parameters):  # an example is torch.add(x, 2, y), which computes x + 2 * y
         refusal = refusal or "has more positional arguments than the function has parameters"
     name = kind.removeprefix("native_").removeprefix("fused_")
     return Call(kind, name, node, _normal(name, arguments), refusal)
@@ -154,7 +154,8 @@ def _refusal(node: Node, kind: str, arguments: dict[str, Any]) -> str | None:
         return "writes into an out= tensor"
     if node.kwargs.get("rounding_mode") is not None:
         return "rounds its quotient"
-    if kind == "reshape" and _dtype(arguments["input"]) != _dtype(node):  # x.view(torch.int32)
+    # An example is x.view(torch.int32).
+    if kind == "reshape" and _dtype(arguments["input"]) != _dtype(node):
         return "reads the bits of its input as another dtype"
     scaled = kind in ("add", "sub") and node.kwargs.get("alpha", 1) != 1
     return "scales one of its operands" if scaled else None
@@ -212,7 +213,8 @@ def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if kind not in _DEFAULTS:
         return arguments
     is_variance = "correction" in _DEFAULTS[kind]
-    if is_variance and isinstance(arguments.get("dim"), bool):  # x.var(False) sets `unbiased`
+    # x.var(False) passes `unbiased` in the place of `dim`.
+    if is_variance and isinstance(arguments.get("dim"), bool):
         arguments = arguments | {"dim": None, "unbiased": arguments["dim"]}
     correction = arguments.get("correction", arguments.get("unbiased"))
     arguments = arguments | {"correction": 1 if correction is None else correction}
@@ -246,7 +248,8 @@ def _module_call(node: Node) -> Call | None:
     elif isinstance(module, (nn.CrossEntropyLoss, nn.NLLLoss)):
         settings = _loss_settings(module, node)
     elif kind == "dropout":
-        settings = {"p": module.p, "train": None}  # train() or eval() may change it later
+        # Whether the dropout is active is unknown, because train() or eval() may be called later.
+        settings = {"p": module.p, "train": None}
     else:
         settings = {"dim": -3 if type(module) is nn.Softmax2d else module.dim}
     return Call(kind, kind, node, _normal(kind, arguments | settings), _module_refusal(module))
@@ -302,5 +305,5 @@ def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable
 def named_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns all arguments of an op call by name, with defaults filled in."""
     normalized = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
-    assert normalized is not None  # an op has a schema
+    assert normalized is not None  # it is None only for functions without a schema
     return normalized.kwargs

@@ -81,7 +81,8 @@ def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     argument: Any = node.args[0]
     if switch == "set_grad":
         return replace(current, grad=argument)
-    if switch == "enter_inference":  # sets the grad mode too; inference_mode(False) enables it
+    # inference_mode(True) disables gradients too, and inference_mode(False) enables them.
+    if switch == "enter_inference":
         return replace(current, grad=not argument, inference=argument)
     if switch == "exit_inference":
         entered = before[argument]

@@ -24,7 +24,7 @@ OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 def submodule(node: Node) -> nn.Module:
     """Returns the module that a `call_module` node calls."""
     root = node.graph.owning_module
-    assert root is not None  # the graph is a GraphModule's
+    assert root is not None  # only graphs of GraphModules have call_module nodes
     return root.get_submodule(str(node.target))
 
 

@@ -77,7 +77,8 @@ def without_guard(node: Any) -> Any:
         return node
     dtype = value(node).dtype
     if call.kind == "nan_to_num":
-        fill = call.arguments.get("neginf")  # by default the lowest number
+        # Without this argument the lowest number of the dtype is the fill.
+        fill = call.arguments.get("neginf")
         return call.arguments["input"] if fill is None or _is_finite(fill, dtype) else node
     if call.kind == "clamp" and dtype.is_floating_point:
         least = known_number(call.arguments.get("min"))

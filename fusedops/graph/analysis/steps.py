@@ -100,7 +100,7 @@ def _tensor_number(node: Node) -> int | float | None:
         # The number is argument 1 of full, after the shape, and argument 0 of the other functions.
         fill = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
         return rounded(fill, tensor.dtype) if isinstance(fill, (int, float)) else None
-    recorded = getattr(tensor, "constant", None)  # a constant that export lifted
+    recorded = getattr(tensor, "constant", None)  # it is set for a constant that export has lifted
     return None if recorded is None else recorded.item()
 
 
@@ -226,7 +226,8 @@ def upstream(node: Node, until: set[Node]) -> set[Node]:
         current = waiting.pop()
         if current.op.startswith("call") and current not in until and current not in calls:
             calls.add(current)
-            cast = call_of(current, "cast")  # x.type_as(y) has no elements of y
+            # The elements of x.type_as(y) do not depend on those of y.
+            cast = call_of(current, "cast")
             waiting += [cast.arguments["input"]] if cast else current.all_input_nodes
     reads = (user for call in calls for user in call.users if user.target is getattr)
     return calls | {read for read in reads if calls.issuperset(read.users)}

@@ -54,7 +54,7 @@ def record(graph: Graph) -> None:
     and only if `holders_of` has to find them."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
-        if node.op != "output":  # it reads memory, but holds none
+        if node.op != "output":  # the output node reads memory, but holds none
             record_node(node)
         targets = written(node)
         if targets:

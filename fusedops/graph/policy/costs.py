@@ -202,7 +202,7 @@ def _stamp(file: Path) -> tuple[int, int]:
     """Returns a value that changes when the file changes."""
     try:
         status = file.stat()
-    except OSError:  # removed in the meantime
+    except OSError:  # the file was removed in the meantime
         return (0, 0)
     return status.st_mtime_ns, status.st_size
 

@@ -178,7 +178,8 @@ def _becomes_sdpa(match: Match) -> bool:
 def _size(match: Match) -> Size | None:
     """Returns the rows and columns of the site's result, or for a cross entropy those of its
     logits. Symbols have their values at capture. Returns None if a symbol had no value."""
-    is_loss = match.op == "cross_entropy"  # the result is smaller than the logits
+    # The size of a cross entropy is that of its logits, since its result is much smaller.
+    is_loss = match.op == "cross_entropy"
     result = _rows_of_classes(match) if is_loss else value(next(iter(match.results)))
     shape = hints(result)
     if shape is None:
@@ -186,12 +187,13 @@ def _size(match: Match) -> Size | None:
     if match.order is not None:
         shape = [shape[dim] for dim in match.order]
     arguments = match.call.arguments
-    if "inputs" in arguments:  # a stack, whose rows are those of its inputs
+    if "inputs" in arguments:  # the rows of a stack are those of its inputs
         row_shape = hints(value(arguments["inputs"][0])) or []
     else:
         row_shape = shape
     if "normalized_shape" in arguments:
-        row = value(arguments["normalized_shape"])  # torch.fx records x.shape[-1:] as a node
+        # The shape may be a node, since torch.fx records x.shape[-1:] as one.
+        row = value(arguments["normalized_shape"])
         cols = math.prod(row_shape[len(row_shape) - len(row) :])
     else:
         cols = row_shape[arguments.get("dim", -1)] if row_shape else 1

@@ -113,7 +113,7 @@ def _processor() -> tuple[str, str]:
     facts = cpuinfo()
     name = facts.get("model name") or platform.processor() or platform.machine()
     numbers = [facts[field] for field in ("cpu family", "model", "stepping") if field in facts]
-    if numbers:  # in a virtual machine several models may have the same name
+    if numbers:  # several processors may have the same name in a virtual machine
         name = f"{name} {'/'.join(numbers)}"
     return name, family_of(facts)
 

@@ -198,7 +198,7 @@ def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
     (dim,) = total.dims
     shift = read_shift(scores, dim, total.sink_exponent, hidden)
     if hidden is not None and not shift.is_masked and total.floor > 0:
-        refusal = ADDED_TO_SUM  # the sum may lack the maximum's term, and be below 1
+        refusal = ADDED_TO_SUM  # a mask may hide the maximum, so that the sum may be below 1
     if shift.sink is not None and value(call.node).dtype == torch.float16:
         refusal = OVERFLOWS
     return decomposed(
@@ -326,7 +326,8 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _without_sink(node: Node, sink: Node | float) -> Any:
-    """Returns m if `node` is the maximum of m and the sink, else `node`."""
+    """Returns m, the maximum of the row alone, if `node` is the maximum of m and the sink; else
+    `node`."""
     call = call_of(before(node, "detach"))
     if call is None:
         return node

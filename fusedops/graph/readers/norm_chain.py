@@ -411,7 +411,7 @@ def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> No
         norm = replace(norm, narrowed_to=result)
     if norm.kind in _CENTRED:
         return norm
-    if input_dtype in HALF_DTYPES:  # eager rounds here and at the end, the op at the end alone
+    if input_dtype in HALF_DTYPES:  # eager rounds here and at the end, but the op only at the end
         return None
     is_bare = norm.kind == "rms_norm" and norm.weight is None and not norm.has_factors
     rounds = is_bare and result in HALF_DTYPES and norm.over.has_variants
@@ -431,7 +431,8 @@ def _multiplied(
         return None
     if _is_affine(operand, norm) and norm.weight is None:
         is_half = before is not None and before.is_half and norm.rounded_to is None
-        if is_half and norm.kind in _UNCENTRED:  # eager rounds before and after this product
+        # Eager mode rounds before and after this product, but the op only after it.
+        if is_half and norm.kind in _UNCENTRED:
             return None
         return _with_weight(norm, operand)
     takes = _takes_scalars(norm) and not (before or norm).is_half

@@ -112,7 +112,8 @@ def _is_safe(scores: Scores, step: Call, chain: SoftmaxChain) -> bool:
     fused calls read."""
     wide = torch.float64
     dtype = value(step.node).dtype
-    narrows = dtype == wide and value(chain.last).dtype != wide  # the op would compute in float32
+    # The model computes in float64, but the op would in float32.
+    narrows = dtype == wide and value(chain.last).dtype != wide
     is_supported = value(scores.input).dtype in KERNEL_DTYPES and not narrows
     if not is_supported or not same_shape(scores.input, step.node):
         return False
@@ -233,7 +234,8 @@ def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
     multiplied by the scale in another pass."""
     if len(scores.addends) == (1 if scores.visible is not None else 2):
         return None
-    if scores.scale != 1:  # scale * (input + addend)
+    # The model computes scale * (input + addend), but the op scale * input + addend.
+    if scores.scale != 1:
         if isinstance(addend, Node) and same_shape(addend, input):
             return None
         addend = OpCall(aten.mul.Tensor, (addend, scores.scale))
@@ -322,7 +324,7 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
     sees no column: the row's scores still differ and have gradients, unless the number is so large
     that the sums are rounded to it.
     """
-    assert mask.added is not None  # it is no bool mask
+    assert mask.added is not None  # it is None only for a bool mask
     fill = rounded(mask.added, value(call.node).dtype) * scores.scale
     if not fill <= _HIDING or (scores.is_masked and fill != scores.mask_value):
         return None

@@ -66,7 +66,8 @@ def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
         left = [dim for dim in range(len(shape)) if dim not in inner]
         if has_keepdim_shape(input, source, inner):
             left = list(range(len(shape)))
-        elif not has_shape(input, [shape[dim] for dim in left]):  # a view changed the dimensions
+        elif not has_shape(input, [shape[dim] for dim in left]):
+            # A view between the means has changed the dimensions.
             continue
         yield source, tuple(sorted({*inner, *(left[dim] for dim in dims)}))
 

@@ -52,7 +52,8 @@ class _Contexts:
 
     def __init__(self, context_fn: ContextFn) -> None:
         self._context_fn = context_fn
-        if hasattr(context_fn, "cache_hash"):  # without it torch does not cache the region
+        # Without this attribute torch does not cache the region.
+        if hasattr(context_fn, "cache_hash"):
             self.cache_hash = context_fn.cache_hash
 
     def __call__(self) -> tuple[Any, Any]:

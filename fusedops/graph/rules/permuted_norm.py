@@ -47,7 +47,8 @@ class PermutedNorm(Rule):
             return None
         copy = only_user(restored.node, "same")
         last = copy.node if copy else restored.node
-        if statically_known_true(value(last).stride(order[-1]) == 1):  # channels side by side
+        # The channels stay side by side.
+        if statically_known_true(value(last).stride(order[-1]) == 1):
             return None
         arguments = {"input": permuted.arguments["input"], "dim": order[-1]}
         arguments |= {name: norm.call.arguments.get(name) for name in _SHARED[norm.op]}

@@ -1,6 +1,6 @@
 """Computes stacks of softmaxes and norms of DTensors. Rows that are divided among ranks are
-gathered. A stacked op saves kernel launches, and computing divided rows would take as many
-again."""
+gathered, because a stacked op is there to save kernel launches, and each step of a computation on
+divided rows would be a launch of its own."""
 
 from __future__ import annotations
 

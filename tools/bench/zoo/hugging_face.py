@@ -152,7 +152,7 @@ _INPUTS = {
     VISION: _image,
 }
 
-PATCH = 4  # pixels
+PATCH = 4  # the side of a patch in pixels
 
 
 def image_side(size: Size) -> int:

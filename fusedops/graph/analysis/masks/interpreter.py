@@ -22,7 +22,7 @@ from fusedops.graph.analysis.values import rounded, value
 #: At most this many of the nodes that build a mask are interpreted; the others count as unknown.
 #: This bounds the time for graphs in which a mask depends on many calls, such as a whole model.
 _MAX_CALLS = 96
-#: Tensors of these dtypes can be positions.
+#: Only tensors of these dtypes are read as positions, which are indices of rows and columns.
 INTEGERS = (torch.int64, torch.int32)
 
 
@@ -74,7 +74,8 @@ class Interpreter:
             return argument if isinstance(argument, (int, float)) else None
         if argument not in self.known:
             many = len(self.known) >= _MAX_CALLS
-            self.known[argument] = None  # counts for _MAX_CALLS while operands are read
+            # The node counts toward _MAX_CALLS even before its operands have been read.
+            self.known[argument] = None
             self.known[argument] = _unknown(argument) if many else self._interpreted(argument)
         return self.known[argument]
 
