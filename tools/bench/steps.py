@@ -150,8 +150,8 @@ def chosen_steps(
     quick: bool,
     device: str,
 ) -> list[Step]:
-    """Returns each step once that the arguments select: for the named models, or for the default
-    ones if there are no names, in the modes that the directions stand for."""
+    """Returns the steps that the arguments select, without repetitions: those of the named models,
+    or of the default ones if there are no names, in the modes that the directions stand for."""
     modes = [MODES[direction] for direction in directions]
     pairs = QUICK if quick and not names else product(names or DEFAULT, modes)
     chosen = [pair for pair in pairs if pair[1] in modes]

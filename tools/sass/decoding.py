@@ -35,8 +35,8 @@ class Step:
 
     @cached_property
     def destinations(self) -> list[tuple[str, ...]]:
-        """For each output the registers or the predicate that it writes; () if the value is thrown
-        away."""
+        """The registers or the predicate that each output writes. An output has () if its value is
+        thrown away."""
         return [written(self.name, self.parts, output) for output in self.outputs]
 
     @cached_property

@@ -60,7 +60,7 @@ def compilation(device: str) -> Iterator[Result]:
 def exporting(device: str) -> Iterator[Result]:
     """Checks torch.export: the program is rewritten, saved, loaded and run."""
     model, x = _model_and_input(device)
-    # torch 2.13 calls a pytree function that it has deprecated itself.
+    # torch.export of torch 2.13 warns about a deprecated function of torch that it calls itself.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         loaded = _rewritten_saved_and_loaded(torch.export.export(model, (x,)))

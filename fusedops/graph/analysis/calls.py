@@ -108,7 +108,8 @@ def _is_cast(node: Node) -> bool:
 
 
 def _attribute_call(node: Node) -> Call | None:
-    """Reads x.max(-1).values or x.data, which symbolic_trace records as calls of getattr."""
+    """Returns x.max(-1).values or x.data, which symbolic_trace records as calls of getattr, in
+    normal form; None for other attributes."""
     input, name = node.args[:2]
     if name == "data":
         return Call("detach", "detach", node, {"input": input})

@@ -98,8 +98,8 @@ _RECORDED: WeakKeyDictionary[Graph, dict[Node, Modes]] = WeakKeyDictionary()
 
 
 def record(graph: Graph) -> None:
-    """Reads the modes of all nodes. Call it again after adding nodes whose modes are needed, or
-    after changing the switches."""
+    """Records the modes of all nodes of a graph for the other functions. Call it again after adding
+    nodes whose modes are needed, or after changing the calls that switch modes."""
     _RECORDED[graph] = dict(modes(graph))
 
 

@@ -257,7 +257,7 @@ def _dropout(table: Table, size: Size) -> float:
 
 
 def _slower(estimate: Estimate) -> str | None:
-    """Returns the refusal of a site, or None if fusedops is measured to be faster by at least
+    """Returns why a site is not replaced, or None if fusedops is measured to be faster by at least
     MARGIN."""
     ours, inductor = estimate.ours_ms, estimate.inductor_ms
     if ours <= (1 - MARGIN) * inductor:

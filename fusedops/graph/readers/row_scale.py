@@ -172,7 +172,8 @@ def as_one_per_row(scale: RowScale, node: Node) -> RowScale | None:
 
 
 def _of_mean(call: Call) -> RowScale | None:
-    """Reads x.pow(2).mean(-1, keepdim=True), or a mean of such means over another dimension."""
+    """Returns the scale x.pow(2).mean(-1, keepdim=True), or a mean of such means over another
+    dimension; None if the call is another mean."""
     scale = (_of_squares(*mean) for mean in means(call.node))
     return next(filter(None, scale), None)
 
@@ -196,7 +197,7 @@ def _scale_of_mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
 
 
 def _of_sum(call: Call) -> RowScale | None:
-    """Reads x.pow(2).sum(-1, keepdim=True)."""
+    """Returns the scale x.pow(2).sum(-1, keepdim=True); None if the call is another sum."""
     summed: Node = call.arguments["input"]
     dims = reduced_dims(call, value(summed))
     scale = _of_squares(summed, dims) if dims else None
@@ -211,7 +212,8 @@ def _times_columns(mean: RowScale) -> RowScale | None:
 
 
 def _of_einsum(call: Call) -> RowScale | None:
-    """Reads einsum("...d,...d->...", x, x), or a sum over other dimensions."""
+    """Returns the scale einsum("...d,...d->...", x, x), or one that sums over other dimensions;
+    None if the call is another einsum or a matrix product."""
     equation, tensors = call.arguments.get("equation"), call.arguments.get("tensors")
     if not isinstance(equation, str) or not isinstance(tensors, (list, tuple)):
         return None
@@ -240,8 +242,8 @@ def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
 
 
 def _of_norm(call: Call) -> RowScale | None:
-    """Reads x.norm(dim=-1, keepdim=True) and torch.linalg.norm(x, dim=-1). The scale is refused if
-    the norm is not the Euclidean one."""
+    """Returns the scale x.norm(dim=-1, keepdim=True) or torch.linalg.norm(x, dim=-1). It has a
+    refusal if the norm is not the Euclidean one."""
     base, order = call.arguments["input"], call.arguments["p"]
     dims = reduced_dims(call, value(base))
     is_euclidean = order in (None, "fro") or constant(order) == 2
@@ -260,7 +262,7 @@ def _of_norm(call: Call) -> RowScale | None:
 
 
 def _of_variance(call: Call) -> RowScale | None:
-    """Reads x.var(-1) or x.std(-1), where x may also be a tensor minus its mean."""
+    """Returns the scale x.var(-1) or x.std(-1), where x may also be a tensor minus its mean."""
     input, correction = call.arguments["input"], call.arguments["correction"]
     dims = reduced_dims(call, value(input))
     if dims is None or correction is None:
@@ -272,7 +274,7 @@ def _of_variance(call: Call) -> RowScale | None:
 
 
 def _of_item(call: Call) -> RowScale | None:
-    """Reads torch.var_mean(x, -1)[0] or torch.std_mean(x, -1)[0]."""
+    """Returns the scale torch.var_mean(x, -1)[0] or torch.std_mean(x, -1)[0]."""
     pair = call_of(call.arguments["input"])
     if pair is None or pair.kind not in ("var_mean", "std_mean"):
         return None
@@ -280,7 +282,8 @@ def _of_item(call: Call) -> RowScale | None:
 
 
 def _of_difference(call: Call) -> RowScale | None:
-    """Reads the variance mean(x^2) - mean(x)^2, which is always refused (`CANCELS` says why)."""
+    """Returns the scale mean(x^2) - mean(x)^2, a variance, which always has the refusal
+    `CANCELS`."""
     first = read_row_scale(call.arguments["input"])
     subtracted = call.arguments["other"]
     if first is None or first.centred or not is_square_of_mean(subtracted, first.input):
@@ -306,7 +309,8 @@ _STATISTICS: dict[str, Callable[[Call], RowScale | None]] = {
 
 
 def _through_power(call: Call, steps: int) -> RowScale | None:
-    """Reads sqrt(scale), rsqrt(scale), 1 / scale or scale ** number."""
+    """Returns the scale sqrt(s), rsqrt(s), 1 / s, s * s (square) or s ** number of another scale
+    s."""
     exponent = _EXPONENTS.get(call.kind) or constant(call.arguments.get("exponent"))
     scale = read_row_scale(call.arguments["input"], steps)
     return scale.raised_to(exponent) if scale is not None and exponent else None
@@ -316,7 +320,7 @@ _EXPONENTS = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0, "square": 2.0}
 
 
 def _through_mul(call: Call, steps: int) -> RowScale | None:
-    """Reads scale * number, or scale * scale."""
+    """Returns the scale s * number or s * s of another scale s."""
     first, other = tensor_and_number(call)
     scale = read_row_scale(first, steps)
     if scale is None:
@@ -328,7 +332,7 @@ def _through_mul(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_div(call: Call, steps: int) -> RowScale | None:
-    """Reads scale / number, or number / scale."""
+    """Returns the scale s / number or number / s of another scale s."""
     first, other = call.arguments["input"], call.arguments["other"]
     inverts = is_number(first)
     scale = read_row_scale(other if inverts else first, steps)
@@ -342,7 +346,7 @@ def _through_div(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_add(call: Call, steps: int) -> RowScale | None:
-    """Reads scale + eps."""
+    """Returns the scale s + eps of another scale s."""
     first, eps = tensor_and_number(call)
     if not is_number(eps):  # the sum is a residual connection, which is no scale
         return None
@@ -352,7 +356,7 @@ def _through_add(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_clamp(call: Call, steps: int) -> RowScale | None:
-    """Reads scale.clamp(min=eps) or torch.maximum(scale, eps)."""
+    """Returns the scale s.clamp(min=eps) or torch.maximum(s, eps) of another scale s."""
     least = call.arguments.get("min", call.arguments.get("other"))
     scale = read_row_scale(call.arguments["input"], steps)
     limit = known_number(least) if scale and call.arguments.get("max") is None else None
@@ -360,7 +364,8 @@ def _through_clamp(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_larger(call: Call, steps: int) -> RowScale | None:
-    """Reads max(norm, eps), where(norm > eps, norm, eps) or norm.masked_fill(norm < eps, eps)."""
+    """Returns the scale max(s, eps), where(s > eps, s, eps) or s.masked_fill(s < eps, eps) of
+    another scale s."""
     maximum = maximum_with_number(call)
     scale = read_row_scale(maximum[0], steps) if maximum else None
     if maximum is None or scale is None:
@@ -372,7 +377,7 @@ def _through_larger(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_cast(call: Call, steps: int) -> RowScale | None:
-    """Reads scale.to(dtype). The scale is refused if that rounds it."""
+    """Returns the scale s.to(dtype) of another scale s. It has a refusal if the cast rounds it."""
     scale = read_row_scale(call.arguments["input"], steps)
     if scale is None or is_widening(call):
         return scale
@@ -381,18 +386,18 @@ def _through_cast(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_reshape(call: Call, steps: int) -> RowScale | None:
-    """Reads a view of the scale, which keeps the order of the rows. Whether its shape broadcasts to
-    the input is checked later, by `as_one_per_row`."""
+    """Returns the scale of which the call is a view. A view keeps the order of the rows, and
+    `as_one_per_row` checks later whether its shape broadcasts to the input."""
     return read_row_scale(call.arguments["input"], steps)
 
 
 def _through_index(call: Call, steps: int) -> RowScale | None:
-    """Reads scale[..., None]."""
+    """Returns the scale s[..., None] of another scale s; None if the index does something else."""
     return _through_reshape(call, steps) if inserts_dims(call.arguments["index"]) else None
 
 
 def _through_expand(call: Call, steps: int) -> RowScale | None:
-    """Reads scale.expand(shape), if the scale has one element for each row before that."""
+    """Returns the scale s.expand(shape) of another scale s, if s has one element for each row."""
     source = call.arguments["input"]
     scale = read_row_scale(source, steps)
     return as_one_per_row(scale, source) if scale is not None else None

@@ -154,7 +154,7 @@ _LEAST_CAP, _GREATEST_CAP = 2.0**-126, 2.0**126
 
 
 def _through_tanh(scores: Scores, call: Call) -> Scores | None:
-    """Reads a tanh whose result is multiplied by a number, the soft cap. The number stays in the
+    """Includes a tanh whose result is multiplied by a number, the soft cap. The number stays in the
     scale too, since cap * tanh(x) is cap * tanh(scale * x / cap) with scale = cap. A tanh without a
     factor is no soft cap but an activation, which Inductor fuses with its neighbours."""
     cap = abs(scores.scale)
@@ -164,7 +164,7 @@ def _through_tanh(scores: Scores, call: Call) -> Scores | None:
 
 
 def _through_add(scores: Scores, call: Call) -> Scores | None:
-    """Reads scores + bias or scores + mask, in either order, and scores + 0."""
+    """Includes the sum scores + bias or scores + mask, in either order, or scores + 0."""
     input, other = tensor_and_number(call)
     if is_number(other) and isinstance(input, Node):
         return replace(scores, input=input) if number(other) == 0 else None
@@ -193,7 +193,7 @@ def _noted(scores: Scores, note: str) -> Scores:
 
 
 def _through_sub(scores: Scores, call: Call) -> Scores | None:
-    """Reads scores - bias."""
+    """Includes the difference scores - bias."""
     input, other = call.arguments["input"], call.arguments["other"]
     if not _is_addend(other, input) or same_shape(other, input):
         return None
@@ -201,7 +201,7 @@ def _through_sub(scores: Scores, call: Call) -> Scores | None:
 
 
 def _through_baddbmm(scores: Scores, call: Call) -> Scores | None:
-    """Reads beta * input + alpha * batch1 @ batch2."""
+    """Includes a baddbmm, which computes beta * input + alpha * batch1 @ batch2."""
     arguments = call.arguments
     alpha, beta = (constant(arguments.get(name, 1)) for name in ("alpha", "beta"))
     if scores.scale != 1 or not alpha or not beta or not _is_addend(arguments["input"], call.node):
@@ -243,8 +243,8 @@ def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
 
 
 def _through_selection(scores: Scores, call: Call) -> Scores | None:
-    """Reads torch.where(visible, scores, number) or torch.where(hidden, number, scores). The latter
-    is the same as scores.masked_fill(hidden, number)."""
+    """Includes torch.where(visible, scores, number) or torch.where(hidden, number, scores). The
+    latter is the same as scores.masked_fill(hidden, number)."""
     condition, taken, other = selection(call) or (None, None, None)
     if is_number(other):
         return _filled(scores, call, taken, condition, other, hides=False)

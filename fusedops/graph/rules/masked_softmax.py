@@ -88,7 +88,8 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
         return None
     is_supported = input.dtype in KERNEL_DTYPES and result.dtype in KERNEL_DTYPES
     last = input.dim() > 0 and chain.dim % input.dim() == input.dim() - 1
-    # The op would convert the input before the scale and masks, not after them as the model does.
+    # The model converts the scores to this dtype after the scale and masks, but the op would
+    # convert its input before them, where large scores may become infinite.
     converts = chain.dtype is not None and loses_range(input.dtype, chain.dtype)
     return chain if is_supported and last and not converts else None
 

@@ -105,9 +105,9 @@ def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
 def _ordered_in_document(
     reader: Interpreter, kind: str, difference: Affine, node: Node
 ) -> BoolTensor | None:
-    """Returns where position_ids[:, None, :] <= position_ids[:, :, None] or a similar comparison of
-    a column's number with a row's holds, or None if it is none. Within one document of a packed
-    sequence, the numbers are in the same order as the indices."""
+    """Returns where a comparison of a column's number with a row's number holds, such as
+    position_ids[:, None, :] <= position_ids[:, :, None]. Returns None for other comparisons. Within
+    one document of a packed sequence, the numbers are in the same order as the indices."""
     tensors = [term for term in difference.tensors if isinstance(term, Node)]
     columns = [term for term in tensors if Affine(terms={term: 1}).varies_over_columns]
     rows = [term for term in tensors if term not in columns]
@@ -213,7 +213,8 @@ def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> Bool
 
 
 def _can_search(keys: Node, rows: Node) -> bool:
-    """Returns whether torch.searchsorted takes these keys and the transposed rows."""
+    """Returns whether torch.searchsorted accepts `keys` as its sorted sequences, and the transposed
+    `rows` as the numbers to find. For this, all rows of a batch must have the same keys."""
     sorted_keys, numbers = value(keys), value(rows)
     if not isinstance(numbers, torch.Tensor) or sorted_keys.dtype != numbers.dtype:
         return False
