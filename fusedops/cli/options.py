@@ -86,7 +86,7 @@ def _writable(text: str, kind: str, check: Callable[[Path], None]) -> Path:
     try:
         check(Path(text))
     except (OSError, ValueError, RuntimeError) as error:
-        # An invalid name raises ValueError or RuntimeError.
+        # Errors about an invalid name are ValueErrors or RuntimeErrors, which have no `strerror`.
         reason = getattr(error, "strerror", None) or error
         raise argparse.ArgumentTypeError(f"{wanted}: {reason}") from error
     return Path(text)

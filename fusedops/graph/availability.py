@@ -1,4 +1,4 @@
-"""The devices and dtypes that the op library has kernels for."""
+"""Says for which devices, dtypes and classes of tensors there are kernels or rules."""
 
 from __future__ import annotations
 

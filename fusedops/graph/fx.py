@@ -72,9 +72,9 @@ def _propagate(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> No
 
 
 class _Propagate(FakeTensorProp):
-    """Records numbers and shapes too, which FakeTensorProp does not put into `meta["val"]`. Numbers
-    among the example inputs, and those computed from them, are not recorded: the next call may pass
-    others."""
+    """Also records numbers and shapes, which FakeTensorProp does not put into `meta["val"]`.
+    Numbers among the example inputs, and those computed from them, are not recorded, because the
+    next call may pass others."""
 
     def __init__(self, graph_module: GraphModule, mode: FakeTensorMode) -> None:
         super().__init__(graph_module, mode)

@@ -149,7 +149,8 @@ def attention_forward(
         training=module.training and dropout > 0,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         causal="top_left" if hides_later else False,
-        # Rows that see nothing become uniform, as in eager attention, and not NaN.
+        # With a finite value, rows that see no key become uniform, as in eager attention. With -inf
+        # they would be NaN.
         mask_value=torch.finfo(query.dtype).min,
         bias=position_bias,
         dtype=query.dtype,

@@ -138,7 +138,7 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(most_threads() - 1, thread_name_prefix="parallel_stack")
 
 
-# A forked process inherits the pool object without its threads.
+# A forked process inherits the pool object without its threads, so that it has to make a new pool.
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 

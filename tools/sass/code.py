@@ -33,7 +33,7 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Bytes of global memory that the instruction moves for a thread."""
+        """The bytes of global memory that the instruction moves for each thread."""
         if self.name not in ("LDG", "STG"):
             return 0
         return access_bytes(self.opcode.split("."))

@@ -96,7 +96,7 @@ def addresses(warp: Warp, step: Step) -> Value:
 
 
 class Walk:
-    """One warp's way through a kernel."""
+    """Follows one warp through a kernel, and counts what it does in `trace`."""
 
     def __init__(self, body: Sequence[Instruction], context: WarpContext):
         self.steps = [decode(instruction) for instruction in body]

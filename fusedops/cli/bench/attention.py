@@ -107,7 +107,7 @@ def _filled(x: Tensor, visible: Tensor, value: float | None = None) -> tuple[Ten
     return (x.masked_fill(~visible, torch.finfo(x.dtype).min if value is None else value),)
 
 
-# A plain softmax of scores that are masked before the measurement.
+# This operator is a plain softmax, and `split` masks its scores before the measurement.
 FILLED = Operator(
     eager=lambda x: F.softmax(x, dim=-1),
     fused=lambda x: fusedops.softmax(x, dim=-1),

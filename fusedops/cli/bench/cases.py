@@ -24,7 +24,8 @@ Function = Callable[..., Any]
 
 
 class Layout(Enum):
-    """The dimensions of an input; operators of the same layout are timed on the same shapes."""
+    """The names of an input's dimensions. Operators of the same layout are timed on the same
+    shapes."""
 
     MATRIX = ("rows", "cols")
     LONG_ROWS = ("few rows", "many cols")
@@ -218,7 +219,7 @@ class Case:
 
     @property
     def input_bytes(self) -> int:
-        """Returns the size of the input."""
+        """Returns the size of the input in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def random(self, seed: int) -> Tensor:

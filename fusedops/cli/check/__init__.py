@@ -105,7 +105,8 @@ def _gpus() -> Iterator[Result]:
 
 
 def _guarded(check: Check) -> list[Result]:
-    """Returns the results up to the first error, then a failed result with the error."""
+    """Returns the results of a check. If the check raises an error, the last result is a failed one
+    with the error's text."""
     results: list[Result] = []
     try:
         results.extend(check())

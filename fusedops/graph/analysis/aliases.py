@@ -227,12 +227,13 @@ METHODS |= {
     if getattr(function, "__module__", None) == "_operator"
 }
 
-#: The methods and ATen operators that may be casts; `to` may also move a tensor.
+#: The methods and ATen operators that may be casts. A call of `to` may also move a tensor.
 CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "bool", "int", "long"}
 ATEN_CASTS = {aten.to, aten._to_copy, aten.type_as}
 #: Names of parameters in some of the functions -> their names in a `Call`.
 SYNONYMS = {"self": "input", "A": "input", "ord": "p"}
-# torch takes NumPy's names too: numpy_compatibility_arg_names in its python_arg_parser.cpp.
+# torch also accepts NumPy's names of parameters, which the table numpy_compatibility_arg_names in
+# its python_arg_parser.cpp lists.
 SYNONYMS |= dict.fromkeys(("x", "a", "x1"), "input") | {"x2": "other"}
 SYNONYMS |= {"axis": "dim", "keepdims": "keepdim"}
 SYNONYMS |= {"axis0": "dim0", "axis1": "dim1"}

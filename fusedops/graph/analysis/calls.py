@@ -27,15 +27,15 @@ from fusedops.ops.norm import default_rms_eps
 class Call:
     """A node in normal form.
 
-    kind: "softmax", "log_softmax", "layer_norm", "native_layer_norm", "rms_norm" or
-        "fused_rms_norm"; one of the calls around them or in their decomposition, such as "add",
-        "masked_fill", "dropout", "exp", "mean", "cast" (all are in `aliases.py`; in place or
-        not); or "leaf" for an opaque call that computes a softmax or norm internally.
+    kind: what the call computes, as one word: an operation that rules replace, such as "softmax"
+        or "layer_norm"; an operation around these or in their decomposition, such as "add",
+        "masked_fill" or "exp"; or "leaf", an opaque call that computes a softmax or norm
+        internally. `aliases.py` lists the kinds. In-place variants have the same kind.
     name: the operation's name in reports.
-    arguments: by their torch names; for kinds in `_DEFAULTS`, with defaults filled in and constants
-        as Python numbers.
+    arguments: the call's arguments, keyed by the parameter names of the torch function. For kinds
+        in `_DEFAULTS`, defaults are filled in and constants are Python numbers.
     refusal: why this call cannot be replaced, or None.
-    cache: the results of readers for this call, shared by all rules.
+    cache: the results of readers for this call, which all rules share.
     """
 
     kind: str
@@ -48,8 +48,8 @@ class Call:
 
 @dataclass(frozen=True)
 class ModuleAttribute:
-    """A parameter of the module that a `call_module` node calls. The graph has no node for it: the
-    rewriter inserts a `get_attr` where an op takes it."""
+    """A parameter of the module that a `call_module` node calls. The graph has no node for such a
+    parameter, so that the rewriter inserts a `get_attr` node where an op takes it."""
 
     target: str
     tensor: torch.Tensor
@@ -226,7 +226,8 @@ def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if arguments.get("half_to_float"):
         normal["dtype"] = torch.float32
     if "softmax" in kind and arguments.get("dim") is None and isinstance(input, torch.Tensor):
-        # softmax(x, dim=None) takes this dim: _get_softmax_dim in torch/nn/functional.py.
+        # torch chooses this dimension for softmax(x, dim=None), in _get_softmax_dim of
+        # torch/nn/functional.py.
         normal["dim"] = 0 if input.dim() in (0, 1, 3) else 1
     if kind == "rms_norm" and arguments.get("eps") is None and isinstance(input, torch.Tensor):
         normal["eps"] = default_rms_eps(input.dtype)

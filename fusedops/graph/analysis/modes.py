@@ -93,7 +93,7 @@ def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     return replace(current, autocast=tuple(sorted((*others, node.args), key=lambda a: a[0])))
 
 
-#: The modes of the nodes of each graph, read once for all sites.
+#: Graph -> the modes of its nodes, which `record` reads once for all rules.
 _RECORDED: WeakKeyDictionary[Graph, dict[Node, Modes]] = WeakKeyDictionary()
 
 
@@ -104,7 +104,7 @@ def record(graph: Graph) -> None:
 
 
 def inherit(new: Node, site: Node) -> None:
-    """Records that a new node runs in the modes of the site that it belongs to."""
+    """Records that a new node runs in the modes of `site`, a node of what it replaces."""
     _RECORDED[new.graph][new] = _modes_of(site)
 
 

@@ -14,7 +14,8 @@ aten = torch.ops.aten
 
 
 def packet(node: Node) -> Any:
-    """Returns the target of a node, without the overload."""
+    """Returns the target of a node. For an overload of an op, such as aten.add.Tensor, this is its
+    packet aten.add."""
     return getattr(node.target, "overloadpacket", node.target)
 
 

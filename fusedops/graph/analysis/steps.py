@@ -265,7 +265,7 @@ _LOSSLESS_CASTS = {
 
 
 def is_widening(cast: Call) -> bool:
-    """Returns whether an op may read a cast's input instead of its result."""
+    """Returns whether an op may read the input of a cast in place of the cast's result."""
     return is_lossless(value(cast.arguments["input"]).dtype, cast.arguments["dtype"])
 
 

@@ -102,8 +102,8 @@ def storage(node: Node) -> Memory:
 
 
 def _recorded_storage(node: Node) -> int | None:
-    """Returns the identity of the storage that capture recorded for a node, without regard to
-    `_returns_its_input`."""
+    """Returns the identity of the storage that capture recorded for a node. For a dropout that
+    returns its input in eager mode, this may be the storage of a copy (`_eager_storage`)."""
     tensor = value(node)
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return None

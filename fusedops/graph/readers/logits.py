@@ -1,4 +1,5 @@
-"""Reads what models do to logits before a loss: casts, views of the rows, a scale, a soft cap."""
+"""Recognises what models do to logits before a loss: casts, views of the rows, a scale, and a soft
+cap, which bounds them by a tanh."""
 
 from __future__ import annotations
 

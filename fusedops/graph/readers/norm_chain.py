@@ -107,7 +107,7 @@ class Norm:
 
     @property
     def matched_calls(self) -> tuple[Node, ...]:
-        """The matched calls, in program order."""
+        """The calls that compute the norm from its input, weight and bias, in program order."""
         inputs = (self.input, self.source, self.weight, self.bias, *self.absorbed, *self.scalars)
         calls = upstream(self.last, until={node for node in inputs if node is not None})
         # Reads of a tensor's dtype, for which capture records no value, are left out.

@@ -50,7 +50,7 @@ class _Residual:
 
 
 class AddNorm(Rule):
-    """The norm that another rule finds, with the sum and the dropout before it."""
+    """Replaces a norm that another rule finds, together with the sum and the dropout before it."""
 
     def __init__(self, norm: Rule) -> None:
         self.norm, self.name = norm, f"add_{norm.name}"

@@ -39,7 +39,7 @@ aten = torch.ops.aten
 
 
 class CrossEntropy(Rule):
-    """A cross entropy, or the element of a log_softmax at a class."""
+    """Replaces a cross entropy, or the element of a log_softmax at the class of each row."""
 
     name = "cross_entropy"
 

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class GroupNorm(Rule):
-    """A call of group_norm."""
+    """Replaces a call of group_norm with one group."""
 
     name = "group_norm"
 

@@ -11,7 +11,7 @@ from fusedops.graph.rule import Match, Rule
 
 
 class Leaf(Rule):
-    """An opaque call, which is reported and not replaced."""
+    """Matches an opaque call, which is reported and not replaced."""
 
     name = "leaf"
 

@@ -34,7 +34,8 @@ aten = torch.ops.aten
 
 
 class LinearCrossEntropy(Rule):
-    """A mean or sum of cross entropies of a linear layer's results, which nothing else uses."""
+    """Replaces a mean or sum of cross entropies of a linear layer's results, which nothing else may
+    use."""
 
     name = "linear_cross_entropy"
 

@@ -40,7 +40,8 @@ from fusedops.graph.rule import Match, OpCall, Rule, viewed
 
 
 class MaskedSoftmax(Rule):
-    """A softmax over the last dimension, with scale, soft cap, bias, mask or dropout."""
+    """Replaces a softmax over the last dimension that has a scale, soft cap, bias, mask, sink or
+    dropout."""
 
     name = "masked_softmax"
 

@@ -28,8 +28,8 @@ from fusedops.graph.rule import Match, OpCall, Rule, op_of
 
 
 class Norm(Rule):
-    """A call of the kind `name`, which returns the norm alone, or of the kind `with_statistics`,
-    which returns the norm and then the statistics, as the op does."""
+    """Replaces a call of the kind `name`, which returns the norm alone, or of the kind
+    `with_statistics`, which returns the norm and then the statistics, as the op does."""
 
     def __init__(self, name: str, with_statistics: str) -> None:
         self.name, self.with_statistics = name, with_statistics

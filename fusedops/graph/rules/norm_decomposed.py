@@ -50,7 +50,7 @@ from fusedops.graph.rules.norm import unsupported_row
 
 
 class NormDecomposed(Rule):
-    """A norm that is written as several calls, and computed by one of `ops`."""
+    """Replaces a norm that is written as several calls, if one of `ops` computes it."""
 
     def __init__(self, name: str, *ops: str) -> None:
         self.name, self.ops = name, ops

@@ -27,7 +27,8 @@ _SHARED = {"layer_norm": ("weight", "bias", "eps"), "rms_norm": ("weight", "eps"
 
 
 class PermutedNorm(Rule):
-    """The norm that another rule finds, with permutations before and after it."""
+    """Replaces a norm that another rule finds, together with the permutations before and after
+    it."""
 
     def __init__(self, norm: Rule) -> None:
         self.norm, self.name = norm, f"permuted_{norm.name}"

@@ -21,7 +21,7 @@ NOT_MASKED = "only masked_softmax has sinks and masks, over the last dimension"
 
 
 class Softmax(Rule):
-    """A call of softmax or log_softmax, with its casts."""
+    """Replaces a call of softmax or log_softmax, together with the casts around it."""
 
     name = "softmax"
 

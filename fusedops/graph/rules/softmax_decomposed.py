@@ -24,7 +24,7 @@ from fusedops.graph.rules.softmax import Softmax, match_softmax
 
 
 class SoftmaxDecomposed(Softmax):
-    """A decomposed softmax or log_softmax."""
+    """Replaces a softmax or log_softmax that is written as several calls."""
 
     name = "softmax_decomposed"
 

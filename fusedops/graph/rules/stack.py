@@ -27,7 +27,8 @@ from fusedops.graph.rule import Match, Rule
 
 
 class Stack(Rule):
-    """A stack of sites that the `rules` replace by softmax, log_softmax or layer_norm."""
+    """Replaces a stack of results that `rules` would replace one by one by the op softmax,
+    log_softmax or layer_norm."""
 
     name = "stack"
 

@@ -22,7 +22,7 @@ from fusedops.integrations.dtensor.partition import (
     partition,
 )
 
-#: Computes a rank's results from its part of the arguments.
+#: The type of functions that compute a rank's results from its part of the arguments.
 Compute = Callable[["Call", Partition, dict[str, Any]], Any]
 
 

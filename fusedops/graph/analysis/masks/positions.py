@@ -41,9 +41,10 @@ Key = TypeVar("Key")
 class Affine:
     """An integer tensor: constant + sum of steps[d] * (index along d) + sum of terms[t] * t.
 
-    steps: by dimension. Dimensions count from the end (-1 is the last), so that broadcasting, which
-        adds dimensions in front, does not renumber them.
-    terms: symbolic integers, and integer tensors of which nothing is known.
+    steps: dimension -> the step along it. Dimensions count from the end (-1 is the last), so that
+        broadcasting, which adds dimensions in front, does not renumber them.
+    terms: term -> its factor. Terms are symbolic integers, and integer tensors of which nothing is
+        known.
     """
 
     constant: int = 0
