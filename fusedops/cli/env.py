@@ -192,7 +192,8 @@ def probe_system() -> Report:
 
 
 def probe_devices() -> Report:
-    """Returns each GPU that torch sees, its capability, and whether there is code for it."""
+    """Returns each GPU that torch sees, its capability, the architectures of the build whose code
+    runs on it, and how launches go there."""
     if not torch.cuda.is_available():
         return {"GPUs": "none that torch can use", "driver": _driver_version()}
     architectures = _guarded(lambda: probe_build()["cuda"]["architectures"])
@@ -295,22 +296,28 @@ def _driver_version() -> str | None:
 
 def _describe_gpu(index: int, architectures: Any) -> Report:
     major, minor = torch.cuda.get_device_capability(index)
+    code = code_for((major, minor), architectures if isinstance(architectures, list) else [])
     return {
         "name": torch.cuda.get_device_name(index),
         "capability": f"{major}.{minor}",
-        "has code": isinstance(architectures, list) and has_code((major, minor), architectures),
+        "code": code or None,
+        "launches": _guarded(partial(_describe_launches, index)) if code else None,
     }
 
 
-def has_code(capability: tuple[int, int], architectures: list[str]) -> bool:
-    """Returns whether a library built for `architectures`, in CMake's notation, runs on
-    `capability`.
+def _describe_launches(index: int) -> Report | str:
+    described: Report | str = importlib.import_module("fusedops.cli.launches").describe(index)
+    return described
+
+
+def code_for(capability: tuple[int, int], architectures: list[str]) -> list[str]:
+    """Returns those of `architectures`, in CMake's notation, whose code runs on `capability`.
 
     "90-real" is machine code, which runs on the same major version with the same or a higher minor
     version. "90-virtual" is PTX, which the driver compiles for any newer GPU. "90" is both. "90a"
     runs only on 9.0, and "100f" only where the machine code "100-real" runs.
     """
-    return any(_runs_on(capability, architecture) for architecture in architectures)
+    return [each for each in architectures if _runs_on(capability, each)]
 
 
 def _runs_on(capability: tuple[int, int], architecture: str) -> bool:

@@ -118,7 +118,7 @@ def gpus_without_kernels(report: Report) -> Iterator[Problem]:
         yield Problem(f"no CUDA kernels: {status}", f"FUSEDOPS_BUILD_CUDA=1 {REINSTALL}")
         return
     for name, gpu in gpus.items():
-        if not gpu["has code"]:
+        if not gpu["code"]:
             what = f"no code for {name} ({gpu['name']}, capability {gpu['capability']})"
             yield Problem(what, f"TORCH_CUDA_ARCH_LIST={gpu['capability']} {REINSTALL}")
 

@@ -73,10 +73,14 @@ def test_a_gpu_is_described_with_the_code_that_the_libraries_have_for_it(monkeyp
     for name, answer in gpu.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(env, "probe_build", lambda: {"cuda": {"architectures": ["90-real"]}})
-    described = {"name": "H200", "capability": "9.0", "has code": True}
+    described = {"name": "H200", "capability": "9.0", "code": ["90-real"]}
+    described["launches"] = f"none: {libraries.cuda_status()}"
     assert env.probe_devices() == {"cuda:0": described, "driver": "580.1"}
     report = HEALTHY | {"devices": env.probe_devices(), "problems": []}
-    assert "cuda:0 has code    yes" in env.as_text(report)
+    assert "cuda:0 code        90-real" in env.as_text(report)
+    monkeypatch.setattr(env, "probe_build", lambda: {"cuda": {"architectures": ["80-real"]}})
+    without_code = env.probe_devices()["cuda:0"]
+    assert without_code["code"] is None and without_code["launches"] is None
 
 
 def test_a_failing_probe_shows_its_error_in_place_of_its_facts(monkeypatch):
@@ -107,7 +111,7 @@ HEALTHY = {
     "operators": {"softmax": ["CPU", "CUDA", "Meta"]},
     "compile": {"backend entry point": "fusedops.backend:backend", "C++ compiler": "/usr/bin/g++"},
 }
-OLD_GPU = {"cuda:0": {"name": "V100", "capability": "7.0", "has code": False}}
+OLD_GPU = {"cuda:0": {"name": "V100", "capability": "7.0", "code": None}}
 
 
 @pytest.mark.parametrize(
@@ -165,4 +169,4 @@ def test_a_gpu_without_cuda_kernels_says_why_and_how_to_build_them():
     ],
 )
 def test_code_runs_where_nvidia_says_it_does(capability, architecture, runs):
-    assert env.has_code(capability, [architecture]) is runs
+    assert env.code_for(capability, [architecture]) == ([architecture] if runs else [])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fusedops
+from fusedops.cli import env
 from fusedops.ops.registration import libraries
 
 
@@ -19,6 +20,13 @@ def test_the_build_has_code_for_every_gpu():
         major, minor = torch.cuda.get_device_capability(device)
         same_major = [a for a in built if int(a.partition("-")[0].rstrip("af")) // 10 == major]
         assert same_major or major * 10 + minor >= newest_with_ptx
+
+
+def test_env_tells_which_clusters_every_gpu_launches():
+    for device in range(torch.cuda.device_count()):
+        told = env.probe_devices()[f"cuda:{device}"]["launches"]
+        usual = ("of up to 16 blocks", "none: they need capability 9.0")
+        assert told["clusters"] in usual or "SoftmaxForward" in told["refused"]
 
 
 def test_results_stay_on_the_device_of_the_input():

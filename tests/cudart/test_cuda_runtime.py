@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -29,25 +28,6 @@ pytestmark = pytest.mark.nvcc
 OUT_OF_MEMORY, OUT_OF_RESOURCES, CAPTURE_BROKEN = 2, 701, 901
 
 of_every_operation = pytest.mark.parametrize("name", OPERATIONS)
-
-
-@pytest.fixture
-def new(tmp_path) -> Iterator[Callable[[], Cuda]]:
-    """Makes libraries that have run nothing yet."""
-    made = []
-
-    def make() -> Cuda:
-        made.append(Cuda(tmp_path))
-        return made[-1]
-
-    yield make
-    for cuda in made:
-        cuda.close()
-
-
-@pytest.fixture
-def cuda(new) -> Cuda:
-    return new()
 
 
 def run(cuda: Cuda, name: str, device: int) -> list[library.Launch]:

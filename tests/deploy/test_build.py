@@ -84,6 +84,7 @@ EXPORTS = {
         "fusedops::cuda::launch",
         "fusedops::cuda::query_capture",
         "fusedops::cuda::workspace_bytes",
+        "fusedops_cuda_refusals",
         "fusedops_version",
     },
     "op_call.abi3.so": {"PyInit_op_call", "fusedops_version"},

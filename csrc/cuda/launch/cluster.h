@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/launch/dispatch.h"
+#include "cuda/launch/refusals.h"
 
 namespace fusedops::cuda {
 
@@ -33,6 +34,12 @@ Status launch_clusters(const NormBackward& args, const NormBackwardPlan& plan, S
 // Returns how many blocks the clusters of a plan may have on the current device.
 inline int32_t cluster_limit() { return device::has_clusters() ? kMaxClusterBlocks : 1; }
 
+// Returns the name of a launch.
+#define LAUNCH(Args) \
+  inline const char* name_of(const Args&) { return #Args; }
+#include "launches.def"
+#undef LAUNCH
+
 // Launches the plan with the largest clusters that the device runs, or without any: a device, or a
 // part of one, may refuse clusters of more than kPortableClusterBlocks, or all clusters.
 // plan_of(args, width, limit) returns the plan with clusters of at most `limit` blocks. Each family
@@ -46,6 +53,7 @@ Status launch_plan(
     if (plan.scope != Scope::kCluster || cluster_limit() == 1) break;
     const Status status = launch_scope(args, plan, stream);
     if (status == device::kSuccess || status == device::kLaunchFailure) return status;
+    count_refusal(name_of(args), plan.blocks, status);
   }
   return launch_scope(args, plan_of(args, width, /*limit=*/1), stream);
 }

@@ -97,9 +97,10 @@ def _gpus() -> Iterator[Result]:
     facts = probe_devices()
     gpus = {name: gpu for name, gpu in facts.items() if name.startswith("cuda:")}
     for name, gpu in gpus.items():
-        code = "code" if gpu["has code"] else "no code"
+        has_code = bool(gpu["code"])
+        code = "code" if has_code else "no code"
         found = f"{gpu['name']}, capability {gpu['capability']}: {code}"
-        yield Result(name, found, "code for it", gpu["has code"])
+        yield Result(name, found, "code for it", has_code)
     if not gpus:
         yield Result("GPUs", "none that torch can use")
 
