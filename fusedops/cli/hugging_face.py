@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_model(target: str) -> bool:
-    """Returns whether a target of `explain` names a Hugging Face model: it is a JSON file or a
-    folder, or could be the id of a model."""
+    """Returns whether a target of `explain` names a Hugging Face model, because it is a JSON file
+    or a folder, or could be the id of a model on the Hub."""
     looks_like_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", target) is not None
     try:
         path = Path(target)

@@ -68,8 +68,8 @@ def device(text: str) -> torch.device:
 
 
 def output_file(text: str) -> Path:
-    """Returns the path of a file that can be written. This is checked while options are parsed, so
-    that a command does not fail after its work."""
+    """Returns the path of a file that can be written. The file is checked while options are parsed,
+    so that a command does not fail after its work."""
     return _writable(text, "a file", check_writable)
 
 

@@ -34,7 +34,7 @@ def find_problems(report: Report, checks: Sequence[Check] | None = None) -> list
 
 
 def _run(check: Check, report: Report) -> list[Problem]:
-    """Returns the problems that a check finds. If the check raises an error, that is a problem
+    """Returns the problems that a check finds. If the check raises an error, the error is a problem
     itself, unless facts are missing from the report because a probe of `env` has failed."""
     try:
         return list(check(report))

@@ -44,7 +44,8 @@ OPSET = 23
 _OLDEST = 18  # the first opset that has all operators used here except RMSNormalization
 _END = 2**63 - 1  # ONNX's Slice takes this as the end of the dimension
 
-#: This is Any because opset18 is annotated for values of a script, but gets those of a graph here.
+#: The type is Any because opset18 is annotated for values of a script, but gets values of a graph
+#: here.
 op: Any = opset18
 Value = Any  # a value of the graph, whose dtype is known only if torch has created the value
 

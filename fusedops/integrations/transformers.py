@@ -57,8 +57,8 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
         config: the config of the model that asks for the mask.
 
     Raises:
-        ValueError: the model computes attention itself, whatever the implementation is. It would
-            add the bool mask to its scores.
+        ValueError: the model computes attention itself, whatever the implementation is. Such a
+            model would add the bool mask to its scores.
 
     Source: `transformers.masking_utils.sdpa_mask`.
     """
@@ -73,8 +73,8 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _uses_the_interface(config_class: Any) -> bool:
     """Returns the result of :func:`_source_uses_the_interface` in a form that torch.compile takes
-    as a constant. It would otherwise trace that function again for every graph and ignore its
-    cache."""
+    as a constant. Otherwise torch.compile would trace that function again for every graph and
+    ignore its cache."""
     return _source_uses_the_interface(config_class)
 
 

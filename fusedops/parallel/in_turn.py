@@ -1,5 +1,5 @@
-"""Runs branches one after another. That is needed where a tracer or a mode has to see the calls, or
-where they depend on state of the calling thread."""
+"""Runs branches one after another. Branches have to run so if a tracer or a mode has to see their
+calls, or if the calls depend on state of the calling thread."""
 
 from __future__ import annotations
 

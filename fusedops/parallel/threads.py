@@ -175,8 +175,8 @@ def _torch_libraries() -> ctypes.PyDLL:
 class _CallersState:
     """Holds the state of the calling thread, which every branch gets, on whatever thread it runs.
 
-    Context variables and the grad mode are restored after each branch. It is arbitrary which
-    branches run on the same thread, and one must not change what the next one sees.
+    Context variables and the grad mode are restored after each branch, so that a branch does not
+    change what the next one on its thread sees. It is arbitrary which branches share a thread.
     """
 
     def __init__(self) -> None:

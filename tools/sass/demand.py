@@ -1,10 +1,10 @@
 """Computes what a launch of a kernel asks of a GPU: how many instructions its warps execute, how
 many bytes they move, and how many blocks it has.
 
-Only a few warps are followed, instruction by instruction, and stand for all others. They are the
-first warp of one block, and the middle warp of two blocks, or of sixteen if these two differ, as
-with causal rows. Blocks that walk over rows are followed for two small numbers of rows, and their
-work for all rows is extrapolated, since it is linear in the number of rows.
+Only a few warps are followed, instruction by instruction, and stand for all others: the first warp
+of one block, and the middle warp of two blocks, or of sixteen if these two differ, as with causal
+rows. Blocks that walk over rows are followed for two small numbers of rows, and their work for all
+rows is extrapolated, since it is linear in the number of rows.
 """
 
 from __future__ import annotations

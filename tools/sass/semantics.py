@@ -193,8 +193,8 @@ def is_only_one_known(a: Value, b: Value) -> bool:
 
 @handles("FSETP", "DSETP")
 def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
-    """Compares two floating point numbers. If only one of them is known, it is a constant, and the
-    other is a result of arithmetic, which is taken to be unequal to it."""
+    """Compares two floating point numbers. If only one of them is known, the known one is a
+    constant, and the other a result of arithmetic, which is taken to be unequal to the constant."""
     if step.name == "DSETP":
         bits, floating = np.uint64, np.float64
         values = [warp.read_pair(operand) for operand in step.values[:2]]

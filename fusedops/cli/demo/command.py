@@ -91,7 +91,7 @@ def load_encoder() -> tuple[torch.nn.Module, Batch]:
 
 def embed(encoder: Encoder, batch: Batch) -> Tensor:
     """Returns a vector of length 1 for each text, in the direction of the mean of the vectors of
-    its tokens. This is how the model was trained."""
+    its tokens. The model was trained with such vectors."""
     tokens = encoder(**batch).last_hidden_state
     is_token = batch["attention_mask"].unsqueeze(-1)
     return F.normalize((tokens * is_token).sum(dim=1) / is_token.sum(dim=1), dim=-1)

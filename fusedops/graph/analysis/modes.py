@@ -134,8 +134,9 @@ def has_left_inference_mode(site: Node, other: Node) -> bool:
 
 
 def are_alike(call: Node, other: Node) -> bool:
-    """Returns whether two calls run in the same modes. This has to be asked for two calls that only
-    read the same graph input: barriers are inserted only between a call and its users."""
+    """Returns whether two calls run in the same modes. A rule has to ask this about two calls that
+    only read the same graph input, because barriers are inserted only between a call and its users.
+    """
     first, second = (_with_inferred_grad(node, _modes_of(node)) for node in (call, other))
     return first == second
 
@@ -190,8 +191,8 @@ def _with_inferred_grad(node: Node, graph_modes: Modes) -> Modes:
 
 
 def _carries_gradients(node: Node) -> bool:
-    """Returns whether the modes matter for a node's result. They do not for numbers and for tensors
-    of ints or bools, such as masks, which have no gradients."""
+    """Returns whether the modes matter for a node's result. Modes do not matter for numbers and for
+    tensors of ints or bools, such as masks, which have no gradients."""
     recorded = value(node)
     if isinstance(recorded, torch.Tensor):
         return recorded.is_floating_point() or recorded.is_complex()

@@ -14,8 +14,8 @@ aten = torch.ops.aten
 
 
 def packet(node: Node) -> Any:
-    """Returns the target of a node. For an overload of an op, such as aten.add.Tensor, this is its
-    packet aten.add."""
+    """Returns the target of a node. If the target is an overload of an op, such as aten.add.Tensor,
+    the result is the packet of its overloads, aten.add."""
     return getattr(node.target, "overloadpacket", node.target)
 
 

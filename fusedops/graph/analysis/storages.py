@@ -75,8 +75,8 @@ def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
 
 
 def _returns_its_input(node: Node) -> bool:
-    """Returns whether a call is a dropout that is not known to be active. It may then return its
-    input itself, although the fake tensors that capture recorded have separate memory."""
+    """Returns whether a call is a dropout that is not known to be active. Such a dropout may return
+    its input itself, although the fake tensors that capture recorded have separate memory."""
     call = as_call(node) if kind_of(node) == "dropout" else None
     return call is not None and not (call.arguments["train"] is True and call.arguments["p"])
 
@@ -103,7 +103,7 @@ def storage(node: Node) -> Memory:
 
 def _recorded_storage(node: Node) -> int | None:
     """Returns the identity of the storage that capture recorded for a node. For a dropout that
-    returns its input in eager mode, this may be the storage of a copy (`_eager_storage`)."""
+    returns its input in eager mode, capture may have recorded a copy (`_eager_storage`)."""
     tensor = value(node)
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return None

@@ -59,9 +59,9 @@ def read_quotient(call: Call) -> SoftmaxChain | None:
 
 
 def _read_normalize(call: Call) -> SoftmaxChain | None:
-    """Returns the softmax in F.normalize(exp(x - max), p=1, dim), or None. It is refused if eps,
-    the lower limit of the sum, is above 1 and so has an effect: the sum contains exp(max - max) =
-    1."""
+    """Returns the softmax in F.normalize(exp(x - max), p=1, dim), or None. The softmax is refused
+    if eps, the lower limit of the sum, is above 1. A lower eps has no effect, since the sum
+    contains exp(max - max) = 1."""
     arguments = call.arguments
     dim, eps = constant(arguments.get("dim", 1)), known_number(arguments.get("eps", 1e-12))
     rank = value(arguments["input"]).dim()
@@ -158,8 +158,8 @@ def _summed(call: Call) -> _Total | None:
 
 
 def _with_addend(call: Call, steps: int) -> _Total | None:
-    """Returns the total in sum + eps, or in sum + exp(t - m), where t is a sink; else None. It is
-    refused if eps is so large that adding it to a sum of 1 or more may change the rounded
+    """Returns the total in sum + eps, or in sum + exp(t - m), where t is a sink; else None. The
+    total is refused if eps is so large that adding it to a sum of 1 or more may change the rounded
     result."""
     first, other = tensor_and_number(call)
     if is_number(other):
@@ -178,8 +178,8 @@ def _with_addend(call: Call, steps: int) -> _Total | None:
 
 
 def _with_limit(total: _Total, floor: float, has_no_effect: bool) -> _Total:
-    """Returns the sum with the number `floor` added to it, or as its lower limit. It is refused
-    unless that has no effect."""
+    """Returns `total` with the number `floor`, which is added to the sum or is its lower limit. The
+    total is refused unless `floor` has no effect."""
     refusal = total.refusal or (None if has_no_effect else ADDED_TO_SUM)
     return replace(total, floor=max(total.floor, floor), refusal=refusal)
 
@@ -234,8 +234,9 @@ def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
 
 
 def _masked(exp: Call, factor: Any, node: Node) -> tuple[Node, Hidden | None, str | None] | None:
-    """Returns s, the mask and the refusal of exp(s) * factor, as `_exponential` does. It is refused
-    unless the factor is a bool mask, cast or not. Returns None if `factor` is a number."""
+    """Returns s, the mask and the refusal of exp(s) * factor, as `_exponential` does. The product
+    is refused unless the factor is a bool mask, cast or not. Returns None if `factor` is a number.
+    """
     scores = exp.arguments["input"]
     if not isinstance(value(factor), torch.Tensor) or is_number(factor):
         return None
@@ -347,8 +348,8 @@ def _without_sink(node: Node, sink: Node | float) -> Any:
 def maximum_of(node: Any) -> Call | None:
     """Returns the call that computes a maximum, if `node` is its result: an amax, a max, or the
     values of a max with indices; else None. The maximum may be detached, because a softmax does not
-    depend on what is subtracted. It may also be replaced where it is -inf, which changes only rows
-    that are -inf everywhere."""
+    depend on what is subtracted. Another number may replace a maximum of -inf, because this changes
+    only rows that are -inf everywhere."""
     return _maximum(node)[0]
 
 

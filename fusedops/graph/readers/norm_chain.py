@@ -397,10 +397,11 @@ def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
 
 
 def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> Norm | None:
-    """Returns a norm, whose last call is a cast from `input_dtype` to `result`, with what the cast
-    does: if it rounds an rms_norm to 16 bits before the weight, it is recorded as `rounded_to`.
-    Returns None for a dtype that no op gives, such as int8, for two casts that lose precision in
-    different dtypes, and for a cast from 16 bits of a norm that is not centred."""
+    """Returns `norm`, whose last call is a cast from `input_dtype` to `result`, with its fields for
+    dtypes updated. If the cast rounds an rms_norm to 16 bits before the weight, `rounded_to`
+    becomes `result`. Returns None for a dtype that no op gives, such as int8, for two casts that
+    lose precision in different dtypes, and for a cast from 16 bits of a norm that is not centred.
+    """
     if input_dtype == result:
         return norm
     if not {input_dtype, result}.issubset(KERNEL_DTYPES):
@@ -422,8 +423,8 @@ def _multiplied(
     norm: Norm, operand: Any, inverted: bool, before: Norm | None = None
 ) -> Norm | None:
     """Returns the norm times `operand`, or divided by it if `inverted`; None if the op cannot do
-    that. `before` is the norm before this product. It is None for the factors of the product that
-    is the norm itself, which `read_norm` reads."""
+    that. `before` is the norm before this product. `read_norm` passes None for the factors of the
+    product that is the norm itself."""
     if is_number(operand):
         takes = before is None or (_takes_scalars(before) and not before.is_half)
         return _times(norm, known_number(operand), inverted) if takes else None
@@ -527,8 +528,9 @@ def _parameter(norm: Norm, operand: Node | None) -> Node | OpCall | None:
 
 
 def _weight_times_factors(norm: Norm) -> OpCall:
-    """Returns the weight times the factors, in the dtype of the computation. This is a product of
-    only as many elements as a row has, and lets the norm's result be rounded only once."""
+    """Returns the weight times the factors, in the dtype of the computation. To multiply the weight
+    costs only as many products as a row has elements, and the norm's result is rounded only once.
+    """
     dtype = torch.promote_types(value(norm.input).dtype, torch.float32)
     weight = _parameter(norm, norm.weight)
     if weight is None:

@@ -80,9 +80,9 @@ class LastDims(NormDims):
     has_variants: ClassVar[bool] = True
 
     def has_parameter(self, operand: Node) -> bool:
-        """Returns whether a tensor can be a weight or bias: it is the same for all rows, and has
-        one value for each element of a row. If a row has several dimensions, the tensor may have
-        size 1 in some of them, such as one value for each channel of an image."""
+        """Returns whether a tensor can be a weight or bias. A weight or bias is the same for all
+        rows, and has one value for each element of a row. If a row has several dimensions, it may
+        have size 1 in some of them, such as one value for each channel of an image."""
         extra = value(operand).dim() - len(self.dims)
         if extra > len(self.sizes) - len(self.dims):
             return False

@@ -186,9 +186,9 @@ def _of_squares(squares: Node, dims: tuple[int, ...]) -> RowScale | None:
 
 
 def _scale_of_mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
-    """Returns the scale for the mean over `dims` of the square of `base`. This is a variance if
-    `base` is a tensor minus its mean over the same dimensions. Returns None if `base` is a tensor
-    minus its mean over other dimensions."""
+    """Returns the scale for the mean over `dims` of the square of `base`. The mean square is a
+    variance if `base` is a tensor minus its mean over the same dimensions. Returns None if `base`
+    is a tensor minus its mean over other dimensions."""
     deviation = centred(base)
     if deviation is None:
         return RowScale(base, dims)
@@ -242,8 +242,8 @@ def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
 
 
 def _of_norm(call: Call) -> RowScale | None:
-    """Returns the scale x.norm(dim=-1, keepdim=True) or torch.linalg.norm(x, dim=-1). It has a
-    refusal if the norm is not the Euclidean one."""
+    """Returns the scale x.norm(dim=-1, keepdim=True) or torch.linalg.norm(x, dim=-1). The scale has
+    a refusal if the norm is not the Euclidean one."""
     base, order = call.arguments["input"], call.arguments["p"]
     dims = reduced_dims(call, value(base))
     is_euclidean = order in (None, "fro") or constant(order) == 2
@@ -377,7 +377,7 @@ def _through_larger(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_cast(call: Call, steps: int) -> RowScale | None:
-    """Returns the scale s.to(dtype) of another scale s. It has a refusal if the cast rounds it."""
+    """Returns the scale s.to(dtype) of another scale s, with a refusal if the cast rounds s."""
     scale = read_row_scale(call.arguments["input"], steps)
     if scale is None or is_widening(call):
         return scale

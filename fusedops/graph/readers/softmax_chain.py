@@ -38,8 +38,8 @@ class SoftmaxChain:
     op: "softmax" or "log_softmax".
     dtype: the dtype of the computation, or None for that of `input`.
     nodes: the calls that compute it, including casts, in program order.
-    sink: one more logit for each row, whose probability is dropped. It is a number, or a tensor
-        whose last dimension has size 1.
+    sink: one more logit for each row, whose probability is dropped. The sink is a number, or a
+        tensor whose last dimension has size 1.
     hidden: the columns whose probabilities are 0 because of a mask; None if there is none.
     zeroes_hidden_rows: whether a row of -inf alone becomes zeros, and not NaN.
     refusal: why no op computes this softmax, or None.

@@ -251,8 +251,8 @@ def _restored(
     output: OpCall, order: Order | None, eager: torch.Tensor, evaluation: Evaluation
 ) -> OpCall:
     """Returns `output`, whose dimensions are in the given order, permuted back to those of `eager`.
-    If it then has other strides than `eager` in dimensions of other sizes than 1, it is copied,
-    unless eager's strides leave gaps in memory, which a copy cannot have."""
+    If the permuted tensor has other strides than `eager` in dimensions of other sizes than 1, it is
+    copied, unless eager's strides leave gaps in memory, which a copy cannot have."""
     tensor, rank = evaluation.value(output), eager.dim()
     if tensor.dim() != rank:  # the rewriter refuses a replacement with such a result
         return output

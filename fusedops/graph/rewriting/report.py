@@ -205,8 +205,8 @@ def _user_line(node: Node) -> str:
 
 
 def publish(report: Report) -> None:
-    """Adds `report` to `torch._dynamo.utils.counters["fusedops"]`, and logs it. At INFO this is one
-    line, and at DEBUG every site and the changes to the graph.
+    """Adds `report` to `torch._dynamo.utils.counters["fusedops"]`, and logs it: a line of totals at
+    INFO, every site and the changes to the graph at DEBUG.
 
     A replaced site counts under the op's name, any other under "left" or "left on purpose".
     """

@@ -137,8 +137,8 @@ def _residual(norm: Match) -> _Residual | None:
 
 
 def _shape(view: Call) -> Any:
-    """Returns the shape of a reshape, which the model passes as one argument or as several. It may
-    be a node: torch.fx records x.shape as one."""
+    """Returns the shape of a reshape, which the model passes as one argument or as several. The
+    result may be a node, since torch.fx records x.shape as a node."""
     shape = view.arguments["shape"]
     if isinstance(shape, (list, tuple)) and isinstance(value(shape[0]), (list, tuple)):
         shape = shape[0]
@@ -151,8 +151,8 @@ def _keeps_rows(node: Node, reshaped: Node, rank: int) -> bool:
 
 
 def _sum(node: Any) -> _Residual | None:
-    """Returns the residual connection that `node` is, or None. It has to be a sum of two
-    floating-point tensors of its shape, whose dtypes promote to its dtype."""
+    """Returns the residual connection that `node` is. Returns None unless `node` is a sum of two
+    floating-point tensors of its own shape, whose dtypes promote to its dtype."""
     call = call_of(node, "add")
     if call is None:
         return None

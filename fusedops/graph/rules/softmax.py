@@ -52,8 +52,8 @@ class Softmax(Rule):
 
 
 def match_softmax(chain: SoftmaxChain) -> Match:
-    """Returns the site of the softmax that a reader found. It is refused if masked_softmax is the
-    only op that computes it."""
+    """Returns the site of the softmax that a reader found. The site is refused if masked_softmax is
+    the only op that computes this softmax."""
     arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
     refusal = chain.refusal
     if chain.needs_masks:

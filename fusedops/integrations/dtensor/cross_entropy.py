@@ -145,8 +145,8 @@ def _merged_losses(lse: torch.Tensor, loss: torch.Tensor, total: torch.Tensor) -
 
 
 def _index(part: Partition, local: dict[str, Any]) -> torch.Tensor:
-    """Returns each row's class as an index into this rank's part. It is out of range if another
-    rank has the class."""
+    """Returns each row's class as an index into this rank's part. The index is out of range if
+    another rank has the class."""
     index: torch.Tensor = local["target"].to(torch.int64) - part.start(local["input"].dim() - 1)
     return index
 

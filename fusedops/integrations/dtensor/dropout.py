@@ -34,8 +34,8 @@ def multiplier(call: Call, part: Partition, like: torch.Tensor, row_dim_count: i
     """Returns the factors of dropout for ``like``, which is this rank's part: 0 for an element that
     is dropped, 1 / (1 - p) for others.
 
-    row_dim_count: how many dimensions a row consists of. They are the last ones, and no rank has
-        only a part of them.
+    row_dim_count: how many of the last dimensions a row consists of. No rank has only a part of a
+        row.
     """
     outer_dim_count = len(part.sizes) - row_dim_count
     cols = math.prod(part.sizes[outer_dim_count:])

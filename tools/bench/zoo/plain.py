@@ -85,8 +85,8 @@ class NanoGptAttention(Attention):
 
 
 class OldGpt2Attention(Attention):
-    """Attention as GPT-2 has it in transformers before version 5: it is causal by a `where` with
-    the lowest number, and padding is hidden by a mask that is added."""
+    """Attention as GPT-2 has it in transformers before version 5. A `where` with the lowest number
+    makes it causal, and a mask that is added hides padding."""
 
     bias: Tensor
 
@@ -170,7 +170,7 @@ class RsqrtNorm(Norm):
 
 
 class VarNorm(Norm):
-    """LayerNorm with the biased variance that torch computes."""
+    """LayerNorm with the biased variance of `Tensor.var`."""
 
     def forward(self, x: Tensor) -> Tensor:
         variance = x.var(dim=-1, keepdim=True, unbiased=False)

@@ -132,9 +132,9 @@ def _document(rows: Pick, columns: Pick) -> Document | None:
 
 
 def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
-    """Returns `ordered`, which says where `node` is True, with its bounds limited to `document`:
-    they hold only for columns of the row's own document. In a mask that does not hide the other
-    documents, the tensor `node` itself takes the place of the bounds."""
+    """Returns `ordered`, which says where `node` is True, with every bound limited to `document`. A
+    limited bound holds only for columns of the row's own document. In a mask that does not hide the
+    other documents, the tensor `node` itself takes the place of the bounds."""
 
     def limited(condition: Condition | None, fallback: Leaf) -> Condition | None:
         bounds = [part for part in condition or () if isinstance(part, Bound)]
@@ -146,8 +146,8 @@ def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
 
 def _with_known_column(equal: BoolTensor, x: Known | None, y: Known | None) -> BoolTensor:
     """Returns `equal`, the condition x == y, with the `known_column` of its bounds set if x and y
-    are quotients with the same divisor. It is the column in which the dividends are equal, since
-    the quotients are equal there too."""
+    are quotients with the same divisor. This column is the one in which the dividends are equal,
+    since the quotients are equal there too."""
     if not isinstance(x, Quotient) or not isinstance(y, Quotient) or x.divisor != y.divisor:
         return equal
     column = column_of_zero(x.dividend - y.dividend)

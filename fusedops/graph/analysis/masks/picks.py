@@ -30,7 +30,8 @@ class Pick:
 
 def pick_of(read: Reader, node: Node) -> Pick:
     """Returns the tensor from which views and indexing pick the elements of `node`, with their
-    places in it. If `node` is not known to be picked from another tensor, that is `node` itself."""
+    places in it. A node that is not known to be picked from another tensor is picked from itself.
+    """
     call, sizes = call_of(node), value(node).shape
     move = _move(read, call) if call else None
     source, places = node, [Affine(steps={dim: 1}) for dim in range(-len(sizes), 0)]
