@@ -1,4 +1,4 @@
-"""How `python -m fusedops env` describes launches on a GPU: their plans, clusters and refusals."""
+"""Describes launches on a GPU for `python -m fusedops env`: their plans, clusters and refusals."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ _Visitor = ctypes.CFUNCTYPE(
 
 
 class Refusal(NamedTuple):
-    """Launches that a device has refused in this process; their rows then had other plans."""
+    """Launches that a device has refused in this process. Their rows were computed by other plans.
+
+    launch: the name of the launch in csrc/launches.def.
+    blocks: the number of blocks of a cluster.
+    """
 
     device: int
-    launch: str  # of csrc/launches.def
-    blocks: int  # of a cluster
+    launch: str
+    blocks: int
     error: str
     times: int
 
@@ -34,7 +38,8 @@ class Refusal(NamedTuple):
 
 
 def refusals(library: ctypes.CDLL | None = None) -> list[Refusal]:
-    """Returns what the launches of `library`, by default the package's own, counted."""
+    """Returns the refused launches that `library` has counted, by default the package's own
+    library."""
     found = []
 
     def visit(device: int, launch: bytes, blocks: int, error: bytes, times: int) -> None:
@@ -49,7 +54,7 @@ def describe(device: int) -> Report | str:
     """Returns what is known about launches on a GPU, or why there are none."""
     if not libraries.has_kernels("cuda"):
         return f"none: {libraries.cuda_status()}"
-    clusters = _clusters(device)  # whose refusals count too
+    clusters = _clusters(device)  # a refusal of this launch is part of `refused` below
     refused = [str(refusal) for refusal in refusals() if refusal.device == device]
     return {
         "plans": _plans(device),
@@ -66,13 +71,15 @@ def _plans(device: int) -> str:
 
 
 def _shared_bytes(device: int) -> int:
-    """Returns the bound of a block's strip in kernels over a dimension that is not the last."""
+    """Returns how many bytes of shared memory a block can have. Kernels over a dimension that is
+    not the last keep a block's part of a tensor there if it fits (csrc/cuda/softmax/spatial.h)."""
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
 
 
 def _clusters(device: int) -> str:
-    """Launches a row that has clusters, and returns which of them the GPU did not refuse."""
+    """Runs a softmax of one row that is so long that clusters compute it. Returns the size of the
+    clusters that the GPU launched, or why it launches none."""
     if torch.cuda.get_device_capability(device) < (9, 0):
         return "none: they need capability 9.0"
     before = set(refusals())

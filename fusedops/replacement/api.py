@@ -104,8 +104,8 @@ def _reason_to_leave(module: nn.Module) -> str:
 
 
 def _why_attributes_conflict(module: nn.Module) -> str:
-    """Returns why the module cannot become one of our class in place, or "" if it can. It cannot if
-    it already has an attribute that our class reads, with another value than our class needs."""
+    """Returns why the module cannot become one of our class in place, or "" if it can. The reason
+    is an attribute that our class reads, and that the module has with another value than needed."""
     for name, value in _settings(module).items():
         if getattr(module, name, value) != value:
             return f"its attribute {name} means something else in {_name(ours.RMSNorm)}"

@@ -17,13 +17,18 @@ SUSTAINED = 0.9
 
 @dataclass(frozen=True)
 class Chip:
-    """A GPU of an architecture, according to its datasheet and the CUDA programming guide."""
+    """A GPU of an architecture, according to its datasheet and the CUDA programming guide.
+
+    boost_clock: in Hz.
+    peak_bandwidth: in bytes per second.
+    max_threads, max_blocks, shared_bytes: the limits of one multiprocessor.
+    """
 
     name: str
     multiprocessors: int
-    boost_clock: float  # in Hz
-    peak_bandwidth: float  # in bytes per second
-    max_threads: int  # of a multiprocessor, as are the next two
+    boost_clock: float
+    peak_bandwidth: float
+    max_threads: int
     max_blocks: int
     shared_bytes: int
 

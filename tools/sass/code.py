@@ -68,8 +68,8 @@ def parse_sass(text: str) -> dict[str, list[Instruction]]:
 
 
 def bytes_in_flight(body: Iterable[Instruction]) -> int:
-    """Returns how many bytes a thread requests at most before it uses one of them. Kernels hide the
-    latency of memory by these."""
+    """Returns how many bytes a thread requests at most before it uses one of them. The more these
+    are, the better a kernel hides the latency of memory."""
     pending: dict[int, int] = {}
     most = 0
     for instruction in body:

@@ -25,8 +25,8 @@ class Step:
 
     @cached_property
     def label(self) -> str:
-        """The name by which the step is counted. SYNCS instructions that wait have another one than
-        the others."""
+        """The name by which the step is counted. A SYNCS instruction that waits (TRYWAIT) is
+        counted by another name than one that does not."""
         return f"{self.name}.TRYWAIT" if "TRYWAIT" in self.parts else self.name
 
     @cached_property

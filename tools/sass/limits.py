@@ -27,7 +27,7 @@ def is_16_bits(row: Shape) -> bool:
 
 
 def is_power(row: Shape, least: int = 1024, most: int = 32768) -> bool:
-    """Returns whether the number of columns is a power of two in this range."""
+    """Returns whether the number of columns is a power of two from `least` to `most`."""
     return least <= row.cols <= most and row.cols & (row.cols - 1) == 0
 
 

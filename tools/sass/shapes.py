@@ -47,7 +47,9 @@ def table_cases() -> list[Case]:
 
 @dataclass(frozen=True)
 class Shape:
-    """The report's row about a case. Numbers without a remark are sums over all of its launches."""
+    """The report's row about a case. Numbers are sums over all of its launches, except that
+    `threads`, the threads of a block, and `cluster` are those of the launch with the most
+    instructions."""
 
     op: str
     dtype: str
@@ -55,7 +57,7 @@ class Shape:
     cols: int
     kernels: str
     launches: int
-    threads: int  # of a block, in the launch with the most instructions, as is the next
+    threads: int
     cluster: int
     bytes_u: float  # the bytes moved, in units of one tensor
     instructions: float  # how many instructions warps execute for each 1024 elements

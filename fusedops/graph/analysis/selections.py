@@ -25,7 +25,8 @@ _FILLS = {"zeros": 0.0, "ones": 1.0}
 
 def filled_number(argument: Any) -> float | None:
     """Returns the number that an operand is, or that fills it if it is a tensor, rounded to its
-    dtype; None if it is not known, or if a call writes into the tensor, be it through a view."""
+    dtype. Returns None if the number is not known, or if a call writes into the tensor or a view of
+    it."""
     call = call_of(argument)
     if call is None or call.kind not in ("full", *_FILLS):
         return known_number(argument)

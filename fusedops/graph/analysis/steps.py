@@ -89,7 +89,7 @@ _UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, 
 def _tensor_number(node: Node) -> int | float | None:
     """Returns the number in torch.tensor(2.0), torch.full((), 2.0), a constant that export lifted,
     or a copy of one of these. Returns None for other tensors, and if a call may write into the
-    tensor, be it through a view."""
+    tensor or a view of it."""
     tensor, target = value(node), packet(node)
     changed = any(packet(writer) not in _UNCHANGED for writer in storages.writers_of(node))
     if tensor.dim() > 0 or tensor.is_complex() or changed:

@@ -36,8 +36,8 @@ def _unsqueezed(call: Call, source: torch.Tensor) -> DimMap | None:
 
 
 def _in_order(places: Sequence[int], rank: int) -> DimMap:
-    """Returns the dimension map of a view with `rank` dimensions. Those at `places` are the
-    dimensions of the viewed tensor, in its order and each from index 0 on; the view adds the
+    """Returns the dimension map of a view with `rank` dimensions. The dimensions at `places` are
+    those of the viewed tensor, in the same order and with the same indices. The view adds the
     others."""
     count = len(places)
     return {place - rank: (old - count, 0) for old, place in enumerate(places)}

@@ -108,8 +108,8 @@ def _is_implied(bound: Bound, scores: Node) -> bool:
 
 def _is_diagonal(bound: Bound, scores: Node) -> bool:
     """Returns whether a row sees the columns before a diagonal, or those from a diagonal on, so
-    that a number describes the bound. In scores of one row, every limit is such that depends on no
-    tensor."""
+    that a number describes the bound. In scores of one row, every limit that depends on no tensor
+    is a diagonal."""
     if value(scores).dim() < 2 or not bound.limit.is_index:
         return False
     return ROWS in bound.limit.steps or statically_known_true(value(scores).shape[ROWS] == 1)

@@ -48,7 +48,7 @@ def keep_selection(graph: Graph) -> None:
 
 class _Contexts:
     """Makes the two contexts of a checkpointed region, one for the forward pass and one for the
-    recomputation. They have a policy that also applies to our ops."""
+    recomputation. Both contexts have a policy that also applies to our ops."""
 
     def __init__(self, context_fn: ContextFn) -> None:
         self._context_fn = context_fn

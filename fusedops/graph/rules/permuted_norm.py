@@ -48,7 +48,7 @@ class PermutedNorm(Rule):
             return None
         copy = only_user(restored.node, "same")
         last = copy.node if copy else restored.node
-        # The channels stay side by side.
+        # The channels are side by side in memory, so that the other rule's op needs no copy.
         if statically_known_true(value(last).stride(order[-1]) == 1):
             return None
         arguments = {"input": permuted.arguments["input"], "dim": order[-1]}

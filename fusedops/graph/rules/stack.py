@@ -90,7 +90,7 @@ def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict
 
 def _softmax_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Returns the op's arguments after the inputs, or None if the softmaxes differ in their
-    dimension, or have an argument `dtype`, which the op has not."""
+    dimension, or have an argument `dtype`, which the op lacks."""
     dims = {
         each["dim"] % max(value(node).dim(), 1)
         for node, each in zip(inputs, arguments, strict=True)
