@@ -42,8 +42,8 @@ from sass.toolchain import LIBRARY, codes_of, kernels_in
 
 
 def output_file(text: str) -> Path:
-    """Returns the path of a file that can be written. argparse calls this before the report begins,
-    which takes a minute."""
+    """Returns the path of a file that can be written. argparse calls this function, so that a wrong
+    path is found before the report is made, which takes a minute."""
     path = Path(text)
     if not text or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted a file that can be written")

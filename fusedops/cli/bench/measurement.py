@@ -122,7 +122,8 @@ def check_keep_rate(
 
 def check_agreement(case: Case, name: str, actual: Tensor, expected: Tensor) -> None:
     """Raises RuntimeError if a provider's result differs from eager's."""
-    # A std_norm of one column is NaN. Both results must be NaN in the same places.
+    # A std_norm of one column is NaN, since its standard deviation has the divisor 0. Both results
+    # must be NaN in the same places.
     if expected.isnan().any():
         same = actual.isnan() & expected.isnan()
         actual, expected = (tensor.masked_fill(same, 0) for tensor in (actual, expected))

@@ -337,7 +337,7 @@ def _uncentred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float,
     ):
         if columns is None:
             return "l2_norm", scale.eps, 1.0, UNKNOWN_ROW
-        # With sum = columns * mean, inner * mean ** power is unit * sum ** power.
+        # Since sum = columns * mean, the term inner * mean ** power is unit * sum ** power.
         unit = scale.inner * power_of(columns, -scale.power)
         if not in_range(unit, scale.input):
             return "l2_norm", scale.eps, 1.0, OUT_OF_RANGE

@@ -71,7 +71,8 @@ def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
         for old in traced.nodes:
             if old.op == "call_function":
                 copies[old] = node.graph.node_copy(old, copies.__getitem__)
-                # The trace has its own fake mode, whose tensors must not mix with the graph's.
+                # The trace has its own fake mode, whose tensors must not mix with the graph's. The
+                # call is therefore run again, on the graph's fake tensors.
                 args, kwargs = map_arg((copies[old].args, copies[old].kwargs), value)
                 annotate(copies[old], old.target(*args, **kwargs), like=node)
     _replace(node, pytree.tree_map_only(Node, copies.__getitem__, results))

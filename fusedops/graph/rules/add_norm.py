@@ -99,7 +99,7 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     others = [user for user in users(residual.sum) if user not in norm_nodes or user in remaining]
     if others:
         results[residual.sum] = _SUM
-    # The op must come before all other users of the sum.
+    # The op computes the sum, and must therefore come before all other users of the sum.
     insert_before = min([norm.call.node, *others])
     operands = nodes_of(arguments.values())
     if any(node.op != "placeholder" and not node < insert_before for node in operands):

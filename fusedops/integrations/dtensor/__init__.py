@@ -39,7 +39,8 @@ def _register(op: str, rule: Rule) -> None:
     def on_dtensors(
         cls: type, overload: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        # Autograd has recorded the op's own call already, and must not record what the rule does.
+        # Autograd has recorded the op's own call already, so that the calls by which the rule
+        # computes it must not be recorded too.
         with torch.no_grad():
             return run(Call.of(overload, args, kwargs), rule)
 

@@ -119,7 +119,8 @@ def _differences(reader: Interpreter, call: Call) -> Known | None:
     if dim is None or input is None or input.tensors or call.arguments.get("append") is not None:
         return None
     step = input.steps.get(dim, 0)
-    # What is prepended has to be the single number that the input would have at index -1.
+    # The first difference is equal to the others only if the number that is prepended is the one
+    # that the input would have at index -1.
     before = input + Affine(-step, {dim: -step})
     prepended = call.arguments.get("prepend")
     one_more = same_shape(call.arguments["input"], call.node)
