@@ -102,8 +102,8 @@ def with_cloned_results(
 
     def cloned(old: Node, result: OpCall) -> OpCall:
         saved = _saves_unsavable(old, match.results[old], is_unsavable)
-        # A result that is a view of the op's output must not be written later either: autograd
-        # refuses writes into views that were made in no_grad mode.
+        # A result that is a view of the op's output is cloned too if the graph writes into it
+        # later, because autograd refuses writes into views that were made in no_grad mode.
         must_be_own = saved or (result.op in layouts.VIEWS and _is_written_later(old, match))
         return _clone(result) if must_be_own and not layouts.is_copied(result) else result
 
