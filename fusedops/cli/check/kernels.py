@@ -96,8 +96,8 @@ def _exact_norm(norm: Callable[..., Tensor], inputs: Inputs, output: Tensor) -> 
 def _exact_residual_norm(
     norm: Callable[..., Tensor], inputs: Inputs, output: Tensor
 ) -> list[Tensor]:
-    """Returns the norm of x + residual, which is rounded to their dtype first, and the gradients.
-    The gradients of x and of the residual are both equal to that of the sum."""
+    """Returns the norm of the sum x + residual, and the gradients. The sum is rounded to the dtype
+    of x before the norm. The gradients of x and of the residual both equal that of the sum."""
     total = (inputs.x.double() + inputs.residual.double()).to(inputs.x.dtype)
     result, gradient, *others = _exact_norm(norm, inputs._replace(x=total), output)
     return [result, gradient, gradient, *others]

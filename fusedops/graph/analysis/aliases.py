@@ -27,8 +27,8 @@ _NORM = ("input", "p", "dim", "keepdim", "dtype")
 _VARIANCE = ("input", "dim", "unbiased", "keepdim")
 _NLL_LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
 
-# Function of torch -> (kind, positional parameters). The table ATEN has the ATen ops, whose
-# parameters are named by their schemas.
+# Function of torch -> (kind, positional parameters). ATen ops are in the table ATEN, without their
+# parameters, which their schemas name.
 FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     F.softmax: ("softmax", _DIM_STACKLEVEL_DTYPE),
     torch.softmax: ("softmax", _DIM_DTYPE),
