@@ -14,7 +14,8 @@
 # failures.txt as they happen. After each stage summary.md, summary.json and ARCHIVE hold all that
 # was reached, so that an interrupted run is kept. A folder that exists is never written to: the
 # next free name is taken. The exit code is 1 if a correctness stage did not pass. --dry-run prints
-# the stages and needs no GPU. The limits of all stages before bench-models fit into BUDGET
+# the stages, tries each as far as it goes without a GPU (gpu_rehearsal.py, a minute), and exits
+# with 1 if one could not start. The limits of all stages before bench-models fit into BUDGET
 # together, if nothing has to be built.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -90,7 +91,8 @@ record() { printf '%s\t%s\t%s\t%d\n' "$1" "$2" "$3" "$4" >>"$OUT/stages.tsv"; }
 
 correct=yes
 running=
-planned=0 builds=0 # seconds; only a dry run adds them up
+# What only a dry run has: the seconds of all stages, and their lines for gpu_rehearsal.py.
+planned=0 builds=0 commands=()
 
 # Runs a command for up to SECONDS, or for what is left of BUDGET, and records how it ended:
 # stage NAME correctness|speed SECONDS COMMAND...
@@ -98,7 +100,9 @@ stage() {
   local name=$1 kind=$2 limit=$3 start=$SECONDS left=$((BUDGET - SECONDS)) status="not reached"
   shift 3
   if [[ $DRY == yes ]]; then
-    printf '%-36s %-12s %4s s  %s\n' "$name" "$kind" "$limit" "${*//$PWD\//}"
+    local shown=${*//$PWD\//}
+    printf '%-36s %-12s %4s s  %s\n' "$name" "$kind" "$limit" "${shown//$OUT/FOLDER}"
+    commands+=("$name"$'\t'"${*@Q}")
     if [[ $name == *build ]]; then ((builds += limit)); else ((planned += limit)); fi
     return
   fi
@@ -157,7 +161,8 @@ if [[ $DRY == no ]]; then
   trap interrupted INT TERM
   keep
 else
-  OUT=FOLDER
+  OUT=$(mktemp -d)
+  trap 'rm -rf "$OUT"' EXIT
 fi
 
 # --- what is built ------------------------------------------------------------------------------
@@ -173,7 +178,7 @@ has_library() {
 LIBRARY=(env FUSEDOPS_BUILD_CUDA=1 FUSEDOPS_BUILD_NATIVE=1 TORCH_CUDA_ARCH_LIST="$CAPABILITY"
   "$PYTHON" setup.py build_ext --inplace)
 TUNE=build/tune/tune
-TUNE_BUILD=(bash -c "cmake -S tools/tune -B build/tune -G Ninja -DCMAKE_CUDA_ARCHITECTURES=$ARCH &&
+TUNE_BUILD=(bash -c "cmake -S tools/tune -B build/tune -G Ninja -DCMAKE_CUDA_ARCHITECTURES=$ARCH && \
   cmake --build build/tune")
 
 # The library is built in the background, while tune is built and runs every kernel.
@@ -283,7 +288,10 @@ if ! has expecttest; then
 fi
 stage suite correctness 90 "${PARALLEL[@]}" "${SUITE[@]}"
 
-[[ $DRY == yes ]] && exit 0
+if [[ $DRY == yes ]]; then
+  printf '%s\n' "${commands[@]}" | "$PYTHON" tools/gpu_rehearsal.py
+  exit
+fi
 compgen -G "$OUT/bench/*.csv" >/dev/null &&
   awk 'FNR > 1 || NR == 1' "$OUT"/bench/*.csv >"$OUT/bench.csv"
 [[ -n $build ]] && kill -TERM -- "-$build" 2>/dev/null

@@ -25,6 +25,7 @@ case "$*" in
   "-c import "*) exit 0 ;;
   -c*sysconfig*) echo /nowhere ;;
   -c*) echo 3.0 ;;
+  tools/gpu_rehearsal.py) cat >rehearsed; exec pretended "$@" ;;
   tools/*) exec {sys.executable} "$@" ;;
   *) echo "$*"; exec pretended "$@" ;;
 esac
@@ -125,12 +126,10 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 @pytest.fixture(scope="module")
-def dry() -> str:
-    command = ["bash", str(SCRIPT), "--dry-run"]
-    environment = {**os.environ, "PYTHON": sys.executable}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def dry(tmp_path_factory) -> str:
+    code, output = Checkout(tmp_path_factory.mktemp("dry") / "fusedops").run("--dry-run")
+    assert code == 0, output
+    return output
 
 
 def test_every_test_of_a_gpu_runs_in_one_of_two_stages(dry):
@@ -164,6 +163,58 @@ def test_the_stages_before_the_other_benches_fit_into_the_budget_together(dry):
     assert planned <= int(budget)
     assert f"before the other benches: {planned} s of {budget} s, and {builds} s more" in before
     assert {"tune-build", "smoke", "tune", "cuda", "memcheck", "racecheck"} <= limits.keys()
+
+
+def test_a_dry_run_tries_every_stage_and_fails_if_one_cannot_start(checkout):
+    write_program(checkout.programs / "pretended", "exit 1")
+    code, output = checkout.run("--dry-run")
+    assert code == 1
+    printed = re.findall(r"^(\S+) +(?:correctness|speed) +\d+ s ", output, re.M)
+    lines = (checkout.folder / "rehearsed").read_text().splitlines()
+    assert [line.partition("\t")[0] for line in lines] == printed
+    assert not (checkout.folder / "FOLDER").exists()
+
+
+PY = sys.executable
+BROKEN_STAGES = {
+    "bench": (f"{PY} -m fusedops bench --op sofmax --csv bench.csv", "invalid choice: 'sofmax'"),
+    "models": (f"{PY} -m tools.bench models gpt2 --devise cuda", "--devise"),
+    "cuda": (f"{PY} -m pytest -q test_broken.py", "No module named 'nowhere'"),
+    "setup": (f"env A=1 {PY} setup.py built_ext", "invalid command 'built_ext'"),
+    "policy": (f"bash -c '{PY} tools/pick_polcy.py tune.csv'", "can't open file"),
+}
+
+
+@pytest.mark.slow("starts Python with torch, and setuptools")
+def test_a_stage_that_cannot_start_is_named_with_its_error(tmp_path):
+    (tmp_path / "test_broken.py").write_text("import nowhere")
+    commands = {name: command for name, (command, _) in BROKEN_STAGES.items()}
+    commands["cuda"] = commands["cuda"].replace("test_broken", str(tmp_path / "test_broken"))
+    commands["tune"] = f"{PY} -m fusedops tune --device cuda --budget 9"
+    commands["profiler"] = "no-such-profiler --kernel-name softmax build/tune/tune --seconds 1"
+    done = subprocess.run(
+        [PY, ROOT / "tools" / "gpu_rehearsal.py"],
+        input="".join(f"{name}\t{command}\n" for name, command in commands.items()),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and done.stderr == ""
+    told = dict(re.findall(r"^(\w+) cannot start:\n((?: {4}.*\n)+)", done.stdout, re.M))
+    assert told.keys() == BROKEN_STAGES.keys()
+    for name, (_, error) in BROKEN_STAGES.items():
+        assert error in told[name], name
+    assert "profiler is not tried: there is no no-such-profiler" in done.stdout
+    assert "1 of 6 stages that were tried can start" in done.stdout
+
+
+@pytest.mark.slow("collects every test: without a GPU nothing else imports those of one")
+def test_every_stage_of_this_checkout_can_start():
+    command = ["bash", str(SCRIPT), "--dry-run"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_run_keeps_a_summary_and_one_archive_in_a_folder_of_its_own(checkout):
