@@ -21,11 +21,12 @@ from fusedops.graph.analysis.calls import Call
 class OpCall:
     """A call to insert into the graph. It calls an op, `operator.getitem` or a function that
     computes a size. `args` may contain graph nodes, parameters of modules (`ModuleAttribute`) and
-    other `OpCall`s; `kwargs` are plain values."""
+    other `OpCall`s; `kwargs` are plain values. `meta` has entries for the node's `meta`."""
 
     op: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
 
 
 def viewed(operand: Node | OpCall) -> Node:

@@ -11,7 +11,7 @@ def calls(graph: torch.fx.Graph) -> list[str]:
     """Each call of an operator of ours: ``masked_softmax(matmul(q, k), mask=keep, scale=0.5)``.
 
     The first argument has no name. Left out are arguments that have their defaults and, where they
-    have none, those that are None or False.
+    have none, those that are None or False, and copies of masks that Inductor must save.
     """
     return [_call(node) for node in graph.nodes if _is_ours(node)]
 
@@ -61,6 +61,8 @@ def _expression(value: object) -> str:
         return value.name.removeprefix("l_").removesuffix("_")  # as Dynamo names an input
     if _is_ours(value) or value.op == "get_attr":
         return _name(value)
+    if "recompute" in value.meta:
+        return _expression(value.args[0])
     if value.target is operator.getitem:
         return f"{_expression(value.args[0])}[{_index(value.args[1])}]"
     return f"{_name(value)}({', '.join(map(_expression, value.args))})"

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from agreement import assert_agrees, rewritten_alike
 from decomposed import EPS, layer_norm_decomposed, softmax_decomposed
-from functorch.compile import make_boxed_func
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
 from fusedops.graph import rewrite_module
 
@@ -112,6 +113,56 @@ def test_a_tensor_that_only_our_op_keeps_may_be_written_by_the_caller(rewrite_dy
         return lambda x: function(x).mul_(0.5)
 
     assert_agrees(halved(rewritten.call), halved(softmax_decomposed), [x])
+
+
+def _masked_by_lengths(x, lengths):
+    hidden = torch.arange(8) >= lengths[:, None]
+    return x.masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+def _masked_by_later_lengths(x, lengths):
+    hidden = torch.arange(8) > lengths[:, None] + 1
+    return (x * 0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+def _masked_by_repeated_flags(x, flags):
+    keep = flags.expand(4, 1, 8).transpose(0, 1)
+    return x[None].masked_fill(~keep, -torch.inf).softmax(-1)[0]
+
+
+OF_CALLERS = {
+    _masked_by_lengths: torch.tensor([2, 8, 5, 3]),
+    _masked_by_later_lengths: torch.tensor([2, 8, 5, 3]),
+    _masked_by_repeated_flags: torch.tensor([True, False] * 4),
+}
+
+
+@pytest.mark.parametrize("model", OF_CALLERS, ids=lambda model: model.__name__)
+def test_what_a_mask_is_computed_from_may_be_written_before_the_backward_pass(model):
+    """In eager mode autograd keeps the mask that the model computes. Inductor decides what to keep
+    after it has removed clones, so that the test does both."""
+    x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+    replaced = []
+
+    def partition(joint_graph, inputs, **options):
+        joint_graph_passes(joint_graph)
+        return min_cut_rematerialization_partition(joint_graph, inputs, **options)
+
+    def backend(graph_module, example_inputs):
+        replaced.extend(site.op for site in rewrite_module(graph_module).replaced)
+        return aot_autograd(
+            fw_compiler=lambda graph, _: make_boxed_func(graph.forward), partition_fn=partition
+        )(graph_module, example_inputs)
+
+    def gradient(function):
+        given = OF_CALLERS[model].clone()
+        probabilities = function(x, given)
+        given.zero_()
+        return torch.autograd.grad(probabilities[:, 0].sin().sum(), x)
+
+    ours = gradient(torch.compile(model, backend=backend))
+    torch.testing.assert_close(ours, gradient(model), rtol=1e-12, atol=1e-14)
+    assert replaced == ["masked_softmax"]
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,7 @@ def _choose(rule: Rule, match: Match) -> Replacement | str:
     for emitted in rule.emit(match):
         new = saved_tensors.with_cloned_inputs(emitted, is_unsavable)
         try:
+            new = saved_tensors.with_kept_masks(new, match, evaluation)
             evaluation.value(new)
         except Exception as error:  # the fake kernel does not accept these arguments
             refusals.append(f"{new.op} refuses: {_first_line(error)}")
@@ -318,6 +319,7 @@ class _Insertion:
             args = map_aggregate(call.args, self._operand)
             node = self._site.graph.call_function(call.op, args, call.kwargs)
             annotate(node, self._evaluation.value(call), like=self._site)
+            node.meta |= call.meta
             self._inserted[id(call)] = node
         return self._inserted[id(call)]
 

@@ -11,6 +11,16 @@ the tensor was created in inference mode, so that autograd cannot save it:
                                                                p.mul_(0.5)
 
 Inductor removes such clones, because in its functionalised graphs a write creates a new tensor.
+
+Writes by the caller, between the two passes, need more where eager mode saves a mask that it has
+computed, and the op saves what the mask is computed from:
+
+    before    hidden = keys >= lengths[:, None]       after    end = lengths & lengths
+              y = x.masked_fill(hidden, -inf)                  y = masked_softmax(x, end=end)
+              y = y.softmax(-1)
+
+Without this copy Inductor would save a view of `lengths`, whose writes autograd does not notice.
+The copy is no clone, which Inductor would remove, and its node says that Inductor must save it.
 """
 
 from __future__ import annotations
@@ -21,14 +31,17 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_aggregate
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fusedops.graph.analysis import modes, storages
 from fusedops.graph.analysis.calls import as_call
 from fusedops.graph.analysis.values import value
 from fusedops.graph.rewriting import layouts
+from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.layouts import Replacement
-from fusedops.graph.rule import Match, OpCall, Output, arguments_by_name, schema_of
+from fusedops.graph.rule import Match, OpCall, Output, arguments_by_name, nodes_of, schema_of
 
 aten = torch.ops.aten
 
@@ -39,6 +52,8 @@ _SAVE_THEIR_RESULT = {"softmax", "log_softmax", "exp"}
 #: The arguments that an op saves if it has them.
 _PARAMETERS = {"mask", "weight", "bias", "weights", "biases", "start", "end", "sinks"}
 
+#: The arguments that hide columns.
+_HIDING = ("mask", "start", "end")
 
 IsUnsavable = Callable[[Node], bool]
 
@@ -92,6 +107,40 @@ def _saved_inputs(new: OpCall) -> set[str]:
     is_norm_of_inputs = name.endswith("norm") and not name.startswith("add_")
     is_capped = arguments_by_name(new).get("softcap") is not None
     return _PARAMETERS | ({"input", "inputs"} if is_norm_of_inputs or is_capped else set())
+
+
+def with_kept_masks(new: OpCall, match: Match, evaluation: Evaluation) -> OpCall:
+    """Returns `new` with copies, which Inductor must save, in place of the bool mask and the limits
+    of rows, if the site's result requires grad."""
+    arguments = arguments_by_name(new)
+    if not value(match.call.node).requires_grad or arguments.keys().isdisjoint(_HIDING):
+        return new
+    kept = {
+        name: _kept(arguments[name], evaluation.value(arguments[name]))
+        for name in _HIDING
+        if name in arguments and _is_computed_mask(arguments[name])
+    }
+    return replace(new, args=tuple((arguments | kept).values()))
+
+
+def _is_computed_mask(argument: Any) -> bool:
+    """Returns whether an argument that hides columns is computed from tensors. An input of the
+    graph is not: autograd notices writes into it. A float mask is not saved."""
+    values = map(value, nodes_of([argument]))
+    tensors = [tensor for tensor in values if isinstance(tensor, torch.Tensor)]
+    is_input = isinstance(argument, Node) and argument.op == "placeholder"
+    is_float = any(tensor.is_floating_point() for tensor in tensors)
+    return bool(tensors) and not is_input and not is_float
+
+
+def _kept(argument: Node | OpCall, tensor: torch.Tensor) -> OpCall:
+    """Returns the call of a copy that Inductor must save. Dimensions along which the tensor repeats
+    its elements get size 1, so that the copy is no larger than what it copies."""
+    for dim, stride in enumerate(tensor.stride()):
+        if statically_known_true(stride == 0):
+            argument = OpCall(aten.slice.Tensor, (argument, dim, 0, 1))
+    meta = {"recompute": CheckpointPolicy.MUST_SAVE}
+    return OpCall(aten.bitwise_and.Tensor, (argument, argument), meta=meta)
 
 
 def with_cloned_results(
