@@ -180,6 +180,11 @@ def test_sizes_may_be_dynamic(rewrite_dynamo, name):
     torch.testing.assert_close(rewritten.call(*inputs), FORMS[name](*inputs))
 
 
+def test_an_exported_categorical_keeps_its_values(entries):
+    """ATen's broadcast_tensors takes a list."""
+    rewritten_alike(entries["export"], _categorical, _inputs())
+
+
 def test_two_logsumexps_beside_a_loss_have_memory_of_their_own(rewrite_dynamo):
     def model(x, target):
         return F.cross_entropy(x, target), x.logsumexp(-1), x.logsumexp(-1, keepdim=True)

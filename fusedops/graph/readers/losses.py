@@ -212,7 +212,10 @@ def _before_broadcast(node: Any, reader: Node) -> tuple[Any, Node]:
     source = call.arguments["input"] if call else None
     if call is None or not isinstance(source, Node) or kind_of(source) != "broadcast_tensors":
         return node, reader
-    return source.args[call.arguments["index"]], source
+    tensors: Any = source.args
+    if isinstance(tensors[0], (list, tuple)):  # ATen's operator takes a list
+        (tensors,) = tensors
+    return tensors[call.arguments["index"]], source
 
 
 def _read_one_hot(call: Call) -> Loss | None:
