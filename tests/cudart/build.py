@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import json
 import re
 import shlex
@@ -53,13 +54,27 @@ def watched_library() -> Path:
     return link("libcudart_watched.so", [watched_object(), *others], ["-fsanitize=thread"])
 
 
+@functools.cache
+def torch_library() -> Path:
+    """The same, and the operators for CUDA, on the stand-in for libtorch_cuda."""
+    torch = Path(importlib.util.find_spec("torch").origin).parent
+    operators = CUDA_OBJECTS / "fusedops_cuda.dir/register_cuda.cpp.o"
+    stand_in = compile_object("torch_cuda", f"-isystem{torch / 'include'}")
+    libraries = [f"-L{torch / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"]
+    return link("libcudart_torch.so", [stand_in, operators, *objects()], libraries)
+
+
+def compile_object(name: str, *flags: str) -> Path:
+    compiled = ["-std=c++20", "-O1", "-g1", "-fPIC", "-Wall", "-Werror", "-MMD", "-c"]
+    headers = [f"-I{ROOT / 'csrc'}", f"-I{build.HERE}", f"-isystem{toolkit_headers()}"]
+    command = [build.compiler(), *compiled, *headers, *flags, str(HERE / f"{name}.cpp")]
+    return build.make(f"{name}.o", command)
+
+
 def link(name: str, linked: list[Path], flags: list[str]) -> Path:
     exports = HERE / "exports.map"
     closed = f"-Wl,--no-undefined,--version-script={exports}"
-    compiled = ["-std=c++20", "-O1", "-g1", "-fPIC", "-Wall", "-Werror", "-MMD", "-c"]
-    headers = [f"-I{ROOT / 'csrc'}", f"-I{build.HERE}", f"-isystem{toolkit_headers()}"]
-    command = [build.compiler(), *compiled, *headers, str(HERE / "runtime.cpp")]
-    inputs = [build.make("runtime.o", command), *linked]
+    inputs = [compile_object("runtime"), *linked]
     command = [build.compiler(), "-shared", *flags, closed, *map(str, inputs)]
     return build.make(name, command, [*inputs, exports])
 
