@@ -16,7 +16,7 @@ CLUSTER_COLS = 262_144
 CLUSTER_BLOCKS = (16, 8)
 
 _Visitor = ctypes.CFUNCTYPE(
-    None, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64
+    None, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
 )
 
 
@@ -30,11 +30,12 @@ class Refusal(NamedTuple):
     device: int
     launch: str
     blocks: int
-    error: str
+    error: int  # a cudaError_t
     times: int
 
     def __str__(self) -> str:
-        return f"{self.launch} in clusters of {self.blocks}, {self.times} times: {self.error}"
+        clusters = f"{self.launch} in clusters of {self.blocks}"
+        return f"{clusters}: {self.times} times, CUDA error {self.error}"
 
 
 def refusals(library: ctypes.CDLL | None = None) -> list[Refusal]:
@@ -42,8 +43,8 @@ def refusals(library: ctypes.CDLL | None = None) -> list[Refusal]:
     library."""
     found = []
 
-    def visit(device: int, launch: bytes, blocks: int, error: bytes, times: int) -> None:
-        found.append(Refusal(device, launch.decode(), blocks, error.decode(), times))
+    def visit(device: int, launch: bytes, blocks: int, error: int, times: int) -> None:
+        found.append(Refusal(device, launch.decode(), blocks, error, times))
 
     asked = library or ctypes.CDLL(str(libraries.CUDA_KERNELS))
     asked.fusedops_cuda_refusals(_Visitor(visit))

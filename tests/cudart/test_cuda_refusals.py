@@ -73,7 +73,7 @@ def test_a_launch_that_is_refused_once_is_counted_once(new):
     cuda.synchronize()
     operation.check()
     (refusal,) = launches.refusals(cuda.cuda)
-    assert refusal[:3] == (HOPPER, "SoftmaxForward", 16) and refusal.times == 1
+    assert refusal == (HOPPER, "SoftmaxForward", 16, OUT_OF_RESOURCES, 1)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_env_says_of_each_gpu_which_clusters_it_launches_and_what_it_has_refused
     ]
     without, partition, none = told[:3], told[PARTITION], told[WITHOUT_CLUSTERS]
     assert all(each["refused"] is None for each in without)
-    assert partition["refused"].startswith("SoftmaxForward in clusters of 16, 2 times: ")
-    assert [text.split(",")[0] for text in none["refused"].split("; ")] == [
+    assert partition["refused"].startswith("SoftmaxForward in clusters of 16: 2 times, ")
+    assert [text.split(":")[0] for text in none["refused"].split("; ")] == [
         f"SoftmaxForward in clusters of {blocks}" for blocks in (8, 16)
     ]

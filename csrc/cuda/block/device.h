@@ -13,8 +13,8 @@
 //
 // Emulator: the include path has fusedops_simt.h, which defines the CUDA names of the contract,
 // FUSEDOPS_SHARED, __shfl_xor_sync, and the vector and 16-bit types. Of fusedops::device it defines
-// max_grid, multiprocessors and the functions for launches, captures, dynamic shared memory,
-// clusters and mbarriers.
+// max_grid, multiprocessors, current_device and the functions for launches, captures, dynamic
+// shared memory, clusters and mbarriers.
 //
 // Numerics: fast_exp2 is within 2 ulp and flushes denormal results; reciprocal of a float is within
 // 1 ulp, and NaN for 0, denormals and infinities; the other functions are as in <cmath>.

@@ -1,7 +1,5 @@
-// The CUDA emulator in tests/simt compiles this file as C++, with its own cuda_runtime_api.h.
+// The CUDA emulator in tests/simt compiles this file too, as C++.
 #include "cuda/launch/refusals.h"
-
-#include <cuda_runtime_api.h>
 
 #include <map>
 #include <mutex>
@@ -13,7 +11,7 @@
 namespace fusedops::cuda {
 namespace {
 
-// What was refused: device, launch, blocks of a cluster, and the error.
+// What was refused: device, launch, blocks of a cluster, and the error's number.
 using Refusal = std::tuple<int, std::string, int32_t, int>;
 
 struct Counts {
@@ -46,11 +44,9 @@ void count_refusal(const char* launch, int32_t blocks, int status) {
 // Calls visit() for each refusal of this process. The lock is not held meanwhile: a visitor may
 // wait for another thread, as one in Python does, and that thread for the lock.
 extern "C" __attribute__((visibility("default"))) void fusedops_cuda_refusals(
-    void (*visit)(int device, const char* launch, int blocks, const char* error, int64_t times)) {
+    void (*visit)(int device, const char* launch, int blocks, int status, int64_t times)) {
   for (const auto& [refusal, times] : fusedops::cuda::copy_of_times()) {
     const auto& [device, launch, blocks, status] = refusal;
-    visit(
-        device, launch.c_str(), blocks, cudaGetErrorString(static_cast<cudaError_t>(status)),
-        times);
+    visit(device, launch.c_str(), blocks, status, times);
   }
 }

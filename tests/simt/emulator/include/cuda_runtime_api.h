@@ -1,5 +1,5 @@
 // The part of CUDA's runtime that the C interface uses: memory, in the order of a stream. Launches
-// run at once, and so do these functions. There is one device.
+// run at once, and so do these functions.
 #pragma once
 
 #include <cstddef>
@@ -29,5 +29,4 @@ inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaSt
 
 namespace fusedops::device {
 inline cudaError_t cleared(cudaError_t status) { return status; }
-inline int current_device() { return 0; }
 }  // namespace fusedops::device

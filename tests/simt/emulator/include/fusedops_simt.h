@@ -138,6 +138,8 @@ namespace fusedops::device {
 
 inline int64_t max_grid() { return simt::config.max_grid; }
 
+inline int current_device() { return 0; }  // the only one
+
 inline bool has_clusters() { return simt::has_clusters; }
 
 template <class... Params, class... Args>
