@@ -604,6 +604,29 @@ def test_a_mask_is_read_with_its_writes_at_its_size_and_as_torch_compares(rewrit
     rewritten_alike(rewrite_dynamo, lambda x: masked(x).softmax(-1), [x])
 
 
+def _filled(x, keep):
+    return x.masked_fill(~keep, -INF) * 0.5
+
+
+def _added(x, keep):
+    return x + torch.zeros_like(x).masked_fill(~keep, -INF)
+
+
+@pytest.mark.parametrize("padded", [_filled, _added], ids=["filled", "added"])
+@pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min], ids=str)
+def test_a_row_of_padding_alone_has_weights_where_a_number_is_added(rewrite, padded, number):
+    """In the padding's own rows, causality leaves only columns that the padding hides. The others
+    have the weights: a number is added to their scores, which is more than -inf."""
+
+    def model(x, keep):
+        causality = torch.full((6, 6), number, dtype=x.dtype).triu(1)
+        return (padded(x, keep) + causality).softmax(-1)
+
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    rewritten = rewritten_alike(rewrite, model, [x, _left_padded()])
+    assert rewritten.replaced == {"masked_softmax": 1}
+
+
 def test_the_bits_of_a_float_are_not_its_value(rewrite_dynamo):
     """Those of 1.0 are not the int 1: no column is hidden."""
 

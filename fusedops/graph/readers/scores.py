@@ -9,6 +9,7 @@ input as the new `input`. It returns None if the op cannot compute the call.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from fusedops.graph.analysis.steps import (
     call_of,
     is_number,
     is_widening,
+    known_number,
     number,
     same_shape,
     tensor_and_number,
@@ -322,17 +324,63 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
 
     Adding -inf has the same result as filling. Adding a finite number has another one in a row that
     sees no column: the row's scores still differ and have gradients, unless the number is so large
-    that the sums are rounded to it.
+    that the sums are rounded to it. They also differ in a row that sees only columns in which an
+    earlier mask has hidden the scores by a lower number.
     """
     assert mask.added is not None  # it is None only for a bool mask
-    fill = rounded(mask.added, value(call.node).dtype) * scores.scale
+    added = rounded(mask.added, value(call.node).dtype)
+    fill = added * scores.scale
     if not fill <= _HIDING or (scores.is_masked and fill != scores.mask_value):
         return None
     finite = scores.mask_adds_finite or fill > -math.inf
+    if finite and _may_be_below(input, added):
+        return None
     absorbs = not scores.is_masked and _absorbs_scores(call.node, fill)
     return _bounded(
         replace(scores, mask_adds_finite=finite, mask_absorbs_scores=absorbs), input, mask, fill
     )
+
+
+def _may_be_below(scores: Node, limit: float) -> bool:
+    """Returns whether a mask, among the calls that may be read as part of the scores, hides some of
+    them by a number below `limit`."""
+    waiting, seen = [(scores, limit)], set[Node]()
+    while waiting:
+        node, least = waiting.pop()
+        call = call_of(node)
+        if call is None or call.kind not in _STEPS or node in seen:
+            continue
+        seen.add(node)
+        if any(hiding < least for hiding in _hiding_numbers(call)):
+            return True
+        waiting += [(operand, least / _factor(call)) for operand in node.all_input_nodes]
+    return False
+
+
+def _hiding_numbers(call: Call) -> Iterator[float]:
+    """Yields the numbers with which a call, which is read as part of the scores, fills elements, or
+    which it adds to some of them."""
+    if (selected := selection(call)) is not None:
+        yield from (float(number(fill) or 0) for fill in selected[1:] if is_number(fill))
+    elif call.kind in ("add", "baddbmm"):
+        addends = (each for each in call.node.all_input_nodes if _is_floating(each))
+        added = (masks.read_added(addend, call.node) for addend in addends)
+        yield from (mask.added for mask in added if mask is not None and mask.added is not None)
+
+
+def _is_floating(node: Node) -> bool:
+    tensor = value(node)
+    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+
+
+def _factor(call: Call) -> float:
+    """Returns the positive number by which a call multiplies its input; 1 for other calls."""
+    if call.kind not in ("mul", "div"):
+        return 1.0
+    factor = known_number(tensor_and_number(call)[1])
+    if factor is None or not 0 < factor < math.inf:
+        return 1.0
+    return factor if call.kind == "mul" else 1 / factor
 
 
 def _absorbs_scores(sum: Node, fill: float) -> bool:
