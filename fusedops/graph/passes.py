@@ -1,5 +1,5 @@
-"""Makes the rewriter and the memory passes custom passes of Inductor, alone or after the passes
-that a user has set there."""
+"""Registers the rewriter and the memory passes as Inductor's custom passes. If the user has set
+custom passes too, those run first."""
 
 from __future__ import annotations
 

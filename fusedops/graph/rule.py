@@ -30,8 +30,8 @@ class OpCall:
 
 
 def viewed(operand: Node | OpCall) -> Node:
-    """Returns the node from which `operand` is computed: `operand` itself, or if it is a call, the
-    first argument of its innermost call. All calls in an operand are views or elementwise."""
+    """Returns the node from which `operand` is computed: `operand` itself, or if it is an `OpCall`,
+    the first argument of its innermost call. All calls in an operand are views or elementwise."""
     while isinstance(operand, OpCall):
         operand = operand.args[0]
     return operand

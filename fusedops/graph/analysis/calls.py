@@ -258,7 +258,8 @@ def _module_call(node: Node) -> Call | None:
 
 
 def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) -> dict[str, Any]:
-    """Returns the settings and parameters of a norm's module, by the names of arguments."""
+    """Returns the settings and parameters of a norm's module, as a dict from argument name to
+    value."""
     parameters = {name: getattr(module, name, None) for name in ("weight", "bias")}
     attributes = {
         name: None if tensor is None else ModuleAttribute(f"{path}.{name}", tensor)
@@ -269,7 +270,8 @@ def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) 
 
 
 def _loss_settings(module: nn.CrossEntropyLoss | nn.NLLLoss, node: Node) -> dict[str, Any]:
-    """Returns the settings of a loss's module and the target of its call, by names of arguments."""
+    """Returns the settings of a loss's module and the target of its call, as a dict from argument
+    name to value."""
     weight = module.weight
     return {
         "target": node.args[1] if len(node.args) > 1 else node.kwargs["target"],

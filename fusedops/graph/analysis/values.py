@@ -1,4 +1,5 @@
-"""Reads the values that capture recorded for nodes, and the numbers that are known of them."""
+"""Reads the values that capture recorded for nodes, most of which are fake tensors, and what is
+known of the sizes and strides of these tensors."""
 
 from __future__ import annotations
 

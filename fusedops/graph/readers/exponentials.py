@@ -214,8 +214,9 @@ def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
 
 
 def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
-    """Returns s, the mask and the refusal, if `node` is exp(s) or is exp(s) with 0 in the columns
-    that a mask hides; else None. The mask and the refusal are None where there is none."""
+    """Returns (s, mask, refusal) if `node` is exp(s), exp(s) with 0 in the columns that a mask
+    hides, or exp(s) times a tensor; else None. `mask` is None if there is none. `refusal` says why
+    no op computes the product, if the tensor is not a bool mask, and is None otherwise."""
     call = call_of(node)
     if call is None:
         return None

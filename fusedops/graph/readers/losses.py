@@ -129,7 +129,9 @@ def _before_nll_loss(loss: Loss) -> Loss | None:
 
 
 def _log_softmax(node: Any, reader: Node) -> SoftmaxChain | None:
-    """Returns the log_softmax that a node is, if `reader` is its only user; else None."""
+    """Returns the log_softmax that ends in `node`, perhaps with a cast. Returns None if `node` has
+    users other than `reader`, or if the cross entropy op would not compute the log_softmax: with a
+    refusal, with masks, or in another precision."""
     if not isinstance(node, Node) or users(node) != [reader]:
         return None
     cast = call_of(node, "cast")

@@ -136,7 +136,8 @@ def _through_div(scores: Scores, call: Call) -> Scores | None:
 
 def _scaled(scores: Scores, input: Any, factor: Any, inverse: bool) -> Scores | None:
     """Returns the scores of `input` times `factor`, or divided by it if `inverse`. Returns None if
-    the factor, or the product of all factors, is infinite, NaN or 0."""
+    `input` is not a node, if `factor` is not a number, or if the factor or the product of all
+    factors is infinite, NaN or 0."""
     if not isinstance(input, Node) or not is_number(factor):
         return None
     factor = number(factor)

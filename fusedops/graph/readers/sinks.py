@@ -144,8 +144,9 @@ def _is_per_row(scores: Node, logit: Node) -> bool:
 
 
 def _sink(logit: Node) -> Sink:
-    """Returns the sink of a model that uses the tensor `logit` as one. The sink's logit is the
-    number that fills this tensor, the tensor of which it is an expansion, or the tensor itself."""
+    """Returns the `Sink` for the tensor `logit`, which has one logit for each row. The `Sink` holds
+    a number if one number fills `logit`, the smaller tensor if `logit` is an expansion of a tensor
+    with as many dimensions, and `logit` itself otherwise."""
     fill = filled_number(logit)
     if fill is not None:
         return Sink(fill, frozenset([logit]))

@@ -1,4 +1,5 @@
-"""Replaces group_norm with one group, which is a layer_norm over whole images.
+"""Replaces a group_norm that has one group by layer_norm over whole images, which has the same
+results.
 
 before    y = torch.group_norm(x, 1, weight, bias, eps)
 after     y, mean, rstd = torch.ops.fusedops.layer_norm(
@@ -25,7 +26,7 @@ aten = torch.ops.aten
 
 
 class GroupNorm(Rule):
-    """Replaces a call of group_norm with one group."""
+    """Replaces a call of group_norm that has one group."""
 
     name = "group_norm"
 

@@ -65,8 +65,8 @@ class LinearCrossEntropy(Rule):
 
 
 def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) -> Match:
-    """Returns the site of a loss. The layer's input becomes a matrix, and the targets a vector, as
-    the op takes them."""
+    """Returns the match of a loss and of the linear layer that computes its logits. The input of
+    the layer is reshaped to a matrix, and the target to a vector, as the op takes them."""
     weight = linear.arguments["weight"]
     rows = [-1, value(weight).shape[-1]]
     target = OpCall(aten.reshape.default, (loss.target, [-1]))

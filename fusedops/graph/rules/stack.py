@@ -79,8 +79,8 @@ class Stack(Rule):
 
 
 def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict[str, Any]] | None:
-    """Returns the op for the whole stack, and its arguments without stack_dim; None if the elements
-    differ in their op or its settings."""
+    """Returns the op for the whole stack, and its arguments without stack_dim. Returns None if the
+    elements differ in their op or its settings, or if the input of one of them is not a node."""
     inputs = [each["input"] for each in arguments]
     if len(set(ops)) > 1 or not all(isinstance(node, Node) for node in inputs):
         return None

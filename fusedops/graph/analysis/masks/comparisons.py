@@ -105,9 +105,10 @@ def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
 def _ordered_in_document(
     reader: Interpreter, kind: str, difference: Affine, node: Node
 ) -> BoolTensor | None:
-    """Returns where a comparison of a column's number with a row's number holds, such as
-    position_ids[:, None, :] <= position_ids[:, :, None]. Returns None for other comparisons. Within
-    one document of a packed sequence, the numbers are in the same order as the indices."""
+    """Returns where `difference` <= 0 (`kind` is "le") or `difference` < 0 ("lt"), if it contains
+    the position of a column in its document minus the position of a row, or the reverse, as in
+    position_ids[:, None, :] <= position_ids[:, :, None]; else None. `node` is the comparison that
+    `kind` and `difference` describe."""
     tensors = [term for term in difference.tensors if isinstance(term, Node)]
     columns = [term for term in tensors if Affine(terms={term: 1}).varies_over_columns]
     rows = [term for term in tensors if term not in columns]
@@ -118,7 +119,8 @@ def _ordered_in_document(
     if document is None or difference.terms[rows[0]] != -step:
         return None
     numbers = Affine(terms={columns[0]: step, rows[0]: -step})
-    # Within a document the numbers rise by one, so that their differences are those of indices.
+    # Within a document of a packed sequence, positions rise by one from column to column, so that
+    # the difference of two positions is the difference of their indices.
     ordered = _ordered(kind, difference - numbers + document.difference * step, Affine())
     return _within(document, ordered, node) if isinstance(ordered, BoolTensor) else None
 

@@ -104,10 +104,10 @@ class Interpreter:
         return first, other
 
     def position(self, argument: Any) -> Known | None:
-        """Returns what is known of an operand of a comparison. An integer tensor with one number
-        for each row becomes a single term of an `Affine`: a tensor can be the limit of a `Bound`
-        even if its formula, such as 2 * i for row i, cannot. The row's index plus a constant can,
-        and keeps its formula."""
+        """Returns what is known of an operand of a comparison. The limit of a `Bound` may be any
+        integer tensor, but of the formulas in the index i of a row it may be only i plus a
+        constant, or a constant alone. An integer tensor with one number for each row therefore
+        becomes a single term of an `Affine`, unless it has such a formula."""
         operand = as_affine(self.read(argument))
         if not isinstance(argument, Node) or isinstance(operand, (BoolTensor, TwoValued, float)):
             return operand

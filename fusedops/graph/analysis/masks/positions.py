@@ -3,8 +3,10 @@ the conditions that follow from comparing them.
 
 A mask over the positions of queries and keys is a comparison of such integers: `keys <= queries`
 of two broadcast aranges is `j - i <= 0`, which says that row i sees the columns before i + 1. A
-`Bound` has this form, and a `BoolTensor` is a bool tensor as a conjunction of bounds and of bool
-tensors of which nothing is known. Nothing is computed, so that sizes may be symbols.
+`Bound` is such a comparison. A `BoolTensor` has the conditions that make a bool tensor True, and
+those that make it False: bounds, bool tensors of which nothing is known (`Leaf`), and conditions
+about the documents of a packed sequence (`Document`, `Within`). Nothing is computed, so that sizes
+may be symbols.
 """
 
 from __future__ import annotations
@@ -242,8 +244,9 @@ def column_of_zero(number: Affine) -> Affine | None:
 
 
 def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
-    """Returns a condition as bounds and bool tensors alone. A bound that holds within a document
-    (`Within`) stays if that document is part of the condition, else its `fallback` replaces it."""
+    """Returns a condition as bounds and bool tensors alone. A bound that holds only within a
+    document (`Within`) is kept if the condition also requires that row and column are in this
+    document (`Document`), else its `fallback` replaces it. The `Document` parts are left out."""
     documents = [part for part in condition if isinstance(part, Document)]
     parts: list[Bound | Leaf] = []
     for part in condition:
