@@ -82,8 +82,8 @@ def _replace(node: Node, variant: Any, used: set[int]) -> None:
 def _arguments(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], variant: Any, used: set[int]
 ) -> tuple[Any, ...]:
-    """Returns the variant's arguments: those of the op that the variant has too, and if it has the
-    argument `wants_sum`, whether the sum (output 1) is used."""
+    """Returns the variant's arguments: the op's arguments that the variant has too, and if the
+    variant has the argument `wants_sum`, whether the sum (output 1) is used."""
     arguments = {"wants_sum": 1 in used, **named_arguments(node.target, args, kwargs)}
     names = (argument.name for argument in variant._schema.arguments)
     return tuple(arguments[name] for name in names if name in arguments)

@@ -95,8 +95,8 @@ class Table:
         """Returns the times of `op` at a size, scaled from the nearest size that was measured, or
         None if the op was not measured in that mode."""
         dtype = str(size.dtype).removeprefix("torch.")
-        # A dtype that was not measured gets the times of another: float16 those of bfloat16, which
-        # has as many bytes, and any other dtype those of float32.
+        # A dtype that was not measured gets the times of another: float16 gets the times of
+        # bfloat16, which has as many bytes, and any other dtype gets the times of float32.
         names = {"float16": ("float16", "bfloat16")}.get(dtype, (dtype, "float32"))
         keys = [(op, mode, name) for name in names]
         sizes = next((self.costs[key] for key in keys if key in self.costs), None)

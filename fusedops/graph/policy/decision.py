@@ -176,9 +176,9 @@ def _becomes_sdpa(match: Match) -> bool:
 
 
 def _size(match: Match) -> Size | None:
-    """Returns the rows and columns of the site's result, or for a cross entropy those of its
-    logits. Symbols have their values at capture. Returns None if a symbol had no value."""
-    # The size of a cross entropy is that of its logits, since its result is much smaller.
+    """Returns the number of rows and columns of the site's result, or of the logits if the site is
+    a cross entropy. Symbols have their values at capture. Returns None if a symbol had no value."""
+    # The logits count for a cross entropy, since its result is much smaller.
     is_loss = match.op == "cross_entropy"
     result = _rows_of_classes(match) if is_loss else value(next(iter(match.results)))
     shape = hints(result)

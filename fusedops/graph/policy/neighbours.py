@@ -32,8 +32,8 @@ def is_pointwise(node: Node) -> bool:
 
 
 def readers(node: Node) -> list[Node]:
-    """Returns the calls that read the elements of a node: its users, except that the users of a
-    view or another call that changes no element stand in for that call."""
+    """Returns the calls that read the elements of a node. These are its users, but in place of a
+    user that changes no element, such as a view, the calls that read the elements of that user."""
     direct = [user for user in users(node) if not is_unchanged(user)]
     unchanged = [user for user in users(node) if is_unchanged(user)]
     return direct + [reader for user in unchanged for reader in readers(user)]

@@ -465,9 +465,9 @@ def _takes_scalars(norm: Norm) -> bool:
 
 
 def _with_weight(norm: Norm, weight: Node) -> Norm:
-    """Returns the norm with that weight. The op takes the tensor before the casts and views that it
-    does not need. A number that the model adds to the weight becomes `weight_offset`, if the op has
-    this argument."""
+    """Returns `norm` with the weight `weight`. The op takes the tensor before the casts and views
+    that the op does not need. A number that the model adds to the weight becomes `weight_offset`,
+    if the op has this argument."""
     absorbed: tuple[Node, ...] = ()
     offset = 0.0
     call = call_of(weight, "add") if norm.kind == "rms_norm" and norm.over.has_variants else None
@@ -497,9 +497,9 @@ def _is_affine(operand: Any, norm: Norm) -> bool:
 
 
 def input_of(norm: Norm) -> Node | None:
-    """Returns the norm's input before or after its casts: the one whose dtype is that of eager's
-    result, since the op's output has the dtype of its input. Returns None if neither is, or if a
-    cast to another dtype than the result's has lost precision."""
+    """Returns the norm's input before or after its casts: the one that has the dtype of eager's
+    result, since the op's output has the dtype of the op's input. Returns None if neither has this
+    dtype, or if a cast to another one has lost precision."""
     result = value(norm.last).dtype
     if norm.narrowed_to not in (None, result):
         return None

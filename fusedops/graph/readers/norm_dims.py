@@ -38,7 +38,7 @@ class NormDims(ABC):
 
     @property
     def row(self) -> list[Any]:
-        """The shape of a row, which is that of the parameters that the op takes."""
+        """The shape of a row, which the op's parameters must have too."""
         return [self.sizes[dim] for dim in self.dims]
 
     @property
@@ -58,11 +58,11 @@ class NormDims(ABC):
 
     @abstractmethod
     def parameter(self, operand: Node) -> Node | OpCall:
-        """Returns a weight or bias in the shape that the op takes, which is that of a row."""
+        """Returns a weight or bias in the shape that the op takes, which is the shape of a row."""
 
     def order(self, kind: str) -> tuple[int, ...] | None:
-        """Returns the order in which the op of that kind needs the input's dimensions, or None if
-        it takes them as they are."""
+        """Returns the order in which the op for norms of `kind` needs the input's dimensions, or
+        None if the op takes the input as it is."""
         return None
 
     def arguments(self, kind: str) -> dict[str, Any]:

@@ -323,10 +323,10 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
     """Returns the scores with a mask that fills hidden columns, in place of the mask that adds a
     number to them, or None if values would change.
 
-    Adding -inf has the same result as filling. Adding a finite number has another one in a row that
-    sees no column: the row's scores still differ and have gradients, unless the number is so large
-    that the sums are rounded to it. They also differ in a row that sees only columns in which an
-    earlier mask has hidden the scores by a lower number.
+    Adding -inf has the same result as filling. Adding a finite number has another result in a row
+    that sees no column: the row's scores still differ and have gradients, unless the number is so
+    large that the sums are rounded to it. They also differ in a row that sees only columns in which
+    an earlier mask has hidden the scores by a lower number.
     """
     assert mask.added is not None  # it is None only for a bool mask
     added = rounded(mask.added, value(call.node).dtype)

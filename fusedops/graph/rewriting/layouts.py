@@ -186,8 +186,8 @@ def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
 
 
 def _is_parameter(name: str, arguments: Mapping[str, Any]) -> bool:
-    """Returns whether an argument named "bias" is that of a norm, which is not permuted, and not
-    that of a masked softmax."""
+    """Returns whether an argument is the bias of a norm, which is not permuted, and not the bias of
+    a masked softmax."""
     return name == "bias" and ("normalized_shape" in arguments or "dim" in arguments)
 
 
@@ -250,7 +250,7 @@ def is_copied(result: OpCall) -> bool:
 def _restored(
     output: OpCall, order: Order | None, eager: torch.Tensor, evaluation: Evaluation
 ) -> OpCall:
-    """Returns `output`, whose dimensions are in the given order, permuted back to those of `eager`.
+    """Returns `output`, whose dimensions are in the order `order`, permuted back to eager's order.
     If the permuted tensor has other strides than `eager` in dimensions of other sizes than 1, it is
     copied, unless eager's strides leave gaps in memory, which a copy cannot have."""
     tensor, rank = evaluation.value(output), eager.dim()

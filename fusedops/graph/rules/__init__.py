@@ -85,5 +85,5 @@ RULES: tuple[Rule, ...] = (
     Leaf(),
 )
 #: The rules that are tried on the whole graph before RULES, because they find sites that contain
-#: those of RULES: a stack of softmaxes, or a cross entropy, which contains a log_softmax.
+#: sites of RULES: a stack of softmaxes, or a cross entropy, which contains a log_softmax.
 STACKS: tuple[Rule, ...] = (Stack(RULES), LinearCrossEntropy(), CrossEntropy())

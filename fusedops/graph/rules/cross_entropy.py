@@ -146,8 +146,8 @@ def counted_rows(loss: Loss, target: Any) -> OpCall:
 
 
 def row_weights(loss: Loss, target: Any, counted: OpCall) -> OpCall | None:
-    """Returns the call that computes each row's weight, which is that of its class, or 0 for an
-    ignored row; None if the loss has no class weights."""
+    """Returns the call that computes each row's weight, which is the weight of the row's class, or
+    0 for an ignored row. Returns None if the loss has no class weights."""
     if loss.weight is None:
         return None
     classes = OpCall(aten.where.ScalarOther, (counted, target, 0))

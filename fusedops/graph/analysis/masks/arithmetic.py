@@ -77,8 +77,8 @@ def _magnitude(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets cumsum. The sum of a constant is affine in the index along the summed dimension,
-    and that of numbers >= 0 ascends along it."""
+    """Interprets cumsum. The cumulative sums of a constant are affine in the index along the summed
+    dimension, and the cumulative sums of numbers >= 0 ascend along this dimension."""
     added, dim = reader.read(call.arguments["input"]), call.arguments["dim"]
     tensor = value(call.node)
     if tensor.dtype not in INTEGERS or type(dim) is not int or tensor.dim() == 0:

@@ -1,4 +1,5 @@
-"""Finds which elements of a tensor views, and indexing with integer tensors, pick from it."""
+"""Finds which elements of a tensor are picked by views of it, and by indexing it with integer
+tensors."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ class Pick:
 
 
 def pick_of(read: Reader, node: Node) -> Pick:
-    """Returns the tensor from which views and indexing pick the elements of `node`, with their
-    places in it. A node that is not known to be picked from another tensor is picked from itself.
-    """
+    """Returns the tensor from which views and indexing pick the elements of `node`, and the places
+    of these elements in that tensor. If `node` is not known to be picked from another tensor, it
+    counts as picked from itself."""
     call, sizes = call_of(node), value(node).shape
     move = _move(read, call) if call else None
     source, places = node, [Affine(steps={dim: 1}) for dim in range(-len(sizes), 0)]
