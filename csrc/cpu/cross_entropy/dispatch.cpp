@@ -41,7 +41,7 @@ void write_long_cross_entropy(
 void cross_entropy_backward(const CrossEntropyBackward& args, RowRange rows, RowRange cols) {
   with_logits(args.logits, [&](auto in, auto logits) {
     using In = decltype(in);
-    if (args.cols <= kMaxGradientGroupCols) {
+    if (args.cols <= kMaxGradientGroupCols) {  // such rows always come with all their columns
       return cross_entropy_backward_groups<In>(args, rows, logits);
     }
     cross_entropy_backward_rows<In>(args, rows, cols, logits);

@@ -71,7 +71,7 @@ struct ExpOfLogits {
 };
 
 // Computes exp(logit - shift()) as 2^(in_base_2 - 0.5), where in_base_2 = log2(e) * logit -
-// subtrahend. The 0.5 is that of exp2_or_infinity() (exp_sum.h). log2(e) * outer is rounded to a
+// subtrahend. exp2_or_infinity() (exp_sum.h) subtracts the 0.5. log2(e) * outer is rounded to a
 // float, which acts as if all logits were (1 + error) times as large. Logits near the maximum thus
 // grow by about error * near, so shift() is smaller by that number.
 template <class C, class AnyLogits>
@@ -326,9 +326,10 @@ FUSEDOPS_INLINE void store_batch(void* array, int64_t first, int count, Vec<C> v
   }
 }
 
-// Writes the losses, lse and lse_error of `count` rows from `first` on. With L the logarithm of the
-// other columns' sum and x the class's logit, lse = max(L, x) + log1p(z) and the loss is max(L - x,
-// 0) + log1p(z), where z = exp(-|L - x|). A z that C would hold as a denormal number counts as 0.
+// Writes the losses, lse and lse_error of `count` rows from `first` on. With x the class's logit
+// and L the logarithm of the sum of the other columns' exponentials, lse = max(L, x) + log1p(z) and
+// the loss without label smoothing is max(L - x, 0) + log1p(z), where z = exp(-|L - x|). A z that C
+// would hold as a denormal number counts as 0.
 template <class C>
 FUSEDOPS_NOINLINE void write_losses(
     const CrossEntropyForward& args, int64_t first, int count, const LossBatch& batch) {

@@ -161,9 +161,9 @@ inline bool is_simple(const MaskedSoftmaxForward& args) {
       args.dropout.seed == nullptr;
 }
 
-// Computes as many whole groups as there are, if rows gain from it, and returns the remaining rows.
-// Groups of more than 256 floats read and write memory in turn, which takes a tenth more time where
-// the results bypass the cache.
+// Computes as many whole groups of `rows` as there are, if rows of this length are faster in
+// groups, and returns the rows that remain. Groups of more than 256 floats read and write memory in
+// turn, which takes a tenth more time where the results bypass the cache.
 template <class In, class Out>
 RowRange masked_softmax_groups(
     const MaskedSoftmaxForward& args, RowRange rows, void* memory, StoreMode mode) {

@@ -13,8 +13,8 @@ constexpr int64_t interleaved_rows(const NormForward& args) {
   return args.residual.data != nullptr && is_long ? 2 : kMaxInterleavedRows;
 }
 
-// A chunk of a row (kNormChunk in common.h) takes at most this many bytes of scratch memory.
-// Dropout is applied to it there.
+// A chunk of a row (kNormChunk in common.h) takes at most this many bytes of scratch memory, in
+// which dropout is applied to the chunk.
 constexpr int64_t kNormChunkBytes = 8192;
 
 // Scratch memory holds weight, bias, a chunk of a row for dropout and, with a residual, the

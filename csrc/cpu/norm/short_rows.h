@@ -18,7 +18,8 @@ namespace {
 
 template <class T>
 constexpr bool kComputedInGroups = sizeof(Compute<T>) == sizeof(float);
-static_assert(kShortRowCols <= kNormChunk<float>);  // so that a lane has a single sum in float
+// A short row is a single chunk, so that each lane of an accumulator has a single sum in float.
+static_assert(kShortRowCols <= kNormChunk<float>);
 
 // Returns how many lanes of a vector hold any of `cols` columns, counting both halves of a tile of
 // T: lane i counts if either half has a column there.
@@ -222,8 +223,8 @@ FUSEDOPS_NOINLINE void norm_group(
   normalize_group<kCenters, /*kRounds=*/false, T>(stats, weight, bias, args.cols, group);
 }
 
-// Whether groups are faster than interleaved rows. Norms without a mean gain least from groups,
-// because each of their rows takes only one reduction. With a residual, groups take two more
+// Whether groups are faster than interleaved rows. Groups save the least time in norms without a
+// mean, because each of their rows takes only one reduction. With a residual, groups take two more
 // transpositions.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormForward& args) {

@@ -17,7 +17,7 @@ struct TileStatistics {
 };
 
 // Turns sums over `count` values into moments, in place. On entry, `away` holds the sum of
-// deviations from the shift, and `squares` that of their squares. Returns whether all lanes are
+// deviations from the shift, and `squares` the sum of their squares. Returns whether all lanes are
 // exact (are_exact()), and sets exact[lane] to 0 where one is not.
 template <bool kCenters, class C>
 FUSEDOPS_INLINE bool finish_moments(

@@ -1,4 +1,5 @@
-// Computes exp of a vector of values <= 0, as precisely as the type in which the result is stored.
+// Computes exp of a vector of values <= 0, to the precision of the type in which the result is
+// stored.
 //
 // With x = n ln2 + r and |r| <= ln2 / 2, exp(r) is a polynomial that is exactly 1 at 0, and is then
 // scaled by 2^n. The polynomials are minimax fits of (exp(r) - 1) / r, highest power first.
@@ -96,7 +97,7 @@ FUSEDOPS_INLINE V zero_outside(M mask, V x) {
 }
 
 // Returns exp(x) * 2^kUp, and 0 where x <= lowest or outside of `visible`. Lowers each lane of
-// `least` to that of the result, unless the latter is 0.
+// `least` to the result in this lane, unless the result is 0 there.
 template <class Stored, int kUp, class Visible = AllLanes, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least, Visible visible = {}) {
   using K = typename ExpFor<Stored>::type;

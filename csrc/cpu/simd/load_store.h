@@ -78,8 +78,8 @@ FUSEDOPS_INLINE void store(T* to, NormalTile<Compute<T>> normal) {
   Store(to, packed(normal, to));
 }
 
-// Stores a tile without reading the cache line that it writes. This gains 35 % if the data exceeds
-// the last-level cache, and loses 25-65 % if it does not. `to` is aligned to kVectorBytes.
+// Stores a tile without reading the cache line that it writes. This is 35 % faster if the data
+// exceeds the last-level cache, and 25-65 % slower if it does not. `to` is aligned to kVectorBytes.
 template <class T, class V>
 FUSEDOPS_INLINE void stream(T* to, V tile) {
   Stream(to, packed(tile, to));

@@ -49,7 +49,7 @@ struct DropoutRow {
       : key(*dropout.seed), threshold(dropout.threshold), row(uint64_t(row_)) {}
 
   // Returns a tile that is 1 where dropout keeps the column and 0 elsewhere, for the columns from
-  // `col` on, in the column order of a tile of T.
+  // `col` on, in the column order of a tile of T (tile.h).
   template <class T>
   FUSEDOPS_INLINE Tile<float> kept(int64_t col) const {
     VecU64 index;

@@ -25,8 +25,8 @@ FUSEDOPS_INLINE bool are_even(const AnyRows& rows, int64_t first, int64_t count)
   return spacing.offset(first + count - 1) - spacing.offset(first) == (count - 1) * spacing.stride;
 }
 
-// These structs read tiles of a row: FromMemory from memory, permuted into the column order of a
-// tile of Order, and FromScratch from scratch memory, as they are.
+// These structs read tiles of a row. FromMemory reads from memory, and permutes the columns into
+// the order of a tile of Order. FromScratch reads tiles that are in scratch memory already.
 template <class T, class Order = T>
 struct FromMemory {
   const T* row;

@@ -129,8 +129,8 @@ constexpr int row_of(int half, int vector, int block) {
   return half * kLanes<C> + block * kBlockWords<C> + vector;
 }
 
-// Loads a group of evenly spaced rows. `group` has room for a whole block, even if rows are
-// shorter.
+// Loads a group of evenly spaced rows. `group` has room for the columns of a whole block, even if
+// rows are shorter.
 template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE void load_even_rows(GroupRows<const T> rows, int64_t cols, Tile<C>* group) {
   for_blocks<T>(cols, [&](int64_t col, auto bytes) FUSEDOPS_LAMBDA {

@@ -1,4 +1,4 @@
-// Computes tanh of a vector, as precisely as the type of the vector's lanes.
+// Computes tanh of a vector, to the precision of the type of the vector's lanes.
 //
 // With d = 1 - exp(-2 |x|), tanh |x| = d / (2 - d). With -2 |x| = n ln2 + r, d is computed as
 // (1 - 2^n) - 2^n (exp(r) - 1), where the polynomials of exp.h give exp(r) - 1. Small numbers keep

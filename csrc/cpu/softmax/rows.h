@@ -104,10 +104,11 @@ FUSEDOPS_INLINE Vec<C> lanes_of_max(const In* input, int64_t cols) {
   return Max(all.v[0], all.v[1]);
 }
 
-// Computes exp(input - shift), saves it to `saved` as `save` says, and returns its sums. Meanwhile
-// `next`, the columns that are read afterwards, are prefetched. So is `written`, to which the
-// results are written later, if the exponentials are in scratch memory: rows from 2048 floats on
-// take up to a fifth less time where the tensors exceed the L2 cache.
+// Computes exp(input - shift), saves these exponentials to `saved` as `save` says, and returns the
+// sums of the exponentials. Meanwhile `next`, the columns that are read afterwards, are prefetched.
+// So is `written`, to which the results are written later, if the exponentials are in scratch
+// memory: rows from 2048 floats on take up to a fifth less time where the tensors exceed the L2
+// cache.
 template <bool Log, Save save, class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE Accumulators<ExpSum<C>> save_exponentials(
     const In* input, const In* next, const Out* written, C* saved, C shift, int64_t cols) {
@@ -219,9 +220,10 @@ struct Recomputed {
   }
 };
 
-// Writes columns of a chunk in which some exponential has to be divided in steps, because a result
-// or an intermediate value is denormal and a multiplication would lose bits. With ALiBi, most rows
-// have such exponentials, but few of their tiles do.
+// Writes columns of a chunk of which some exponentials may have to be divided in steps
+// (exp_division.h), because a result or an intermediate value would otherwise be denormal and lose
+// bits. DivisionAsNeeded decides this for each tile, since with ALiBi most rows have such
+// exponentials, but only in few of their tiles.
 template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_NOINLINE void write_as_needed(
     Out* output, Exponentials exponentials, C shift, double factor, double sum, RowRange cols) {
@@ -350,7 +352,8 @@ FUSEDOPS_INLINE int64_t max_group_cols(StoreMode mode) {
   return mode.streams && sizeof(In) > 2 ? 128 : kMaxSoftmaxGroupCols;
 }
 
-// Computes as many whole groups as there are, if rows gain from it. Returns the remaining rows.
+// Computes as many whole groups of `rows` as there are, if rows of this length are faster in
+// groups. Returns the rows that remain.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE RowRange softmax_row_groups(
     const SoftmaxForward& args, RowRange rows, Compute<In>* scratch, StoreMode mode) {
@@ -418,8 +421,9 @@ struct RowsAhead {
   int64_t grad = 0, output = 0;
 
   RowsAhead() = default;
-  // Prefetching `rows` rows ahead gains 10 % if the data exceeds the cache, and loses 20 % if it
-  // does not. Nothing is prefetched if a row would not stay in the cache.
+  // The backward pass is 10 % faster with prefetching `rows` rows ahead if the data exceeds the
+  // cache, and 20 % slower if it does not. Nothing is prefetched if a row would not stay in the
+  // cache.
   FUSEDOPS_INLINE RowsAhead(const SoftmaxBackward& args, int64_t rows) {
     const bool fits = args.cols * size_of(args.output.dtype) <= kPrefetchedRowBytes;
     grad = fits ? rows * args.grad_output.spacing.stride : 0;

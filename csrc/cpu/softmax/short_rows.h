@@ -59,7 +59,7 @@ FUSEDOPS_NOINLINE void softmax_group(Tile<C>* group, int64_t cols) {
   }
 }
 
-// Replaces the tiles of grad_output by the gradient.
+// Replaces the tiles of grad_output by those of the gradient of the input.
 template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_NOINLINE void softmax_backward_group(Tile<C>* grad, const Tile<C>* output, int64_t cols) {
   const Tile<C> sum = demoted(sum_of_group<Out>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
@@ -80,7 +80,8 @@ constexpr bool forward_gains_from_groups(int64_t cols) {
   return cols < 96 || (cols <= kMaxGroupCols && end_within_a_tile<In>(cols));
 }
 
-// Computes as many whole groups as there are, if rows gain from it. Returns the remaining rows.
+// Computes as many whole groups of `rows` as there are, if rows of this length are faster in
+// groups. Returns the rows that remain.
 template <class In, class Out>
 RowRange short_softmax_groups(const SoftmaxForward& args, RowRange rows) {
   if (!forward_gains_from_groups<In>(args.cols)) return rows;
@@ -138,8 +139,8 @@ constexpr bool backward_gains_from_groups(int64_t cols) {
   return cols < kTile<Out> / (sizeof(Out) == 2 ? 1 : 2) || end_within_a_tile<Out>(cols);
 }
 
-// Computes as many whole groups, or batches of rows of one vector each, as there are, if rows gain
-// from it. Returns the remaining rows.
+// Computes as many whole groups, or batches of rows of one vector each, as there are, if rows of
+// this length are faster so. Returns the rows that remain.
 template <class In, class Out, class C = Compute<Out>>
 RowRange short_softmax_backward_groups(const SoftmaxBackward& args, RowRange rows) {
   if constexpr (sizeof(In) == sizeof(C) && sizeof(Out) == sizeof(C)) {

@@ -3,7 +3,7 @@
 // is one softmax. A vector holds several columns, one in each lane, and nothing moves between
 // lanes.
 //
-// A column has the bits that its values would have as a row in rows.h, so it does not matter which
+// The results of a column have the same bits as if rows.h had computed it as a row, whichever
 // columns are beside it. Its chunks are the same. For each lane of an accumulator in rows.h there
 // is an accumulator here: rows are added to accumulators in the order of fold_columns(), and
 // accumulators are added up in the tree of sum_of().
@@ -30,8 +30,8 @@ constexpr int kRowsAtOnce = kTile<T> < 16 ? kTile<T> : 16;
 template <class T>
 constexpr int64_t kAccumulators = 2 * kTile<T>;
 
-// Returns the accumulator to which fold_columns() would add element `row` of `rows`. A partial tile
-// at the end is added to the even sums.
+// Returns the number of the accumulator to which fold_columns() would add element `row` of a row of
+// `rows` elements. A partial tile at the end is added to the even accumulator tile, the first one.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulator_of(int64_t row, int64_t rows) {
   return row / kTile<T> == rows / kTile<T> ? row % kTile<T> : row % kAccumulators<T>;
@@ -394,8 +394,8 @@ FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
 
 // Returns the factors of a chunk. `rescale` is exp(chunk_max - the maximum of all chunks), by which
 // the chunk's exponentials are multiplied for the sum of all chunks. The factors of a logarithm are
-// the maximum of all chunks and the logarithm of their sum. Those of double results are `rescale`
-// and that sum, and those of other results are made from the quotient of the two.
+// the maximum of all chunks and the logarithm of their sum. The factors of double results are
+// `rescale` and that sum; the factors of other results are made from the quotient of the two.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> column_factors(
     Tile<C> chunk_max, WideTile<C> rescale, const ColumnMaxSum<C>& whole) {
