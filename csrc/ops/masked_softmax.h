@@ -482,7 +482,8 @@ void masked_softmax_backward_in_place(
           options, tensors, dropout, dtype_of(tensors.probabilities)));
 }
 
-// Contains the entry points that a launcher registers.
+// Contains the functions that operators.def names for masked softmaxes, which are registered for
+// the device of `Launcher`.
 template <class Launcher>
 struct MaskedSoftmaxOps {
   using MaybeTensor = std::optional<Tensor>;

@@ -88,7 +88,8 @@ struct NormOptions {
   std::optional<Tensor> bias;
   double weight_offset = 0;
 
-  double offset() const { return weight ? weight_offset : 0; }  // the factor is 1 without a weight
+  // Without a weight the factor is 1, to which no offset is added.
+  double offset() const { return weight ? weight_offset : 0; }
 };
 
 inline NormShape checked_norm_shape(const NormOptions& options, const Like& input) {
@@ -258,8 +259,8 @@ inline NormWanted wanted_of(const char* op, const std::vector<bool>& mask, bool 
   return {mask[0], std::nullopt, mask[1], has_bias && mask[2]};
 }
 
-// Checks and returns the dtypes of a backward's terms: the sum's where `input` or `residual` is
-// nullopt.
+// Checks and returns the dtypes of the terms of a sum in a backward. A term whose dtype, `input` or
+// `residual`, is nullopt has the dtype of `sum`.
 inline TermDtypes checked_terms(
     const char* op, const Tensor& sum, std::optional<ScalarType> input,
     std::optional<ScalarType> residual, bool drops) {
@@ -464,8 +465,8 @@ auto parameter_gradients(
       grad_of_parameter(op, grad.bias, input, bias)...);
 }
 
-// Contains the entry points that a launcher registers for a kind. They take sizes by value, because
-// boxed calls pass them so.
+// Contains the functions that operators.def names for a kind of norm, which are registered for the
+// device of `Launcher`. They take sizes by value, because boxed calls pass them so.
 template <
     class Launcher, NormKind kKind, class = PackIf<has_mean(kKind), Tensor>,
     class = PackIf<has_mean(kKind), MaybeTensor>,

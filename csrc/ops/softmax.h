@@ -259,7 +259,8 @@ Tensor softmax_apply(
   return convert(op, with_dim_back(op, output, at), wanted);
 }
 
-// Contains the entry points that a launcher registers for softmax, or with kLog for log_softmax.
+// Contains the functions that operators.def names for softmax, or with kLog for log_softmax. They
+// are registered for the device of `Launcher`.
 template <class Launcher, bool kLog>
 struct SoftmaxOps {
   // Error messages name the ops by these names.

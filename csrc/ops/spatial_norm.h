@@ -209,7 +209,8 @@ NormGradResult spatial_norm_backward(
   return result;
 }
 
-// Contains the entry points that a launcher registers for a kind.
+// Contains the functions that operators.def names for a kind of spatial norm, which are registered
+// for the device of `Launcher`.
 template <
     class Launcher, NormKind kKind, class = PackIf<has_mean(kKind), Tensor>,
     class = PackIf<has_mean(kKind), MaybeTensor>>

@@ -111,8 +111,9 @@ void launch_softmax_stack(
   });
 }
 
-// Contains the entry points that a launcher registers for softmax and, with kLog, log_softmax. They
-// take lists by value, because boxed calls pass them so.
+// Contains the functions that operators.def names for stacks of softmaxes and, with kLog, of
+// log_softmaxes, which are registered for the device of `Launcher`. They take lists by value,
+// because boxed calls pass them so.
 template <class Launcher>
 struct StackOps {
   // Returns the stack of the inputs' softmaxes. Tensors are launched one by one if dim is not the

@@ -126,7 +126,7 @@ inline ScalarType promoted(ScalarType a, ScalarType b) {
   return is_double ? ScalarType::Double : ScalarType::Float;
 }
 
-// Converts a dtype that is_supported(). It may also be bool, that of a mask: the result then has no
+// Converts a dtype that is_supported(), or bool, the dtype of a mask. For bool the result has no
 // meaning, and kernels do not read it (Operand::is_bool).
 inline DType kernel_dtype(ScalarType dtype) {
   switch (dtype) {
