@@ -77,7 +77,7 @@ FUSEDOPS_DEVICE void store_cluster(
 // Is the scope of a row in a cluster. Each block has two mailboxes: arrays in its shared memory
 // with a place for each warp of the cluster. Reductions use them in turn. To reduce, every warp
 // sends its value to the current mailbox of each block, its own block included, and combines the
-// values in that of its own block. An mbarrier counts the bytes that arrive in a mailbox.
+// values in its own block's mailbox. An mbarrier counts the bytes that arrive in a mailbox.
 //
 // No block writes to a block that has exited: a block waits for every value of its last reduction,
 // after which nothing is sent to it. Nor does a value overwrite another that is still read, though

@@ -202,8 +202,9 @@ struct Vec {
     for (int i = 0; i < kWords; ++i) device::store_vector(reinterpret_cast<Word*>(to) + i, word(i));
   }
 
-  // Stores the vector in shared or global memory. The compiler may take words apart, but has more
-  // registers left than with store(): with that, kernels of stacks of norms spill on sm_120.
+  // Stores the vector in shared or global memory. The compiler may store a word in several parts,
+  // but has more registers left than with store(), with which the kernels for stacks of norms spill
+  // on sm_120.
   FUSEDOPS_DEVICE void store_plain(T* to) const {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) reinterpret_cast<Word*>(to)[i] = word(i);

@@ -82,9 +82,9 @@ struct ThreadSums {
   }
 };
 
-// Adds the logits of a tile to `own`, the thread's sums. The values outside of the row and that of
-// the class, in column `left_out`, are left out of the sum of exponentials, but the class is in the
-// sum of values. Columns are counted from this thread's first one.
+// Adds the logits of a tile to `own`, the thread's sums. The sum of exponentials leaves out the
+// columns outside of the row and the class's column, `left_out`. The sum of values includes the
+// class's column. Columns are counted from this thread's first one.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void add_tile(
     ThreadSums<T>& own, const Vec<T, kWidth> (&tile)[kVectors], const LogitMap<T>& logits,

@@ -30,8 +30,8 @@ int64_t workspace_bytes(const SpatialNormBackward& args);
 // Returns the bytes that stack.each.workspace must have; the tensors take turns with it.
 int64_t workspace_bytes(const SoftmaxStack& stack);
 int64_t workspace_bytes(const NormStack& stack);
-// Returns the bytes that the workspace of one tensor must have: the least value of
-// stack.workspace_bytes. Each tensor of this stack has a workspace of its own.
+// Returns how many bytes the workspace of each tensor must have; stack.workspace_bytes may not be
+// smaller. Each tensor of this stack has a workspace of its own.
 int64_t workspace_bytes(const NormStackBackward& stack);
 
 }  // namespace fusedops::cuda

@@ -457,7 +457,7 @@ constexpr NormBackwardPlan plan_norm_backward_segments(
 }
 
 // Plans the backward pass of a norm: what holds a row, and how many partitions share the rows.
-// `adds` says that the kernels are those for a norm with a residual.
+// `adds` says whether the kernels are those for a norm with a residual.
 constexpr NormBackwardPlan plan_norm_backward(
     bool adds, int32_t cluster_limit, int64_t rows, int64_t cols, int32_t width,
     int32_t element_bytes, int64_t multiprocessors) {

@@ -146,7 +146,8 @@ struct ScoreRow {
     Index rest[kCount];
 #pragma unroll
     for (int r = 0; r < kCount; ++r) rest[r] = static_cast<Index>(rows[r].index);
-    // The loop is unrolled, because indexing the arguments would copy them to a stack.
+    // The loop is unrolled, because to index the arguments at run time would copy them to local
+    // memory.
 #pragma unroll
     for (int d = kMaxRowDims - 1; d >= 0; --d) {
       if (d >= scores.dims.count) continue;
@@ -481,7 +482,8 @@ struct ScoreTile {
     }
   }
 
-  // Calls f(offset) for each wholly hidden vector in the next `cols` columns.
+  // Calls f(offset) for each of this thread's vectors that is wholly hidden and begins in the first
+  // `cols` columns of the tile.
   template <class F>
   FUSEDOPS_DEVICE void for_each_skipped(int32_t cols, F f) const {
     const int32_t end = cols - column_of<kWidth>(0);

@@ -139,11 +139,11 @@ FUSEDOPS_DEVICE void load_scale(
   }
 }
 
-// Loads the factors of the `cols` columns from `start` on, which every row reads again. Where
-// offsets are constants (kThreads != 0), `shared` holds the factors, with room for the elements of
-// all threads of the block: from L1, an unaligned row would take a load and a conversion for each
-// element, and in registers, the factors would leave less of a row in flight. Elsewhere they come
-// from L1.
+// Loads the factors of the `cols` columns from `start` on, which every row needs again. If
+// kThreads != 0, a thread's vectors are a constant distance apart, and the factors are kept in
+// `shared`, which has room for the elements of all threads of the block: from L1, an unaligned row
+// would take a load and a conversion for each element, and in registers, the factors would leave
+// fewer registers for loads of the row. If kThreads is 0, the factors are read from L1.
 template <class T, int kWidth, int kVectors, int kThreads>
 class RowScales {
  public:

@@ -82,8 +82,8 @@ class NormInput {
   }
 
  private:
-  // These functions load the branch, which is the input that is added to the residual: a branch of
-  // T as it is, a 16-bit one beside floats widened, which is exact.
+  // These functions load the branch, which is the input that is added to the residual. A 16-bit
+  // branch beside floats is widened, which is exact.
   template <int kThreads, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load_branch(
       Tile<T, kWidth, kVectors>& branch, T, int64_t start, int32_t cols) const {
@@ -211,13 +211,13 @@ FUSEDOPS_DEVICE bool is_usual(const NormForward& args) {
       !args.rounds_normalized;
 }
 
-// This is the number of vectors whose weights and biases are loaded together, before the first
-// vector is stored. A load behind a store waits until the store is done, since they may be the same
-// memory. But the threads of blocks of 1024 have 64 registers each, too few for 32 values and four
-// vectors. Clusters of floats have no loop for the usual options (0): with it they take 64
-// registers in place of 32, which on an H100 took LayerNorm of 32,768 columns from 0.97 to 0.85 of
-// a copy's speed. In clusters with a residual, one vector at a time was 0.4 to 0.8 % faster than
-// two.
+// This is the number of vectors whose weights and biases are loaded before the first of these
+// vectors is stored. The compiler cannot move a load ahead of a store, because both may access the
+// same memory. But blocks of 1024 threads have 64 registers a thread, too few for 32 values and the
+// parameters of four vectors. 0 means that there is no separate loop for the usual options
+// (is_usual): in clusters with wide vectors of floats, this loop raised the registers from 32 to
+// 64, which on an H100 took LayerNorm of 32,768 columns from 0.97 to 0.85 of a copy's speed. In
+// clusters with a residual, one vector at a time was 0.4 to 0.8 % faster than two.
 template <class RowScope, class T, int kWidth, int kVectors, bool kAdd>
 inline constexpr int kParameterVectors =
     RowScope::kIsCluster && sizeof(T) == 4 && kIsWide<T, kWidth> ? 0

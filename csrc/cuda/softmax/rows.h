@@ -35,7 +35,7 @@ FUSEDOPS_DEVICE Acc exponential(Acc x) {
   }
 }
 
-// Returns e^x, as precise as the wider of T and `dtype`, the dtype of the results, needs.
+// Returns e^x to the precision of T or of `dtype`, the dtype of the results, whichever is wider.
 template <class T, class Acc>
 FUSEDOPS_DEVICE Acc exponential_for(DType dtype, Acc x) {
   Acc result;

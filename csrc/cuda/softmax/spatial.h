@@ -57,9 +57,9 @@ class SpatialStrip {
   static constexpr int kVectors = kSpatialVectors<T>;
   Vec<T, kWidth> vectors[kVectors];
 
-  // `dim_size` is the same for all threads, also for one beyond the last column. `tensor` numbers
-  // the tensors of which the block has a strip. `staged` says whether the strips are kept in shared
-  // memory, as those of doubles never are.
+  // `dim_size` is the same for all threads, including threads beyond the last column. `tensor` is
+  // the number of this tensor among those of which the block has a strip. `staged` says whether
+  // strips are kept in shared memory; strips of doubles never are.
   FUSEDOPS_DEVICE SpatialStrip(
       InnerColumns columns, ConstSlices slices, uint32_t dim_size, int tensor, bool staged)
       : begin_(columns.begin<T>(slices)),
