@@ -281,7 +281,8 @@ class ChunkedHead {
 // --- gradients ----------------------------------------------------------------------------------
 
 // Whether sums over chunks are floats that are cut in two halves (ColumnSums in args.h). If 16-bit
-// sums were rounded after each chunk, their error would grow with the root of the number of chunks.
+// sums were rounded after each chunk, their error would grow with the square root of the number of
+// chunks.
 inline bool has_halves(const Tensor& result, const Chunks& chunks) {
   return is_16_bit(dtype_of(result)) && chunks.count > 1;
 }
@@ -328,6 +329,10 @@ class ChunkSums {
 template <class Launcher>
 class LinearGradients {
  public:
+  // Allocates the wanted gradients. A gradient that chunks do not write as a whole is zeroed: that
+  // of the input if ignored rows are left out, those of weight and bias if there are no rows. If
+  // the sums of the weight's gradient are kept in two halves (has_halves()), also allocates these
+  // sums and the buffer `product_`, which takes the product of one block of classes at a time.
   LinearGradients(
       const char* op, const LinearHead& head, const ChunkedHead<Launcher>& chunked,
       const std::vector<bool>& wanted)
@@ -348,16 +353,11 @@ class LinearGradients {
     weight_ = make(wants_weight_, head.weight.sizes(), !has_rows);
     bias_ = make(wants_bias_, Sizes{head.classes()}, !has_rows);
     if (wants_bias_) bias_sums_ = ChunkSums<Launcher>(op, bias_, chunked.chunks());
-    if (!wants_weight_ || !has_halves(weight_, chunked.chunks())) return;
-    weight_sums_ = ChunkSums<Launcher>(op, array_of(weight_), chunked.chunks());
-    const int64_t of_device = head.input.is_cuda() ? kProductBytesOnCuda : kProductBytesOnCpu;
-    const auto class_bytes = static_cast<int64_t>(head.features() * head.weight.element_size());
-    const int64_t fitting = of_device / std::max<int64_t>(class_bytes, 1);
-    const bool is_rounded = head.input.is_cuda() && fitting > kTileClasses;
-    const int64_t most = is_rounded ? fitting / kTileClasses * kTileClasses : fitting;
-    product_ = empty_contiguous(
-        op, weight_, Sizes{std::clamp<int64_t>(most, 1, head.classes()), head.features()},
-        dtype_of(weight_));
+    if (wants_weight_ && has_halves(weight_, chunked.chunks())) {
+      weight_sums_ = ChunkSums<Launcher>(op, array_of(weight_), chunked.chunks());
+      product_ = empty_contiguous(
+          op, weight_, Sizes{classes_per_product(head), head.features()}, dtype_of(weight_));
+    }
   }
 
   // Adds the gradients of a chunk, from the gradient of its logits.
@@ -378,6 +378,17 @@ class LinearGradients {
   // On CUDA, product_ has a multiple of this many classes, so that the tiles of products are whole.
   static constexpr int64_t kTileClasses = 128;
 
+  // Returns how many classes `product_` has room for.
+  static int64_t classes_per_product(const LinearHead& head) {
+    const int64_t product_bytes = head.input.is_cuda() ? kProductBytesOnCuda : kProductBytesOnCpu;
+    const auto class_bytes = static_cast<int64_t>(head.features() * head.weight.element_size());
+    const int64_t classes_that_fit = product_bytes / std::max<int64_t>(class_bytes, 1);
+    const bool has_whole_tiles = head.input.is_cuda() && classes_that_fit > kTileClasses;
+    const int64_t most_classes =
+        has_whole_tiles ? classes_that_fit / kTileClasses * kTileClasses : classes_that_fit;
+    return std::clamp<int64_t>(most_classes, 1, head.classes());
+  }
+
   static Tensor array_of(const Tensor& contiguous) {
     return torch::stable::view(contiguous, {contiguous.numel()});
   }
@@ -394,8 +405,9 @@ class LinearGradients {
     copy_rows(input_, rows_from(*counted_.index, chunk.first, chunk.rows), rows);
   }
 
-  // Writes the product of the logits' gradient and the weight. The few classes of a second matrix
-  // product are first: the rounding of their sum is small beside that of the whole sum.
+  // Writes the product of the logits' gradient and the weight. Where head_.classes_at_once() splits
+  // the classes, the product of the few last ones is computed first: the rounding of its sums is
+  // small beside that of the whole sums.
   void multiply_by_weight(const Tensor& grad_logits, const Tensor& product) const {
     const int64_t at_once = head_.classes_at_once(), others = head_.classes() - at_once;
     if (others == 0) return multiply_matrices(grad_logits, head_.weight, product);
