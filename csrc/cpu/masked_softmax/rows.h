@@ -630,12 +630,14 @@ FUSEDOPS_INLINE Tile<C> scores_at_edge(
       filled<In>(all, Between{0, seen.end}, -kInfinity<C>), Between{seen.begin, kTile<In>}, hidden);
 }
 
-// Does what compute_exponentials() does, for rows whose scores have one operand, of type `Values`,
-// or none, and whose `computed` ends where `visible` does. Columns that a mask of bits hides become
-// 0, whatever the mask value. To compute such scores twice takes less time than to write them. All
-// loops over columns are here: to pass a row's scores to functions takes as long as 128 columns.
+// Writes exponentials, maxima and sums as compute_exponentials() does, for rows whose scores have
+// at most one operand (of type `Values`) and whose MaskedRow::computed ends where `visible` does.
+// Columns that a mask of bits hides become 0, whatever the mask value. To compute such scores twice
+// takes less time than to write them. All loops over columns are here: to pass a row's scores to
+// functions takes as long as 128 columns.
 template <class Out, class Values, class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void compute_one_operand(MaskedRow<In>* rows, int64_t count, C mask_value) {
+FUSEDOPS_NOINLINE void compute_exponentials_of_one_operand(
+    MaskedRow<In>* rows, int64_t count, C mask_value) {
   for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
     for (int64_t i = 0; i < count; ++i) {
       const MaskedRow<In>& row = rows[i];
@@ -704,8 +706,8 @@ inline bool is_bool_mask_alone(const Scores& scores) {
 template <class In, class Out>
 struct MaskedSoftmax {
   using C = Compute<In>;
-  // Whether compute_one_operand() is used. It gains nothing with the 16 registers of AVX2 and SSE2.
-  // For doubles and mixed dtypes, which are rare, it would not be worth its size.
+  // Whether compute_exponentials_of_one_operand() is used. It is no faster with the 16 registers of
+  // AVX2 and SSE2. For doubles and mixed dtypes, which are rare, it would not be worth its size.
   static constexpr bool kComputesTwice =
       kHasLaneBits && std::is_same_v<In, Out> && sizeof(In) < sizeof(double);
   const MaskedSoftmaxForward& args;
@@ -771,9 +773,9 @@ struct MaskedSoftmax {
     row.chunks = reinterpret_cast<SoftmaxChunk<C>*>(row.scratch + padded_cols(args.cols));
   }
 
-  // Computes the exponentials of a group. The rows of one call of compute_one_operand() must have
-  // the same operands, so neighbouring rows that all have a mask, or all have none, are computed
-  // together.
+  // Computes the exponentials of a group. The rows of one call of
+  // compute_exponentials_of_one_operand() must have the same operands, so neighbouring rows that
+  // all have a mask, or all have none, are computed together.
   FUSEDOPS_INLINE void compute(MaskedRow<In>* rows, int64_t count) const {
     if constexpr (kComputesTwice) {
       int64_t end;
@@ -794,15 +796,15 @@ struct MaskedSoftmax {
       return compute_exponentials<Out>(rows, count, mask_value());
     }
     if (!has_bias && !has_mask) {
-      return compute_one_operand<Out, NoOperand>(rows, count, mask_value());
+      return compute_exponentials_of_one_operand<Out, NoOperand>(rows, count, mask_value());
     }
     const Operand& operand = has_bias ? args.scores.bias : args.scores.mask;
     with_values<In>(operand, nullptr, 0, [&](auto values) {  // only their type is used
       using Values = decltype(values);
       if constexpr (std::is_same_v<Values, const Bool*>) {
-        compute_one_operand<Out, const TileBits*>(rows, count, mask_value());
+        compute_exponentials_of_one_operand<Out, const TileBits*>(rows, count, mask_value());
       } else if constexpr (std::is_same_v<Values, const In*>) {
-        compute_one_operand<Out, Values>(rows, count, mask_value());
+        compute_exponentials_of_one_operand<Out, Values>(rows, count, mask_value());
       } else {  // a float32 operand of a 16-bit input
         compute_exponentials<Out>(rows, count, mask_value());
       }

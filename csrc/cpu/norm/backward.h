@@ -17,10 +17,10 @@ enum class SumsOverRows { kNone, kWeight, kBoth };
 // and grad_mean are 0. No intermediate value leaves the range of its type before the result does;
 // rstd^3 would, for values near 1e-30 or 1e30.
 //
-// If a row has few columns, the difference in brackets cancels: for two columns, all but eps /
-// (variance + eps) of it. Its error is nevertheless only a few ulps of |g|, plus what the rounding
-// of the mean adds to centered * rstd: |error| < 2^-22 * (1 + |mean| * rstd) * rstd * max|g| in
-// float, beside the rounding of the result.
+// If a row has few columns, most of the difference in brackets cancels: for two columns, only the
+// fraction eps / (variance + eps) is left. Its error is nevertheless only a few ulps of |g|, plus
+// what the rounding of the mean adds to centered * rstd: |error| < 2^-22 * (1 + |mean| * rstd) *
+// rstd * max|g| in float, beside the rounding of the result.
 //
 // S is the type of one number, or of one for each lane.
 template <class S>
@@ -84,7 +84,7 @@ FUSEDOPS_INLINE bool row_loses_products(float slope, float rstd) {
 
 // Returns the largest magnitude of a row's values.
 template <class T>
-FUSEDOPS_NOINLINE float largest_value(const T* row, int64_t cols) {
+FUSEDOPS_NOINLINE float largest_magnitude(const T* row, int64_t cols) {
   Tile<float> largest = Broadcast(0.0f);
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     const Tile<float> x = load(row + col, part);
@@ -137,15 +137,15 @@ struct NormRows {
   int64_t first;
   const T* grad[kCount];
   const T* input[kCount];
-  int64_t grad_ahead, input_ahead;  // distances to the rows to prefetch (rows_ahead())
+  int64_t grad_ahead, input_ahead;  // distances to the rows to prefetch (prefetch_distance())
   C factor = 1;                     // scales the row as it is read
   C mean[kCount], rstd[kCount];     // statistics of the rows as they are read
   NormSlope<C> sums[kCount];
 
   FUSEDOPS_INLINE NormRows(const NormBackward& args, int64_t first_)
       : first(first_),
-        grad_ahead(rows_ahead<T>(args.grad_output.spacing, args.cols, kCount)),
-        input_ahead(rows_ahead<T>(args.input.spacing, args.cols, kCount)) {
+        grad_ahead(prefetch_distance<T>(args.grad_output.spacing, args.cols, kCount)),
+        input_ahead(prefetch_distance<T>(args.input.spacing, args.cols, kCount)) {
     for (int r = 0; r < kCount; ++r) {
       grad[r] = start_of<T>(args.grad_output, first + r);
       input[r] = start_of<T>(args.input, first + r);
@@ -200,7 +200,7 @@ struct NormRows {
     C factor = 1;
     if constexpr (kMayLoseProducts<T>) {
       if (row_loses_products(sums[r].slope, rstd[r])) {
-        factor = gradient_factor(Set(largest_value(grad[r], cols)))[0];
+        factor = gradient_factor(Set(largest_magnitude(grad[r], cols)))[0];
         row.sums = {sums[r].grad_mean * factor, sums[r].slope * factor};
         row.rstd /= factor;
       }
@@ -326,7 +326,7 @@ struct NormResults {
   // Reads tiles of all rows before it writes any, for the reason that Norm::write_rows() gives.
   template <bool kMore, bool kCenters, int kCount>
   FUSEDOPS_INLINE void write_rows(const NormRows<kCenters, T, kCount>& rows) const {
-    const int64_t ahead = rows_ahead<T>(args.grad_input.spacing, args.cols, kCount);
+    const int64_t ahead = prefetch_distance<T>(args.grad_input.spacing, args.cols, kCount);
     NormRow<kCenters, T> row[kCount];
     T* to[kCount];
     const T* more[kCount];

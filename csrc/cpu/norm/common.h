@@ -63,7 +63,7 @@ template <class T>
 struct ColumnValues {
   using C = Compute<T>;
   const T* memory;
-  const C* copy;  // null if no copy was made
+  const C* copy;  // null if no copy was made, or if T is the compute type
 
   // Returns a ColumnValues that reads from `copy`.
   static ColumnValues copied_to(const C* copy) {
@@ -203,7 +203,8 @@ static_assert(kInterleavedRows <= kMaxInterleavedRows);
 // the first is computed. That is one step of `interleaved` rows ahead, or two if steps are short.
 // The distance is 0 if rows are so long that the cache would lose them again.
 template <class T>
-FUSEDOPS_INLINE int64_t rows_ahead(const RowSpacing& spacing, int64_t cols, int64_t interleaved) {
+FUSEDOPS_INLINE int64_t
+prefetch_distance(const RowSpacing& spacing, int64_t cols, int64_t interleaved) {
   constexpr int64_t kLongestRowBytes = int64_t(1) << 17, kShortStepBytes = int64_t(1) << 14;
   const int64_t row_bytes = cols * int64_t(sizeof(T));
   if (row_bytes > kLongestRowBytes) return 0;

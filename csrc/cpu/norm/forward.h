@@ -23,10 +23,10 @@ namespace {
 template <class T, int kCount>
 struct PlainRows {
   const T* row[kCount];
-  int64_t ahead;  // distance to the rows to prefetch (rows_ahead())
+  int64_t ahead;  // distance to the rows to prefetch (prefetch_distance())
 
   FUSEDOPS_INLINE PlainRows(const NormForward& args, int64_t first, void*, bool)
-      : ahead(rows_ahead<T>(args.input.spacing, args.cols, kCount)) {
+      : ahead(prefetch_distance<T>(args.input.spacing, args.cols, kCount)) {
     for (int r = 0; r < kCount; ++r) row[r] = start_of<T>(args.input, first + r);
   }
 
@@ -50,7 +50,7 @@ struct AddedRows {
   C* chunk;  // room for a chunk of one row, to which dropout is applied
   T* computed[kCount];
   T* sum[kCount];          // where copy() stores rows, or null if they are not copied
-  const char* next_input;  // the row to prefetch, rows_ahead() after the first row
+  const char* next_input;  // the row to prefetch, prefetch_distance() after the first row
   const T* next_residual;
 
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, void* scratch, bool streams)
@@ -64,8 +64,8 @@ struct AddedRows {
       row[r] = computed[r];
     }
     prefetch_from(
-        rows_ahead<T>(args.input.spacing, args.cols, kCount),
-        rows_ahead<T>(args.residual.spacing, args.cols, kCount));
+        prefetch_distance<T>(args.input.spacing, args.cols, kCount),
+        prefetch_distance<T>(args.residual.spacing, args.cols, kCount));
   }
 
   // Describes a single row, which compute() writes to `to`.
@@ -622,7 +622,7 @@ struct Norm {
   template <bool kBias, bool kRounds, int kCount>
   FUSEDOPS_INLINE void write_rows(
       int64_t first, Rows<T, kCount> rows, const Statistics (&statistics)[kCount]) const {
-    const int64_t ahead = rows_ahead<T>(args.output.spacing, args.cols, kCount);
+    const int64_t ahead = prefetch_distance<T>(args.output.spacing, args.cols, kCount);
     T* to[kCount];
     Statistics stats[kCount];
     for (int r = 0; r < kCount; ++r) {

@@ -85,7 +85,7 @@ class SpatialNorm {
       const Segment<const T> input(args_.input, outer, at);
       const Segment<T> output(args_.output, outer, at);
       const int64_t cols = at.end - at.begin, first = outer * args_.inner + at.begin;
-      if constexpr (kCenters) sum_values(input, cols);
+      if constexpr (kCenters) compute_means(input, cols);
       sum_deviations(input, cols);
       finish(input, cols, first);
       if (bias_ == nullptr) {
@@ -102,7 +102,7 @@ class SpatialNorm {
   FUSEDOPS_INLINE NormColumn<C>& column(int64_t col) const { return columns_[col / kTile<T>]; }
 
   // Computes the mean of each column, rounded, from which deviations are measured.
-  FUSEDOPS_NOINLINE void sum_values(Segment<const T> input, int64_t cols) const {
+  FUSEDOPS_NOINLINE void compute_means(Segment<const T> input, int64_t cols) const {
     const auto body = [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
       Tile<C> sum = Broadcast(C(0));
       for (int64_t r = row; r < row + count; ++r) {
@@ -115,11 +115,11 @@ class SpatialNorm {
       column(col).deviations = total;
     };
     for_tiles<T>(RowRange{0, args_.dim_size}, cols, body);
-    const double share = static_cast<double>(args_.dim_size);
+    const double dim_size = static_cast<double>(args_.dim_size);
     for (int64_t col = 0; col < cols; col += kTile<T>) {
       const WideTile<C> total = column(col).deviations.total();
       column(col).statistics.mean =
-          demoted(each(total, total, [=](auto sum, auto) { return sum / share; }));
+          demoted(each(total, total, [=](auto sum, auto) { return sum / dim_size; }));
     }
   }
 

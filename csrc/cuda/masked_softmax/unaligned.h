@@ -114,7 +114,7 @@ struct UnalignedRows {
 
   // Sets `own` to the addresses of the thread's first element in each row of `tensor`.
   template <class T, class AnyRows>
-  FUSEDOPS_DEVICE void find(T* (&own)[kRows], const AnyRows& tensor) const {
+  FUSEDOPS_DEVICE void find_own_addresses(T* (&own)[kRows], const AnyRows& tensor) const {
     own[0] =
         device::whole(const_cast<T*>(row_of<T>(tensor, rows[0].index)) + column_of<1, kThreads>(0));
     const auto apart = static_cast<uint32_t>(rows[kRows - 1].index - rows[0].index);
@@ -127,7 +127,7 @@ struct UnalignedRows {
       Vec<T, 1> (&vectors)[kRows][kElements], const ConstRows& tensor,
       AccumulatorOf<T> fill) const {
     T* own[kRows];
-    find(own, tensor);
+    find_own_addresses(own, tensor);
     for_each_visible([&](int row, int i, bool is_inside) {
       vectors[row][i] =
           is_inside ? Vec<T, 1>::load(own[row] + offset_of(i)) : Vec<T, 1>::filled(fill);
@@ -157,7 +157,7 @@ struct UnalignedRows {
   FUSEDOPS_DEVICE void store(
       const Rows& tensor, const Acc (&values)[kRows][kElements], const Acc (&scales)[kRows]) const {
     Out* own[kRows];
-    find(own, tensor);
+    find_own_addresses(own, tensor);
     for_each([&](int row, int i, bool is_inside) {
       const Acc result[1] = {values[row][i] * scales[row]};
       if (is_inside) cuda::store(own[row] + offset_of(i), result);
@@ -169,7 +169,7 @@ struct UnalignedRows {
   template <class Out, class Acc>
   FUSEDOPS_DEVICE void store_hidden(const Rows& tensor, const Acc (&hidden)[kRows]) const {
     Out* own[kRows];
-    find(own, tensor);
+    find_own_addresses(own, tensor);
     bool is_any = false;
 #pragma unroll
     for (int row = 0; row < kRows; ++row) is_any |= !(hidden[row] <= 0);
