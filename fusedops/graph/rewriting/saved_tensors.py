@@ -113,7 +113,7 @@ def with_kept_masks(new: OpCall, match: Match, evaluation: Evaluation) -> OpCall
     """Returns `new` with copies, which Inductor must save, in place of the bool mask and the limits
     of rows, if the site's result requires grad."""
     arguments = arguments_by_name(new)
-    if not value(match.call.node).requires_grad or arguments.keys().isdisjoint(_HIDING):
+    if arguments.keys().isdisjoint(_HIDING) or not value(match.call.node).requires_grad:
         return new
     kept = {
         name: _kept(arguments[name], evaluation.value(arguments[name]))
