@@ -612,11 +612,19 @@ def _added(x, keep):
     return x + torch.zeros_like(x).masked_fill(~keep, -INF)
 
 
-@pytest.mark.parametrize("padded", [_filled, _added], ids=["filled", "added"])
+def _filled_with_a_number(x, keep):
+    return x.masked_fill(~keep, torch.finfo(torch.float32).min)
+
+
+PADDED = [_filled, _added, _filled_with_a_number]
+
+
+@pytest.mark.parametrize("padded", PADDED, ids=lambda padded: padded.__name__.strip("_"))
 @pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min], ids=str)
 def test_a_row_of_padding_alone_has_weights_where_a_number_is_added(rewrite, padded, number):
-    """In the padding's own rows, causality leaves only columns that the padding hides. The others
-    have the weights: a number is added to their scores, which is more than -inf."""
+    """In the padding's own rows, causality leaves only columns that the padding hides. Others have
+    weights too: the number that is added to their scores is no less than what the padding fills in.
+    """
 
     def model(x, keep):
         causality = torch.full((6, 6), number, dtype=x.dtype).triu(1)

@@ -9,7 +9,6 @@ input as the new `input`. It returns None if the op cannot compute the call.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +53,8 @@ class Scores:
     mask_adds_finite: whether a mask adds a finite number, so that hidden scores may still differ.
     mask_absorbs_scores: whether that number is so large that all hidden scores are rounded to it,
         and no gradient is needed.
+    keeps_finite_masks: whether masks that add a finite number stay tensors.
+    masked_nodes: those of the nodes whose masks are `bounds` or part of `visible`.
     has_sink: whether each row has one more score, whose probability is dropped. Beside it, hidden
         columns have probability 0 even in a row that sees no column.
     notes: for each mask that is not, or not entirely, read as bounds, why it is not.
@@ -72,6 +73,8 @@ class Scores:
     mask_calls: frozenset[Node] = frozenset()
     mask_adds_finite: bool = False
     mask_absorbs_scores: bool = False
+    keeps_finite_masks: bool = False
+    masked_nodes: frozenset[Node] = frozenset()
     has_sink: bool = False
     notes: tuple[str, ...] = ()
     product: OpCall | None = None
@@ -90,7 +93,18 @@ class Scores:
 def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
     """Returns the scores that the softmax reads, with as many of the calls before it as the op can
     fuse. `has_sink` says whether each row has one more score, whose probability is dropped."""
-    scores = Scores(chain.input, has_sink=has_sink)
+    scores = _read(chain, Scores(chain.input, has_sink=has_sink))
+    if not scores.mask_adds_finite:
+        return scores
+    if not _may_be_hidden(chain.input, scores.mask_value, scores.masked_nodes):
+        return scores
+    # A mask that was not read may hide all columns that a row sees. In the model, the row's other
+    # columns still have their scores, to which a number was added.
+    return _read(chain, Scores(chain.input, has_sink=has_sink, keeps_finite_masks=True))
+
+
+def _read(chain: SoftmaxChain, scores: Scores) -> Scores:
+    """Returns `scores`, whose input is that of the softmax, with the calls that the op can fuse."""
     if chain.hidden is not None:
         scores = _with_hidden(scores, chain.hidden) or scores
     while scores.product is None:
@@ -102,6 +116,8 @@ def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
         ours = {*scores.nodes, *chain.nodes, call.node}
         unshared = ours.issuperset((*users(scores.input), *users(call.node)))
         extended = replace(extended, nodes=(*extended.nodes, call.node))
+        if (extended.bounds, extended.visible) != (scores.bounds, scores.visible):
+            extended = replace(extended, masked_nodes=extended.masked_nodes | {call.node})
         if not unshared or not _is_safe(extended, call, chain):
             break
         scores = extended
@@ -325,16 +341,14 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
 
     Adding -inf has the same result as filling. Adding a finite number has another result in a row
     that sees no column: the row's scores still differ and have gradients, unless the number is so
-    large that the sums are rounded to it. They also differ in a row that sees only columns in which
-    an earlier mask has hidden the scores by a lower number.
+    large that the sums are rounded to it.
     """
     assert mask.added is not None  # it is None only for a bool mask
-    added = rounded(mask.added, value(call.node).dtype)
-    fill = added * scores.scale
+    fill = rounded(mask.added, value(call.node).dtype) * scores.scale
     if not fill <= _HIDING or (scores.is_masked and fill != scores.mask_value):
         return None
     finite = scores.mask_adds_finite or fill > -math.inf
-    if finite and _may_be_below(input, added):
+    if finite and scores.keeps_finite_masks:
         return None
     absorbs = not scores.is_masked and _absorbs_scores(call.node, fill)
     return _bounded(
@@ -342,9 +356,9 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
     )
 
 
-def _may_be_below(scores: Node, limit: float) -> bool:
+def _may_be_hidden(scores: Node, limit: float, known_masks: frozenset[Node]) -> bool:
     """Returns whether a mask, among the calls that may be read as part of the scores, hides some of
-    them by a number below `limit`."""
+    them by `limit` or a lower number. The calls `known_masks` do not count."""
     waiting, seen = [(scores, limit)], set[Node]()
     while waiting:
         node, least = waiting.pop()
@@ -352,21 +366,24 @@ def _may_be_below(scores: Node, limit: float) -> bool:
         if call is None or call.kind not in _STEPS or node in seen:
             continue
         seen.add(node)
-        if any(hiding < least for hiding in _hiding_numbers(call)):
+        addends, numbers = _addends_and_masks(call)
+        if any(hiding <= least for hiding in numbers) and node not in known_masks:
             return True
-        waiting += [(operand, least / _factor(call)) for operand in node.all_input_nodes]
+        waiting += [(operand, least / _factor(call)) for operand in addends]
     return False
 
 
-def _hiding_numbers(call: Call) -> Iterator[float]:
-    """Yields the numbers with which a call, which is read as part of the scores, fills elements, or
-    which it adds to some of them."""
+def _addends_and_masks(call: Call) -> tuple[list[Node], list[float]]:
+    """Returns the floating inputs of a call that is read as part of the scores, without those that
+    are known as masks, and the numbers that these masks add, or with which the call fills."""
+    inputs = [each for each in call.node.all_input_nodes if _is_floating(each)]
     if (selected := selection(call)) is not None:
-        yield from (float(number(fill) or 0) for fill in selected[1:] if is_number(fill))
-    elif call.kind in ("add", "baddbmm"):
-        addends = (each for each in call.node.all_input_nodes if _is_floating(each))
-        added = (masks.read_added(addend, call.node) for addend in addends)
-        yield from (mask.added for mask in added if mask is not None and mask.added is not None)
+        return inputs, [float(number(fill) or 0) for fill in selected[1:] if is_number(fill)]
+    if call.kind not in ("add", "baddbmm"):
+        return inputs, []
+    read = {each: masks.read_added(each, call.node) for each in inputs}
+    added = [mask.added for mask in read.values() if mask is not None and mask.added is not None]
+    return [each for each, mask in read.items() if mask is None], added
 
 
 def _is_floating(node: Node) -> bool:
