@@ -276,7 +276,7 @@ class _Writer:
             self.contexts[-1].enter_context(eval(context, self.scope))
         try:
             self._assign(template.format(v=self.name(first), u=self.name(second)))
-        except (RuntimeError, IndexError, TypeError):  # eager refuses it
+        except (RuntimeError, IndexError, TypeError, ValueError):  # eager refuses it
             if context is not None:
                 self._write("pass")
         self.leave(left)
