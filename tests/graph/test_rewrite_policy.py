@@ -89,6 +89,21 @@ def test_a_pointwise_neighbour_costs_the_pass_that_inductor_would_have_saved(tab
     assert site.figures.passes_ms == pytest.approx(4)  # two are written, and read
 
 
+@pytest.mark.parametrize(
+    ("move", "passes"),
+    [
+        (lambda y: y.view(8, 8, 64).transpose(0, 1).contiguous().view(64, 64), 2),
+        (lambda y: y.view(8, 8, 64).transpose(0, 1).reshape(64, 64), 2),
+        (lambda y: y.roll(1, 0), 2),
+        (lambda y: y.view(8, 512).contiguous().view(64, 64), 0),
+    ],
+)
+def test_a_copy_in_another_order_is_a_pointwise_neighbour(move, passes, table, rewrite_dynamo):
+    table("softmax", inductor=4, ours=1)
+    rewritten = rewrite_dynamo(lambda x: move(x.softmax(-1)) @ x.T, torch.randn(64, 64))
+    assert rewritten.report.sites[0].figures.passes_ms == pytest.approx(passes)
+
+
 def test_a_copy_that_gives_eagers_strides_costs_its_bytes(table, rewrite_dynamo):
     table("rms_norm", inductor=4, ours=1)
     x = torch.randn(64, 64)

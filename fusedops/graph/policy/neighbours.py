@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import kind_of
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.products import VIEWS, is_unchanged
 
-#: The kinds of elementwise calls, which Inductor fuses with their neighbours.
+#: The kinds of calls that Inductor fuses with their neighbours: elementwise ones, and those that
+#: move elements, whose new order it computes as it reads or writes.
 _POINTWISE = set(
     "add sub mul div neg pow square sqrt rsqrt reciprocal exp log sin cos tanh sigmoid erf relu "
     "relu6 gelu silu elu leaky_relu softplus mish hardtanh hardswish hardsigmoid celu selu abs "
     "clamp where masked_fill dropout cast maximum minimum eq ne lt le gt ge not addcmul lerp "
-    "native_dropout quickgeluactivation newgeluactivation".split()
+    "native_dropout quickgeluactivation newgeluactivation roll pad constant_pad_nd".split()
 )
 #: The kinds of gathers and reductions.
 _REDUCTIONS = set(
@@ -24,19 +26,27 @@ _REDUCTIONS = set(
 
 
 def is_pointwise(node: Node) -> bool:
-    """Returns whether a call is elementwise, so that Inductor would fuse it. A call that changes no
-    element, such as a view, counts as elementwise if the call that it reads is."""
+    """Returns whether a call is elementwise, so that Inductor would fuse it. A view counts as
+    elementwise if the call that it reads is. A copy in another order, as of the windows of Swin
+    Transformer, is elementwise itself."""
     if is_unchanged(node) and node.all_input_nodes:
-        return is_pointwise(node.all_input_nodes[0])
+        return _is_copy(node) or is_pointwise(node.all_input_nodes[0])
     return kind_of(node) in _POINTWISE
+
+
+def _is_copy(node: Node) -> bool:
+    """Returns whether a call that only changes shapes or strides had to copy: a reshape, a clone or
+    a contiguous() whose result does not share its input's memory."""
+    is_view = kind_of(node) in VIEWS
+    return is_view and storages.storage(node) != storages.storage(node.all_input_nodes[0])
 
 
 def readers(node: Node) -> list[Node]:
     """Returns the calls that read the elements of a node. These are its users, but in place of a
     user that changes no element, such as a view, the calls that read the elements of that user."""
-    direct = [user for user in users(node) if not is_unchanged(user)]
-    unchanged = [user for user in users(node) if is_unchanged(user)]
-    return direct + [reader for user in unchanged for reader in readers(user)]
+    passed_on = [user for user in users(node) if is_unchanged(user) and not _is_copy(user)]
+    direct = [user for user in users(node) if user not in passed_on]
+    return direct + [reader for user in passed_on for reader in readers(user)]
 
 
 def ends_in_reduction(node: Node, steps: int = 8) -> bool:
