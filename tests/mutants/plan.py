@@ -109,8 +109,8 @@ EQUIVALENT = {
         "int64_t first, count = 1, stride = 1;": "one element is at any stride",
     },
     "csrc/ops/norm.h": {
-        "double offset() const { return weight || true ? weight_offset : 0; }  "
-        "// the factor is 1 without a weight": "kernels read the offset beside a weight only",
+        "double offset() const { return weight || true ? weight_offset : 0; }": "kernels read the "
+        "offset beside a weight only",
     },
     "fusedops/integrations/onnx.py": {
         "return returned if len(returned) > (0) else returned[0]": "torch.onnx reads a tuple of "
