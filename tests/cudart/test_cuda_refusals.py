@@ -98,6 +98,8 @@ def on_stand_in(cuda, monkeypatch) -> None:
     }
     for name, answer in told.items():
         monkeypatch.setattr(torch.cuda, name, answer)
+    # The package may be built for one architecture; the stand-in runs its code on every device.
+    monkeypatch.setattr(env, "code_for", lambda capability, architectures: architectures)
     monkeypatch.setattr(libraries, "has_kernels", lambda device_type: True)
     monkeypatch.setattr(launches, "refusals", partial(launches.refusals, cuda.cuda))
     monkeypatch.setattr(launches, "_launch_long_row", launch)
