@@ -27,8 +27,8 @@ _REDUCTIONS = set(
 
 def is_pointwise(node: Node) -> bool:
     """Returns whether a call is elementwise, so that Inductor would fuse it. A view counts as
-    elementwise if the call that it reads is. A copy in another order, as of the windows of Swin
-    Transformer, is elementwise itself."""
+    elementwise if the call that it reads is. A copy, as that which Swin Transformer makes of its
+    windows, is elementwise itself."""
     if is_unchanged(node) and node.all_input_nodes:
         return _is_copy(node) or is_pointwise(node.all_input_nodes[0])
     return kind_of(node) in _POINTWISE
@@ -43,10 +43,13 @@ def _is_copy(node: Node) -> bool:
 
 def readers(node: Node) -> list[Node]:
     """Returns the calls that read the elements of a node. These are its users, but in place of a
-    user that changes no element, such as a view, the calls that read the elements of that user."""
-    passed_on = [user for user in users(node) if is_unchanged(user) and not _is_copy(user)]
-    direct = [user for user in users(node) if user not in passed_on]
-    return direct + [reader for user in passed_on for reader in readers(user)]
+    user that only passes the elements on, such as a view, the calls that read those of that user.
+    """
+    found = []
+    for user in users(node):
+        is_view = is_unchanged(user) and not _is_copy(user)
+        found += readers(user) if is_view else [user]
+    return found
 
 
 def ends_in_reduction(node: Node, steps: int = 8) -> bool:
