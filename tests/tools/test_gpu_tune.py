@@ -23,7 +23,7 @@ from simt.emulator import build  # noqa: E402
 pytestmark = pytest.mark.exhaustive
 
 TOOL = ROOT / "tools"
-#: The package's sources are those that CMake links: where one is missing, the program does not link.
+#: The package's sources that CMake links: where one is missing, the program does not link.
 SHIPPED = re.findall(r"\$\{root\}/(csrc/\S+\.cu)", (TOOL / "tune/CMakeLists.txt").read_text())
 SOURCES = [
     *(TOOL / "tune.cu", *sorted((TOOL / "tune").glob("*.c*"))),
