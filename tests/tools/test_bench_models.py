@@ -120,6 +120,15 @@ def test_a_wrong_result_is_not_timed():
         steps.check_step(step(), calls)
 
 
+def test_a_unit_that_rounding_switches_on_is_not_a_wrong_gradient():
+    expected = torch.ones(2000, 10)
+    switched = expected.index_fill(0, torch.tensor([3, 7]), 2.0)
+    calls = {"eager": lambda: [expected], "fusedops": lambda: [switched]}
+    steps.check_step(step(mode=steps.TRAINING), calls)
+    with pytest.raises(RuntimeError, match="'fusedops' differs from eager by 3.2e-02"):
+        steps.check_step(step(), calls)
+
+
 def chosen(names, *directions, quick=False, dtypes=(torch.float32,), threads=(1,)):
     return steps.chosen_steps(names, directions, dtypes, threads, 1, TINY, quick, "cpu")
 
