@@ -635,6 +635,19 @@ def test_a_row_of_padding_alone_has_weights_where_a_number_is_added(rewrite, pad
     assert rewritten.replaced == {"masked_softmax": 1}
 
 
+def test_an_input_that_is_added_may_hide_all_columns_that_a_mask_leaves(rewrite_dynamo):
+    """A parameter hides none, so that beside it the mask becomes bounds."""
+
+    def model(x, added):
+        return (x @ x + added[..., :6] + torch.full((6, 6), -1e9).triu(1)).softmax(-1)
+
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    padding = torch.zeros(2, 1, 1, 9, dtype=torch.float64).masked_fill(torch.arange(9) < 3, -INF)
+    assert "causal" not in rewritten_alike(rewrite_dynamo, model, [x, padding]).calls[0]
+    bias = torch.nn.Parameter(torch.randn(2, 1, 1, 9, dtype=torch.float64), requires_grad=False)
+    assert "causal=True" in rewritten_alike(rewrite_dynamo, model, [x, bias]).calls[0]
+
+
 def test_the_bits_of_a_float_are_not_its_value(rewrite_dynamo):
     """Those of 1.0 are not the int 1: no column is hidden."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import Node
 
 from fusedops.graph.analysis import masks, storages
@@ -25,6 +26,7 @@ from fusedops.graph.analysis.selections import selection
 from fusedops.graph.analysis.steps import (
     broadcasts,
     call_of,
+    cast_chain,
     is_number,
     is_widening,
     known_number,
@@ -357,8 +359,9 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
 
 
 def _may_be_hidden(scores: Node, limit: float, known_masks: frozenset[Node]) -> bool:
-    """Returns whether a mask, among the calls that may be read as part of the scores, hides some of
-    them by `limit` or a lower number. The calls `known_masks` do not count."""
+    """Returns whether one of the calls that may be read as part of the scores hides some of the
+    scores by `limit` or a lower number, or adds a tensor that may contain such numbers. The calls
+    `known_masks` do not count."""
     waiting, seen = [(scores, limit)], set[Node]()
     while waiting:
         node, least = waiting.pop()
@@ -369,8 +372,22 @@ def _may_be_hidden(scores: Node, limit: float, known_masks: frozenset[Node]) -> 
         addends, numbers = _addends_and_masks(call)
         if any(hiding <= least for hiding in numbers) and node not in known_masks:
             return True
+        if len(addends) > 1 and any(map(_is_from_outside, addends)):
+            return True
         waiting += [(operand, least / _factor(call)) for operand in addends]
     return False
+
+
+def _is_from_outside(addend: Node) -> bool:
+    """Returns whether a tensor is, or is a view of, an input or a buffer of the graph, into which a
+    caller may have put -inf. What is trained is finite."""
+    holders = storages.holders_of(cast_chain(addend)[1])
+    return any(
+        each.op in ("placeholder", "get_attr")
+        and _is_floating(each)
+        and not (value(each).requires_grad or isinstance(value(each), nn.Parameter))
+        for each in holders
+    )
 
 
 def _addends_and_masks(call: Call) -> tuple[list[Node], list[float]]:
