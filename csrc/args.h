@@ -302,7 +302,7 @@ constexpr int32_t kPhiloxRounds = 7;
 // = *seed, counter = {column / 4, row's low half, row's high half, 0}) is at least `threshold`;
 // otherwise it is multiplied by 0. seed is null if there is no dropout.
 struct Dropout {
-  const int64_t* seed;  // in device memory
+  const int64_t* seed;  // in the memory of the device that launches
   uint32_t threshold;   // p * 2^32, where p is the probability that an element is dropped
   double scale;         // 1 / (1 - p), or 0 if p is 1
 };

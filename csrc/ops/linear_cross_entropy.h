@@ -324,8 +324,8 @@ class ChunkSums {
   Tensor result_, lower_;
 };
 
-// Holds the gradients of input, weight and bias, to which chunks are added. A gradient that is not
-// wanted is empty.
+// Holds the gradients of input, weight and bias. A chunk writes its rows of the first, and is added
+// to the other two. A gradient that is not wanted is empty.
 template <class Launcher>
 class LinearGradients {
  public:

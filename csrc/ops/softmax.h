@@ -39,7 +39,7 @@ inline Tensor converted(const char* op, const Tensor& input, ScalarType output) 
 }
 
 // Returns the dtype of the result, `dtype` or by default the input's. With a `dtype` the input may
-// have any, because it is converted.
+// have any dtype, because it is converted.
 inline ScalarType softmax_dtype(
     const char* op, const Tensor& input, std::optional<ScalarType> dtype) {
   check_given(op, "input", input);

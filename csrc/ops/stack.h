@@ -214,7 +214,8 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
       op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype);
   if (output.numel() == 0) return {output, mean, rstd};
   auto slots = slots_of<Launcher>(output, stack_dim, shape.first);
-  // If the slots of the output are not rows, a stack in dimension 0 is written, and then moved.
+  // If the slots of the output cannot be written as rows, a stack in dimension 0 is written, and
+  // then its dimensions are moved.
   const bool in_place = slots.has_value();
   if (!in_place) {
     const Sizes in_front = stacked_sizes(input.sizes().vec(), /*stack_dim=*/0, inputs.size());

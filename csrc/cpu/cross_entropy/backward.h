@@ -58,7 +58,8 @@ FUSEDOPS_NOINLINE void compute_factors(
   const auto grad_lse = Load<Vec<double>>(batch.grad_lse);
   const auto lse = Load<Vec<double>>(batch.lse), error = Load<Vec<double>>(batch.lse_error);
   const auto base = Load<Vec<double>>(batch.base);
-  // The exponentials are exp(logit - lse), so the factor `to_row` = exp(-lse_error) completes them.
+  // A column's probability is exp(logit - lse - lse_error), as lse is rounded. write_gradient()
+  // computes exp(logit - lse), so the factor includes the rest, `to_row` = exp(-lse_error).
   const Vec<double> to_row = exp_above<double, 0>(ExpDouble::kLowestNormal, -error, unused);
   const Vec<double> factor = (grad + grad_lse) * scale * to_row;
   // log_of() accepts only normal numbers, so the smallest one takes the place of a factor of 0.

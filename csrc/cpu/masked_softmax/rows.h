@@ -502,14 +502,15 @@ struct MaskedRow {
 
   // Writes the scores of the chunk at `begin` to scratch, and returns their maximum.
   FUSEDOPS_INLINE C write_chunk(int64_t begin, C mask_value) const {
-    const RowRange count = chunk_cols(begin), seen = in_chunk(visible, begin);
+    const RowRange computed_cols = chunk_cols(begin), seen = in_chunk(visible, begin);
     C* to = scratch + begin;
     const C max =
         scores->softcap != 0 ? write_capped(begin, mask_value) : write_plain(begin, mask_value);
-    if (seen.begin == count.begin && seen.end == count.end) return max;
+    if (seen.begin == computed_cols.begin && seen.end == computed_cols.end) return max;
     const C hidden = hidden_score(mask_value);
-    hide_columns<In>(to, hidden, seen, RowRange{count.begin, seen.begin}, count.end);
-    hide_columns<In>(to, hidden, seen, RowRange{seen.end, count.end}, count.end);
+    hide_columns<In>(
+        to, hidden, seen, RowRange{computed_cols.begin, seen.begin}, computed_cols.end);
+    hide_columns<In>(to, hidden, seen, RowRange{seen.end, computed_cols.end}, computed_cols.end);
     return Max(max, hidden);
   }
 

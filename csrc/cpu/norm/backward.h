@@ -54,7 +54,8 @@ FUSEDOPS_INLINE Vec<C> power_in(Vec<C> value) {
 }
 
 // Returns the factor by which rows are scaled when they are read. It is 1 if rstd is not large, or
-// if the row is so far from zero, as a row of equal values may be, that scaling would overflow.
+// if scaling might overflow: if rstd is extremely large, or the row far from zero, as a row of
+// equal values may be.
 template <class C>
 FUSEDOPS_INLINE Vec<C> reading_factor(Vec<C> mean, Vec<C> rstd) {
   const Vec<C> from_zero = (mean < 0 ? -mean : mean) * rstd;

@@ -30,7 +30,8 @@ FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
   const Vec<double> t = (m - 1.0) / (m + 1.0);
   const Vec<double> low = twice_atanh_rest(t) + n * kLn2Low;
   const Vec<double> result = n * kLn2High + (2.0 * t + low);
-  const Vec<double> special = x == 0.0 ? Set(-kInfinity<double>) : x;  // x is 0, infinite or NaN
+  // This is the result if x is 0, infinite or NaN.
+  const Vec<double> special = x == 0.0 ? Set(-kInfinity<double>) : x;
   return (x > 0.0) & (x < kInfinity<double>) ? result : special;
 }
 

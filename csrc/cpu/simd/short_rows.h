@@ -174,9 +174,9 @@ FUSEDOPS_NOINLINE void store_even_rows(GroupRows<T> rows, int64_t cols, const Ti
 }
 
 // Prefetches a group of rows that have no gaps between them. load_group() and store_group() access
-// rows 16 bytes at a time, an order that no hardware prefetcher follows: rows of up to 128 bytes
-// take 24 to 38 % less time where the tensors exceed the L2 cache. Addresses past the end of the
-// tensor do no harm.
+// rows 16 bytes at a time, an order that no hardware prefetcher follows. With these prefetches,
+// rows of up to 128 bytes take 24 to 38 % less time where the tensors exceed the L2 cache.
+// Addresses past the end of the tensor do no harm.
 template <class T, class AnyRows>
 FUSEDOPS_INLINE void prefetch_group(const AnyRows& rows, int64_t first, int64_t cols) {
   if (rows.spacing.stride != cols || rows.spacing.run_gap != 0) return;

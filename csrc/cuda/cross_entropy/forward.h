@@ -136,8 +136,8 @@ FUSEDOPS_DEVICE double log_of_both(double a, double b, double log_rest) {
   return (a > b ? a : b) + log_rest;
 }
 
-// Computes and stores a row's results. `others` are the sums of the other classes, or of all if
-// target.column is -1; `element` is the element in that column.
+// Computes and stores a row's results. `others` are the sums of all classes but that in
+// target.column, or of all if the column is -1; `element` is the element in that column.
 template <class Acc>
 FUSEDOPS_DEVICE void store_row(
     const CrossEntropyForward& args, int64_t row, const RowClass& target,

@@ -251,9 +251,10 @@ masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
   masked_softmax_row<OneBlock, In, kWidth, kVectors, kTerms, kThreads>(args, launch_row(first_row));
 }
 
-// The cluster kernels are bound to one block a multiprocessor, because floats spill if the compiler
-// makes room for two. A limit of 768 threads allows 80 registers each, so that three blocks of 256
-// threads, which most rows of floats have, fit on a multiprocessor.
+// The launch bound of the cluster kernels asks for room for one block a multiprocessor, because the
+// kernels of floats spill if the compiler makes room for two. A bound of 768 threads leaves each
+// thread 80 registers. Most rows of floats have blocks of 256 threads, three of which then fit on a
+// multiprocessor.
 template <class T>
 inline constexpr int kMaskedClusterBound = sizeof(T) == 4 ? 768 : kMaskedClusterThreads;
 

@@ -51,7 +51,8 @@ _FACTS: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
 def record(graph: Graph) -> None:
     """Records which nodes of a graph share memory and which calls write into it, for the other
     functions. Call it again after an edit that adds a node which writes into memory or returns its
-    input. For other new nodes `record_node` suffices, and only if `holders_of` has to find them."""
+    input. For other new nodes `record_node` suffices, which they need only if `holders_of` has to
+    find them."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
         if node.op != "output":  # the output node reads memory, but holds none

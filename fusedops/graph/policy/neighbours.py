@@ -42,9 +42,8 @@ def _is_copy(node: Node) -> bool:
 
 
 def readers(node: Node) -> list[Node]:
-    """Returns the calls that read the elements of a node. These are its users, but in place of a
-    user that only passes the elements on, such as a view, the calls that read those of that user.
-    """
+    """Returns the calls that read the elements of a node. These are its users, but a user that only
+    passes the elements on, such as a view, is replaced by its own readers."""
     found = []
     for user in users(node):
         is_view = is_unchanged(user) and not _is_copy(user)

@@ -56,7 +56,7 @@ def _includes(bound: Bound, column: Affine, rows: Any) -> bool:
     """Returns whether `column` is known to be visible under a bound, in all rows."""
     if bound.known_column == column or not bound.limit.is_index:
         return bound.known_column == column
-    # A column is visible if start <= column, or column + 1 <= end.
+    # A column is visible under a start if start <= column, and under an end if column + 1 <= end.
     first, last = (bound.limit, column) if bound.is_start else (column + 1, bound.limit)
     return _is_below(first, last + 1, rows)
 

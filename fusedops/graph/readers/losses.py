@@ -82,7 +82,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 def _read_call(call: Call) -> Loss | None:
     """Returns the loss that F.cross_entropy(x, target) or F.nll_loss(F.log_softmax(x, 1), target)
-    computes. Returns None if an argument is not a tensor, or if nll_loss reads no log_softmax."""
+    computes. Returns None if x or target is not a tensor, or if nll_loss reads no log_softmax."""
     arguments = call.arguments
     logits, target = value(arguments["input"]), value(arguments["target"])
     if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):

@@ -69,8 +69,9 @@ def unsavable(match: Match) -> IsUnsavable:
     def is_unsavable(node: Node) -> bool:
         if storages.storage(node) is None:
             return False
-        made = (modes.has_left_inference_mode(site, each) for each in storages.holders_of(node))
-        return _is_written_later(node, match) or any(made)
+        holders = storages.holders_of(node)
+        has_left = any(modes.has_left_inference_mode(site, each) for each in holders)
+        return has_left or _is_written_later(node, match)
 
     return is_unsavable
 

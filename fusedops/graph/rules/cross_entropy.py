@@ -58,9 +58,9 @@ class CrossEntropy(Rule):
 
 
 def _match(loss: Loss) -> Match:
-    """Returns the site of a loss, with the calls that make its logits, and one logsumexp of the
-    same logits. Further logsumexps stay in the graph: if a model returns two of them, they must not
-    share the memory of the op's one output, and Inductor would remove a copy of that output."""
+    """Returns the site of a loss, with the calls that make its logits, and at most one logsumexp of
+    the same logits. Further logsumexps stay in the graph: if a model returns two of them, they must
+    not share the memory of the op's one output, and Inductor would remove a copy of that output."""
     beside = [] if loss.refusal else _before_target(loss, log_sums(loss))[:1]
     is_last = loss.are_classes_last
     logits = read_logits(loss.logits, {*loss.nodes, *beside}) if is_last else Scores(loss.logits)

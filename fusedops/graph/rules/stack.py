@@ -56,8 +56,8 @@ class Stack(Rule):
         return Match(site, op, {call.node: index}, (*sorted(fused), call.node))
 
     def _match_of(self, result: Any, stack: Node) -> Match | None:
-        """Returns the match of an element of the stack, or None if there is no op for a stack of
-        such elements."""
+        """Returns the match of an element of the stack, or None if something else reads the element
+        too, or if there is no op for a stack of such elements."""
         if not isinstance(result, Node) or users(result) != [stack]:
             return None
         cast = call_of(result, "cast")
