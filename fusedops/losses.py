@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Literal, get_args, overload
+from typing import Literal, NamedTuple, get_args, overload
 
 import torch
 
 from fusedops import _arguments
 from fusedops.ops import checks
 from fusedops.ops.cross_entropy import ignored_rows, widened
+from fusedops.ops.registration.autocast import in_autocast_dtype
 from fusedops.ops.registration.autograd import eager_op, through_dispatcher
 
 __all__ = ["cross_entropy", "linear_cross_entropy"]
@@ -281,14 +282,22 @@ def linear_cross_entropy(
     ignored, unless ``ignore_index`` is None; while a CUDA graph is captured, it does not wait, and
     multiplies ignored rows too.
 
+    A ``linear_weight`` of more dimensions, ``[classes, d1, ..., dK, features]``, has several heads:
+    each position of ``d1, ..., dK`` is a linear layer over the same ``input``, and all their losses
+    are reduced together. One head is computed after the other, from slices of the weight that are
+    not copied where the features are adjacent in memory. With "mean" and "sum", the gradient of
+    ``input`` is kept for each head, until the backward pass adds them in float32 and rounds once.
+
     Args:
-        input: ``[features]`` or ``[..., features]``; float32, bfloat16, float16 or float64.
-        linear_weight: ``[classes, features]`` of ``input``'s dtype. Under ``torch.autocast`` both
-            are converted, as for :func:`torch.nn.functional.linear`. It may be the weight of an
-            embedding too.
-        target: the class of each row, ``input``'s shape without the features; int64, int32 or
-            uint8. On CUDA the loss of a class out of range is NaN, on the CPU it is refused.
-        linear_bias: ``[classes]`` of ``input``'s dtype, or None.
+        input: ``[features]`` or ``[..., features]``, beside several heads ``[N, features]``;
+            float32, bfloat16, float16 or float64.
+        linear_weight: ``[classes, features]`` or ``[classes, d1, ..., dK, features]`` of
+            ``input``'s dtype. Under ``torch.autocast`` both are converted, as for
+            :func:`torch.nn.functional.linear`. It may be the weight of an embedding too.
+        target: the class of each row, ``input``'s shape without the features, or ``[N, d1, ...,
+            dK]``; int64, int32 or uint8. On CUDA the loss of a class out of range is NaN, on the
+            CPU it is refused.
+        linear_bias: ``[classes]`` or ``[classes, d1, ..., dK]`` of ``input``'s dtype, or None.
         weight: floating, ``[classes]``: a factor for the loss of each class; or None.
         reduction, ignore_index, label_smoothing, z_loss, softcap: as in :func:`cross_entropy`.
             Unlike here, for torch's function an ``ignore_index`` of None means -100.
@@ -332,28 +341,28 @@ def _linear_loss(
     _arguments.one_of("reduction", reduction, _REDUCTIONS)
     _check_classes(function, target)
     _check_ignore_index(function, ignore_index)
-    rows, classes = _flat_rows(function, input, target)
+    heads = _heads(function, input, linear_weight, target, linear_bias)
     if weight is not None and _has_classes(linear_weight):
-        of_weight = (linear_weight.shape[:1], "linear_weight", rows)
+        of_weight = (linear_weight.shape[:1], "linear_weight", input)
         _check_class_weight(function, weight, *of_weight, smoothing)
-    head, dtype = (rows, linear_weight, classes, linear_bias), checks.statistics_dtype(rows.dtype)
+    classes, dtype = heads.classes, checks.statistics_dtype(input.dtype)
     counts = None if weight is None else _row_weights(weight, classes, ignore_index, dtype)
     if reduction == "none" or (counts is not None and counts.requires_grad):
-        losses, lse, _ = _linear_cross_entropy_losses(*head, ignore_index, smoothing, softcap)
+        losses, lse = heads.losses(ignore_index, smoothing, softcap)
         loss = _reduced(losses, lse, counts, reduction, z_loss)
         return loss.reshape(target.shape) if reduction == "none" else loss
     settings = (ignore_index, smoothing, z_loss, softcap)
     if reduction == "sum":
-        return _linear_cross_entropy(*head, counts, None, *settings)
+        return heads.sum(counts, None, *settings)
     scale, power = _inverse_of_sum(counts, classes, ignore_index, dtype)
-    return _linear_cross_entropy(*head, counts, scale, *settings) * power
+    return heads.sum(counts, scale, *settings) * power
 
 
 def _has_classes(linear_weight: torch.Tensor) -> bool:
-    """Whether ``linear_weight`` is a matrix of at least one row; the op refuses others."""
-    if not isinstance(linear_weight, torch.Tensor) or linear_weight.dim() != 2:
+    """Whether ``linear_weight`` has at least one class; the op refuses others."""
+    if not isinstance(linear_weight, torch.Tensor) or linear_weight.is_nested:
         return False
-    return linear_weight.shape[0] > 0
+    return linear_weight.dim() > 1 and linear_weight.shape[0] > 0
 
 
 def _check_ignore_index(function: str, value: int | None) -> None:
@@ -367,6 +376,113 @@ def _check_ignore_index(function: str, value: int | None) -> None:
         is_index = False
     if not is_index:
         raise _arguments.wrong(function, "ignore_index", value, "an int of 64 bits or None")
+
+
+class _Heads(NamedTuple):
+    """Linear layers over the same rows, whose losses are reduced together.
+
+    calls: for each of them the first arguments of the ops: input, linear_weight, target and
+        linear_bias.
+    classes: the class of each row or, of several heads, ``[rows, heads]``.
+    are_several: whether ``classes`` has the second of these shapes.
+    """
+
+    calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
+    classes: torch.Tensor
+    are_several: bool = True
+
+    def losses(
+        self, ignore_index: int | None, label_smoothing: float, softcap: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns loss and lse for each of ``classes``."""
+        settings = (ignore_index, label_smoothing, softcap)
+        results = [_linear_cross_entropy_losses(*call, *settings)[:2] for call in self.calls]
+        if not self.are_several:
+            return results[0][0], results[0][1]
+        losses, lse = (torch.stack(tensors, 1) for tensors in zip(*results, strict=True))
+        return losses, lse
+
+    def sum(
+        self, counts: torch.Tensor | None, scale: torch.Tensor | None, *settings: object
+    ) -> torch.Tensor:
+        """Returns the sum of all losses, each times its number of ``counts``, times ``scale``."""
+        if not self.are_several:
+            return _linear_cross_entropy(*self.calls[0], counts, scale, *settings)
+        of_heads = [None] * len(self.calls) if counts is None else counts.unbind(1)
+        sums = [
+            _linear_cross_entropy(*call, weights, scale, *settings)
+            for call, weights in zip(self.calls, of_heads, strict=True)
+        ]
+        return torch.stack(sums).sum()
+
+
+def _heads(
+    function: str,
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    linear_bias: torch.Tensor | None,
+) -> _Heads:
+    """Returns the heads: one for a matrix ``linear_weight``, otherwise one for each position of the
+    dimensions between the classes and the features."""
+    is_matrix = not isinstance(linear_weight, torch.Tensor) or linear_weight.dim() < 3
+    if is_matrix or any(map(_is_never_taken, (input, linear_weight, target, linear_bias))):
+        rows, classes = _flat_rows(function, input, target)
+        return _Heads([(rows, linear_weight, classes, linear_bias)], classes, are_several=False)
+    _check_heads(function, input, linear_weight, target, linear_bias)
+    heads = math.prod(linear_weight.shape[1:-1])
+    weights, classes = linear_weight.flatten(1, -2), target.flatten(1)
+    biases = None if linear_bias is None else linear_bias.flatten(1)
+    if heads == 0:
+        # One head without rows: the op checks the arguments, and their gradients are zeros.
+        bias = None if biases is None else biases.sum(1)
+        call = (input[:0], weights.sum(1), classes.reshape(0), bias)
+        return _Heads([call], call[2], are_several=False)
+    # The derivative of expand is one sum of the gradients of all heads, in float32 for 16 bits. If
+    # each call got the same tensor, autograd would round each sum of two.
+    rows_of = in_autocast_dtype(input).expand(heads, -1, -1).unbind()
+    bias_of = [None] * heads if biases is None else biases.unbind(1)
+    calls = zip(rows_of, weights.unbind(1), classes.unbind(1), bias_of, strict=True)
+    return _Heads(list(calls), classes)
+
+
+def _is_never_taken(value: object) -> bool:
+    """Whether the op refuses ``value`` in any shape: a nested tensor or a DTensor. Views of these
+    raise errors that do not name the argument."""
+    return isinstance(value, torch.Tensor) and (value.is_nested or hasattr(value, "device_mesh"))
+
+
+def _check_heads(
+    function: str,
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    linear_bias: torch.Tensor | None,
+) -> None:
+    """Checks the shapes and layouts of the arguments of several heads. The op checks all else."""
+    named = {"input": input, "linear_weight": linear_weight, "target": target}
+    if linear_bias is not None:
+        named["linear_bias"] = linear_bias
+    for name, tensor in named.items():
+        _check_strided(function, name, tensor)
+    checks.check_device(function, "target", target, ("input", input))
+    shape, rows = list(linear_weight.shape), list(input.shape[:-1])
+    checks.check(
+        len(rows) == 1,
+        f"{function}: input has shape {list(input.shape)}, wanted [N, features] beside a "
+        f"linear_weight of shape {shape}; reshape it, and target as well",
+    )
+    checks.check(
+        shape[0] > 0 and shape[-1] == input.shape[1],
+        f"{function}: linear_weight has shape {shape}, wanted [classes, d1, ..., "
+        f"{input.shape[1]}], at least one class and the features of input",
+    )
+    for name, wanted in (("target", rows + shape[1:-1]), ("linear_bias", shape[:-1])):
+        if name in named and list(named[name].shape) != wanted:
+            raise RuntimeError(
+                f"{function}: {name} has shape {list(named[name].shape)}, wanted {wanted} beside "
+                f"a linear_weight of shape {shape}"
+            )
 
 
 def _flat_rows(

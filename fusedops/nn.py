@@ -255,6 +255,8 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
 
     Args:
         in_features, num_classes, bias, device, dtype: those of the linear layer.
+        out_features: a size or sizes ``d1, ..., dK`` of the positions that are classified, each by
+            a head of its own; the linear layer has the results of all. By default one head.
         reduction, weight, ignore_index, label_smoothing: as in
             :func:`fusedops.linear_cross_entropy`. ``weight`` is a buffer.
         z_loss: the factor of each row's squared logsumexp, which is added to its loss.
@@ -262,11 +264,13 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
 
     Shape:
         The input is ``[in_features]`` or ``[..., in_features]`` of the layer's dtype, and the
-        target, int64, int32 or uint8, has its shape without the features. The result is a number
-        or, where ``reduction`` is "none", has the target's shape. It is float32 for a 16-bit input.
+        target, int64, int32 or uint8, has its shape without the features. With ``out_features``
+        they are ``[N, in_features]`` and ``[N, *out_features]``. The result is a number or, where
+        ``reduction`` is "none", has the target's shape. It is float32 for a 16-bit input.
 
     Raises:
-        TypeError: a ``label_smoothing``, ``z_loss`` or ``softcap`` that is not a number.
+        TypeError: a ``label_smoothing``, ``z_loss`` or ``softcap`` that is not a number,
+            ``out_features`` that are no sizes.
         ValueError: an invalid ``reduction``.
         RuntimeError: by ``forward``, as in :func:`fusedops.linear_cross_entropy`.
 
@@ -280,6 +284,7 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
         in_features: int,
         num_classes: int,
         *,
+        out_features: int | Sequence[int] = (),
         bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -293,20 +298,30 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
         super().__init__()
         name = "LinearCrossEntropyLoss"
         _arguments.one_of("reduction", reduction, get_args(Reduction))
+        self.num_classes = num_classes
+        self.out_features = _arguments.sizes(name, "out_features", out_features)
         self.reduction: Reduction = reduction
         self.ignore_index = ignore_index
         self.label_smoothing = _arguments.number(name, "label_smoothing", label_smoothing)
         self.z_loss = _arguments.number(name, "z_loss", z_loss)
         self.softcap = None if softcap is None else _arguments.number(name, "softcap", softcap)
         self.register_buffer("weight", weight)
-        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+        # torch's module has this layer too, so that state dicts fit.
+        results = math.prod(self.out_features, start=num_classes)
+        self.linear = nn.Linear(in_features, results, bias=bias, device=device, dtype=dtype)
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        linear_weight: torch.Tensor = self.linear.weight
+        linear_bias: torch.Tensor | None = self.linear.bias
+        if self.out_features:
+            shape = (self.num_classes, *self.out_features)
+            linear_weight = linear_weight.reshape(*shape, self.linear.in_features)
+            linear_bias = None if linear_bias is None else linear_bias.reshape(shape)
         return linear_cross_entropy(
             input,
-            self.linear.weight,
+            linear_weight,
             target,
-            linear_bias=self.linear.bias,
+            linear_bias=linear_bias,
             weight=self.weight,
             reduction=self.reduction,
             ignore_index=self.ignore_index,
@@ -317,6 +332,7 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
 
     def extra_repr(self) -> str:
         return (
+            f"out_features={self.out_features}, "
             f"reduction={self.reduction!r}, ignore_index={self.ignore_index}, "
             f"label_smoothing={self.label_smoothing}, z_loss={self.z_loss}, "
             f"softcap={self.softcap!r}"

@@ -41,6 +41,11 @@ WAYS = {
     "linear_cross_entropy": (
         {"reduction": "'none'"},
         {"input": "leaf", "weight": "w", "linear_bias": "b"},
+        {
+            "linear_weight": "(x.t() @ x).unsqueeze(1)",
+            "target": "classes.unsqueeze(1)",
+            "linear_bias": "b.unsqueeze(1)",
+        },
     ),
     "rms_norm": ({"variant": "'t5'"}, {"variant": "'llama'", "weight": "w"}),
     "add_layer_norm": ({"p": "0.0"}, {"input": "leaf"}),

@@ -33,6 +33,7 @@ ARGUMENTS_OF = {
     "nn.LayerNorm(5, eps={})": EPS | NONE,
     "nn.StdNorm(5, eps={})": EPS | NONE,
     "nn.RMSNorm(5, eps={})": EPS,
+    "nn.LinearCrossEntropyLoss(5, 5, out_features={})": SIZES,
     **{f"nn.{norm}(normalized_shape={{}})": SIZES for norm in ("LayerNorm", "StdNorm", "RMSNorm")},
 }
 REFUSED = (
@@ -80,6 +81,9 @@ REFUSED = (
             "nn.LinearCrossEntropyLoss(5, 5, weight=w[:4])(x, classes)", clear("weight", r"\[4\]")
         ),
         refused("nn.LinearCrossEntropyLoss(5, 5, z_loss='1')", clear("z_loss", "'1'")),
+        refused(
+            "nn.LinearCrossEntropyLoss(5, 5, out_features=[2])(x, classes)", r"target.*\[3, 2\]"
+        ),
         refused("nn.CrossEntropyLoss(ignore_index='a')(x, classes)", clear("ignore_index", "'a'")),
     ]
 )

@@ -73,3 +73,8 @@ def claim_linear_cross_entropy_names_what_takes_dtensors():
     head, target = torch.randn(5, 6), torch.zeros(4, dtype=torch.int64)
     with pytest.raises(NotImplementedError, match="input is a DTensor, wanted plain tensors"):
         fusedops.linear_cross_entropy(_x(Shard(0)), head, target)
+    heads = partial(torch.randn(5, 4, 6), _mesh(), [Shard(1)])
+    with pytest.raises(
+        NotImplementedError, match="linear_weight is a DTensor, wanted plain tensors"
+    ):
+        fusedops.linear_cross_entropy(torch.randn(4, 6), heads, target.new_zeros(4, 4))

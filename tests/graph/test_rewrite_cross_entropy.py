@@ -340,6 +340,22 @@ def test_on_request_the_linear_layer_is_part_of_the_op(rewrite_dynamo, form):
     assert rewritten.replaced == {"linear_cross_entropy": 1} and len(rewritten.calls) == 1
 
 
+def test_the_logits_of_several_heads_are_computed_as_a_whole(rewrite_dynamo):
+    def torchs_reference(h, w, target):
+        logits = F.linear(h, w.flatten(0, 1)).view(-1, CLASSES, 2)
+        return F.cross_entropy(logits, target)
+
+    def ours(h, w, target):
+        return fusedops.linear_cross_entropy(h, w, target)
+
+    h, w, target = _inputs()
+    inputs = [h.flatten(0, 1), torch.stack([w, 2 * w], 1), torch.stack([target.flatten()] * 2, 1)]
+    with fusedops.config.patch(fuse="always,linear_cross_entropy=always"):
+        for form in (torchs_reference, ours):
+            rewritten = rewritten_alike(rewrite_dynamo, form, inputs)
+            assert "linear_cross_entropy" not in rewritten.replaced
+
+
 def test_logits_that_something_else_reads_are_computed_as_a_whole(rewrite_dynamo):
     def with_logits(h, w, target):
         logits = F.linear(h, w).view(-1, CLASSES)

@@ -28,12 +28,12 @@ def randn(*shape, dtype=torch.float64, seed=0):
     return drawn.to(torch.get_default_device(), dtype)
 
 
-def problem(rows=CHUNK + 5, dtype=torch.float64, ignored=0.3):
+def problem(rows=CHUNK + 5, dtype=torch.float64, ignored=0.3, heads=()):
     """Input, weight, bias and classes, a share of which are ignored."""
-    x, w, b = randn(rows, FEATURES, seed=1), randn(CLASSES, FEATURES, seed=2) / 3, randn(CLASSES)
-    generator = torch.Generator().manual_seed(3)
-    target = torch.randint(0, CLASSES, (rows,), generator=generator, device="cpu")
-    target[torch.rand(rows, generator=generator, device="cpu") < ignored] = -100
+    x, w = randn(rows, FEATURES, seed=1), randn(CLASSES, *heads, FEATURES, seed=2) / 3
+    b, generator = randn(CLASSES, *heads), torch.Generator().manual_seed(3)
+    target = torch.randint(0, CLASSES, (rows, *heads), generator=generator, device="cpu")
+    target[torch.rand(target.shape, generator=generator, device="cpu") < ignored] = -100
     return *(t.to(dtype) for t in (x, w, b)), target.to(x.device)
 
 
@@ -43,13 +43,14 @@ def with_weight(settings):
 
 
 def expected(x, w, b, target, weight=None, reduction="mean", z_loss=0.0, softcap=None, **settings):
-    """The loss in float64, from the logits of all rows."""
-    z = F.linear(*(None if t is None else t.double() for t in (x, w, b)))
+    """The loss in float64, from the logits of all rows and heads."""
+    bias = None if b is None else b.double().flatten()
+    z = F.linear(x.double(), w.double().flatten(0, -2), bias).unflatten(-1, w.shape[:-1])
     z = z if softcap is None else softcap * torch.tanh(z / softcap)
     ignored = target == settings.get("ignore_index", -100)
     factors = ~ignored if weight is None else weight[target.clamp(0)].masked_fill(ignored, 0)
     each = F.cross_entropy(z, target, reduction="none", **settings) * factors
-    each = each + z_loss * z.logsumexp(-1).square().masked_fill(ignored, 0)
+    each = each + z_loss * z.logsumexp(1).square().masked_fill(ignored, 0)
     if reduction != "mean":
         return each if reduction == "none" else each.sum()
     return each.sum() / factors.sum()
@@ -70,8 +71,8 @@ def assert_close(actual, exact, tolerance):
         assert relative_error(a, e.double()) < tolerance or e.double().norm() < tolerance
 
 
-def assert_as_expected(rows, dtype=torch.float64, ignored=0.3, **settings):
-    x, w, b, target = problem(rows, dtype, ignored)
+def assert_as_expected(rows, dtype=torch.float64, ignored=0.3, heads=(), **settings):
+    x, w, b, target = problem(rows, dtype, ignored, heads)
     settings = with_weight(settings)
 
     def ours(x, w, b):
@@ -93,8 +94,9 @@ def assert_as_expected(rows, dtype=torch.float64, ignored=0.3, **settings):
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_loss_and_gradients(dtype, reduction):
-    assert_as_expected(2 * CHUNK + 1, dtype, reduction=reduction)
+@pytest.mark.parametrize("heads", [(), (1,), (2, 3)])
+def test_loss_and_gradients(dtype, reduction, heads):
+    assert_as_expected(2 * CHUNK + 1, dtype, heads=heads, reduction=reduction)
 
 
 @pytest.mark.parametrize("rows", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1])
@@ -113,10 +115,11 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "_".join(settings))
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_settings(settings, reduction):
+@pytest.mark.parametrize("heads", [(), (2, 3)])
+def test_settings(settings, heads):
     ignored = 0.0 if "ignore_index" in settings else 0.3
-    assert_as_expected(CHUNK + 1, ignored=ignored, reduction=reduction, **settings)
+    for reduction in ("mean", "sum", "none"):
+        assert_as_expected(CHUNK + 1, ignored=ignored, heads=heads, reduction=reduction, **settings)
 
 
 def test_no_row_is_ignored_with_an_ignore_index_of_none():
@@ -125,17 +128,17 @@ def test_no_row_is_ignored_with_an_ignore_index_of_none():
     assert_close([loss], [expected(x, w, b, target)], 1e-14)
 
 
-@pytest.mark.parametrize("rows", [3, 0])
+@pytest.mark.parametrize(("rows", "heads"), [(3, ()), (0, ()), (3, (2,)), (0, (2,)), (3, (2, 0))])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_a_mean_over_no_rows_is_nan_and_gradients_are_zeros(rows, reduction):
-    x, w, b, _ = problem(rows)
-    target = torch.full((rows,), -100)
+def test_a_mean_over_no_rows_is_nan_and_gradients_are_zeros(rows, heads, reduction):
+    x, w, b, target = problem(rows, ignored=1.1, heads=heads)
 
     def ours(x, w, b):
         return fusedops.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
 
     loss, *grads = gradients(ours, x, w, b)
     assert loss.isnan().all() if reduction == "mean" else not loss.any()
+    assert loss.shape == (target.shape if reduction == "none" else ())
     for grad, tensor in zip(grads, (x, w, b), strict=True):
         assert grad.shape == tensor.shape and not grad.any()
 
@@ -169,6 +172,31 @@ def test_strided_tensors():
     for tensor, weight in ((x, w), (by_feature, wide)):
         fusedops.linear_cross_entropy(tensor, weight, target, linear_bias=b).backward()
     assert_close([by_feature.grad], [x.grad], 1e-14)
+
+
+def by_head_first(w):
+    return w.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def by_last_head_first(w):
+    return w.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def by_feature_first(w):
+    return w.movedim(-1, 0).contiguous().movedim(0, -1)
+
+
+@pytest.mark.parametrize("stored", [by_head_first, by_last_head_first, by_feature_first])
+def test_the_weight_of_several_heads_may_have_any_strides(stored):
+    x, w, b, target = problem(9, heads=(2, 3))
+
+    def ours(x, w, b):
+        return fusedops.linear_cross_entropy(x, stored(w), target, linear_bias=stored(w)[..., 0])
+
+    def exact(x, w, b):
+        return expected(x, w, w[..., 0], target)
+
+    assert_close(gradients(ours, x, w, b)[:3], gradients(exact, x, w, b)[:3], 1e-14)
 
 
 # --- what is computed ---------------------------------------------------------------------------
@@ -212,21 +240,30 @@ def test_ignored_rows_are_not_read():
         assert not results[1][target == -100].any()
 
 
-def largest_allocation(features, classes, dtype, reduction):
-    """The bytes of the largest tensor of a step of eight chunks."""
-    rows = 8 * CHUNK
-    x, w = randn(rows, features, dtype=dtype), randn(classes, features, dtype=dtype)
-    x.requires_grad_(), w.requires_grad_()
-    target = torch.arange(rows) % classes
+def largest_allocation(features, classes, dtype, reduction, rows=8 * CHUNK, heads=(), train=True):
+    """The bytes of the largest tensor of a step."""
+    x, w = randn(rows, features, dtype=dtype), randn(classes, *heads, features, dtype=dtype)
+    x.requires_grad_(train), w.requires_grad_(train)
+    target = torch.zeros(rows, *heads, dtype=torch.int64)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        fusedops.linear_cross_entropy(x, w, target, reduction=reduction).sum().backward()
+        loss = fusedops.linear_cross_entropy(x, w, target, reduction=reduction).sum()
+        if train:
+            loss.backward()
     events = profiler.profiler.kineto_results.events()
     return max(event.nbytes() for event in events if event.name() == "[memory]")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_logits_of_all_rows_are_never_in_memory(reduction):
-    assert largest_allocation(8, 1000, torch.float32, reduction) == CHUNK * 1000 * 4
+@pytest.mark.parametrize("heads", [(), (3,)])
+def test_logits_of_all_rows_are_never_in_memory(reduction, heads):
+    largest = largest_allocation(8, 1000, torch.float32, reduction, heads=heads)
+    assert largest == CHUNK * 1000 * 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_the_weight_of_a_head_is_not_copied(dtype):
+    largest = largest_allocation(64, 100, dtype, "sum", rows=8, heads=(2, 2), train=False)
+    assert largest < 100 * 64 * dtype.itemsize
 
 
 def test_sums_of_a_16_bit_gradient_are_never_in_memory_as_floats():
@@ -274,9 +311,9 @@ def test_a_weight_that_is_an_embedding_too_gets_both_gradients():
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "_".join(settings))
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_derivatives_of_gradients(settings, reduction):
-    *tensors, target = problem(9, ignored=0.0 if "ignore_index" in settings else 0.3)
+@pytest.mark.parametrize(("reduction", "heads"), [("mean", ()), ("none", ()), ("mean", (2,))])
+def test_derivatives_of_gradients(settings, reduction, heads):
+    *tensors, target = problem(9, ignored=0.0 if "ignore_index" in settings else 0.3, heads=heads)
     settings = with_weight(settings)
     results = []
     for loss_of in (fusedops.linear_cross_entropy, None):
@@ -293,8 +330,9 @@ def test_derivatives_of_gradients(settings, reduction):
     assert_close(*results, 1e-12)
 
 
-def test_a_weight_of_classes_that_requires_grad():
-    x, w, b, target = problem()
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_a_weight_of_classes_that_requires_grad(heads):
+    x, w, b, target = problem(heads=heads)
     weight = randn(CLASSES, seed=5).abs()
 
     def ours(x, weight):
@@ -305,8 +343,9 @@ def test_a_weight_of_classes_that_requires_grad():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_transforms(reduction):
-    x, w, b, target = problem(9)
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_transforms(reduction, heads):
+    x, w, b, target = problem(9, heads=heads)
     batch = torch.stack([x, 2 * x])
 
     def ours(x, w):
@@ -359,8 +398,17 @@ def test_a_float16_gradient_keeps_digits_that_a_mean_would_push_below_its_range(
     assert relative_error(ours, exact) < TOLERANCES[torch.float16]
 
 
-def test_autocast_converts_as_for_a_linear_layer():
-    x, w, b, target = problem(dtype=torch.float32)
+def test_the_error_of_a_16_bit_gradient_of_the_input_does_not_grow_with_the_heads():
+    """All heads' gradients are added in float32; if autograd added them, it would be 0.007."""
+    x, w, b, target = problem(64, torch.bfloat16, heads=(64,))
+    ours = gradients(lambda x: fusedops.linear_cross_entropy(x, w, target, linear_bias=b), x)[1]
+    exact = gradients(lambda x: expected(x, w, b, target), x.double())[1]
+    assert relative_error(ours, exact) < 0.003
+
+
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_autocast_converts_as_for_a_linear_layer(heads):
+    x, w, b, target = problem(dtype=torch.float32, heads=heads)
     for reduction in ("mean", "none"):
         settings = {"reduction": reduction}
 
@@ -395,13 +443,28 @@ def test_compiled_for_any_number_of_rows(reduction):
         assert all(same_bits(a, b) for a, b in zip(eager, ours, strict=True))
 
 
+def test_several_heads_compiled_for_any_number_of_rows():
+    compiled = torch.compile(fusedops.linear_cross_entropy, fullgraph=True, dynamic=True)
+    for rows in (CHUNK + 5, 40, 2 * CHUNK + 1):
+        *tensors, target = problem(rows, heads=(2, 3))
+        ours, exact = (
+            gradients(loss_of, *tensors, upstream=torch.tensor(1.0))
+            for loss_of in (
+                lambda x, w, b: compiled(x, w, target, linear_bias=b),  # noqa: B023
+                lambda x, w, b: expected(x, w, b, target),  # noqa: B023
+            )
+        )
+        assert_close(ours, exact, 1e-14)
+
+
 class Loss(torch.nn.Module):
     def forward(self, x, w, target):
         return fusedops.linear_cross_entropy(x, w, target)
 
 
-def test_exported_for_any_number_of_rows():
-    x, w, _, target = problem()
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_exported_for_any_number_of_rows(heads):
+    x, w, _, target = problem(heads=heads)
     rows = torch.export.Dim("rows", min=2)
     shapes = ({0: rows}, None, {0: rows})
     program = torch.export.export(Loss(), (x, w, target), dynamic_shapes=shapes)
@@ -460,11 +523,17 @@ def test_module():
     assert placed.linear.weight.is_meta and placed.linear.weight.dtype == torch.float64
 
 
-@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="torch < 2.13")
-def test_module_loads_what_torchs_has_saved():
-    x, _, _, target = problem(dtype=torch.float32)
-    theirs = torch.nn.LinearCrossEntropyLoss(FEATURES, CLASSES, bias=True)
-    ours = fusedops.nn.LinearCrossEntropyLoss(FEATURES, CLASSES, bias=True)
+of_torch_2_13 = pytest.mark.skipif(
+    not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="torch < 2.13"
+)
+
+
+@of_torch_2_13
+@pytest.mark.parametrize("heads", [(), (2, 3)])
+def test_module_loads_what_torchs_has_saved(heads):
+    x, _, _, target = problem(dtype=torch.float32, heads=heads)
+    theirs = torch.nn.LinearCrossEntropyLoss(FEATURES, CLASSES, out_features=heads, bias=True)
+    ours = fusedops.nn.LinearCrossEntropyLoss(FEATURES, CLASSES, out_features=heads, bias=True)
     ours.load_state_dict(theirs.state_dict())
     assert relative_error(ours(x, target).detach(), theirs(x, target).detach().double()) < 1e-6
 
@@ -476,7 +545,14 @@ REFUSALS = [
     ((X, W[:, :5], T), {}, r"linear_weight has shape \[5, 5\], wanted \[classes, 6\]"),
     ((X, W[0], T), {}, r"linear_weight has shape \[6\]"),
     ((X, W[:0], T), {}, r"linear_weight has shape \[0, 6\]"),
-    ((X, W[:, None], T), {}, r"linear_weight has shape \[5, 1, 6\]"),
+    ((X, W[:, None], T), {}, r"target has shape \[4\], wanted \[4, 1\] beside .* \[5, 1, 6\]"),
+    ((X, W[:0, None], T[:, None]), {}, r"linear_weight has shape \[0, 1, 6\], wanted .* one class"),
+    ((X, W[:, None, 1:], T[:, None]), {}, r"linear_weight has shape \[5, 1, 5\], wanted .*, 6\]"),
+    ((X[None], W[:, None], T[:, None]), {}, r"input has shape \[1, 4, 6\], wanted \[N, features\]"),
+    ((X[0], W[:, None], T[:1]), {}, r"input has shape \[6\], wanted \[N, features\] .* reshape it"),
+    ((X, W[:, None], T[:, None]), {"linear_bias": W[:, 0]}, r"linear_bias has shape \[5\], wanted"),
+    ((X, W[:, :0, None], T[:, None]), {}, r"linear_weight has shape \[5, 0, 1\]"),
+    ((X, W.double().view(5, 1, 6), T[:, None]), {}, "linear_weight is torch.float64, wanted"),
     ((X, W.double(), T), {}, "linear_weight is torch.float64, wanted torch.float32.*autocast"),
     ((X.int(), W, T), {}, "input is torch.int32"),
     ((X, W, T[:3]), {}, r"target has shape \[3\], wanted that of input without its features"),

@@ -66,15 +66,9 @@ def register_lower_precision(
     overload, names = getattr(torch.ops.fusedops, op).default, argument_names(op)
 
     def register(device: str, key: str, keys: Any) -> None:
-        def convert(arg: Any) -> Any:
-            is_eligible = isinstance(arg, torch.Tensor) and arg.device.type == device
-            if is_eligible and arg.is_floating_point() and arg.dtype != torch.float64:
-                return arg.to(torch.get_autocast_dtype(device))
-            return arg
-
         def rule(*args: Any) -> Any:
             named = zip(names, args, strict=False)
-            arguments = [convert(arg) if name in converted else arg for name, arg in named]
+            arguments = [_lowered(arg, device) if name in converted else arg for name, arg in named]
             with torch._C._ExcludeDispatchKeyGuard(keys):
                 return overload(*arguments)
 
@@ -82,3 +76,20 @@ def register_lower_precision(
 
     register("cpu", "AutocastCPU", _AUTOCAST_CPU)
     register("cuda", "AutocastCUDA", _AUTOCAST_CUDA)
+
+
+def _lowered(arg: Any, device: str) -> Any:
+    """Returns a floating tensor of up to 32 bits on ``device`` in autocast's dtype, and anything
+    else unchanged."""
+    is_eligible = isinstance(arg, torch.Tensor) and arg.device.type == device
+    if is_eligible and arg.is_floating_point() and arg.dtype != torch.float64:
+        return arg.to(torch.get_autocast_dtype(device))
+    return arg
+
+
+def in_autocast_dtype(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what an op that :func:`register_lower_precision` is called for would convert the
+    tensor to. Several calls with the result convert it once."""
+    device = tensor.device.type
+    is_on = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+    return _lowered(tensor, device) if is_on else tensor
