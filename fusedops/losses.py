@@ -27,6 +27,8 @@ _linear_cross_entropy_losses: Callable[..., tuple[torch.Tensor, ...]] = through_
 
 Reduction = Literal["mean", "sum", "none"]
 _REDUCTIONS = get_args(Reduction)
+#: The class of torch 2.13 and later; before, nothing is an instance.
+_OPTIONS: type | tuple[()] = getattr(torch.nn, "LinearCrossEntropyOptions", ())
 
 
 @overload
@@ -260,6 +262,7 @@ def linear_cross_entropy(
     reduction: Reduction = "mean",
     ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
+    options: torch.nn.LinearCrossEntropyOptions | None = None,
     z_loss: float = 0.0,
     softcap: float | None = None,
 ) -> torch.Tensor:
@@ -299,6 +302,10 @@ def linear_cross_entropy(
             CPU it is refused.
         linear_bias: ``[classes]`` or ``[classes, d1, ..., dK]`` of ``input``'s dtype, or None.
         weight: floating, ``[classes]``: a factor for the loss of each class; or None.
+        options: a ``torch.nn.LinearCrossEntropyOptions`` or None. It changes nothing: the function
+            chooses its chunks by itself, sums of 16-bit gradients over chunks are float32, and a
+            backward pass may be repeated. Logits have ``input``'s dtype, as without options, while
+            torch's chunks may have float32 ones; a chunk may have more rows than asked for.
         reduction, ignore_index, label_smoothing, z_loss, softcap: as in :func:`cross_entropy`.
             Unlike here, for torch's function an ``ignore_index`` of None means -100.
 
@@ -318,6 +325,7 @@ def linear_cross_entropy(
     Source: :func:`torch.nn.functional.linear_cross_entropy`; Hsu et al., "Liger Kernel" (2024),
     section 3.2, for chunks whose gradients are computed in the forward pass.
     """
+    check_options("linear_cross_entropy", options)
     settings = (reduction, ignore_index, label_smoothing, z_loss, softcap)
     return _linear_loss(input, linear_weight, target, linear_bias, weight, *settings)
 
@@ -363,6 +371,13 @@ def _has_classes(linear_weight: torch.Tensor) -> bool:
     if not isinstance(linear_weight, torch.Tensor) or linear_weight.is_nested:
         return False
     return linear_weight.dim() > 1 and linear_weight.shape[0] > 0
+
+
+def check_options(function: str, value: object) -> None:
+    """Refuses what is no ``torch.nn.LinearCrossEntropyOptions``."""
+    if value is not None and not isinstance(value, _OPTIONS):
+        wanted = "a torch.nn.LinearCrossEntropyOptions, which torch 2.13 and later have, or None"
+        raise _arguments.wrong(function, "options", value, wanted)
 
 
 def _check_ignore_index(function: str, value: int | None) -> None:

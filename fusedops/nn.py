@@ -25,7 +25,7 @@ from fusedops.functional import (
     spatial_rms_norm,
     std_norm,
 )
-from fusedops.losses import Reduction, cross_entropy, linear_cross_entropy
+from fusedops.losses import Reduction, check_options, cross_entropy, linear_cross_entropy
 
 
 class _Unscriptable:
@@ -257,8 +257,9 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
         in_features, num_classes, bias, device, dtype: those of the linear layer.
         out_features: a size or sizes ``d1, ..., dK`` of the positions that are classified, each by
             a head of its own; the linear layer has the results of all. By default one head.
-        reduction, weight, ignore_index, label_smoothing: as in
-            :func:`fusedops.linear_cross_entropy`. ``weight`` is a buffer.
+        reduction, weight, ignore_index, label_smoothing, options: as in
+            :func:`fusedops.linear_cross_entropy`. ``weight`` is a buffer. ``options`` change
+            nothing, and are not kept.
         z_loss: the factor of each row's squared logsumexp, which is added to its loss.
         softcap: bounds the logits to between ``-softcap`` and ``softcap``.
 
@@ -270,7 +271,7 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
 
     Raises:
         TypeError: a ``label_smoothing``, ``z_loss`` or ``softcap`` that is not a number,
-            ``out_features`` that are no sizes.
+            ``out_features`` that are no sizes, ``options`` of another type.
         ValueError: an invalid ``reduction``.
         RuntimeError: by ``forward``, as in :func:`fusedops.linear_cross_entropy`.
 
@@ -292,12 +293,14 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
         weight: torch.Tensor | None = None,
         ignore_index: int | None = -100,
         label_smoothing: float = 0.0,
+        options: nn.LinearCrossEntropyOptions | None = None,
         z_loss: float = 0.0,
         softcap: float | None = None,
     ) -> None:
         super().__init__()
         name = "LinearCrossEntropyLoss"
         _arguments.one_of("reduction", reduction, get_args(Reduction))
+        check_options(name, options)
         self.num_classes = num_classes
         self.out_features = _arguments.sizes(name, "out_features", out_features)
         self.reduction: Reduction = reduction

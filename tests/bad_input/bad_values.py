@@ -257,6 +257,7 @@ ARGUMENTS = {
     "ignore_index": ("1", {v: NO_INTEGERS[v] for v in NO_INTEGERS.keys() - {"2**31", "-2**63"}}),
     "reduction": ("'sum'", WORDS),
     "label_smoothing": number("0.1", "nan", "inf", "-0.1", "1.5"),
+    "options": ("None", typed(int="3", str="'x'", dict="{}", type="object")),
     "z_loss": number("0.1", "nan", "inf", "-0.1"),
     "return_lse": ("True", {}),
     "mask": tensor("mask", *_MASK),

@@ -81,6 +81,7 @@ REFUSED = (
             "nn.LinearCrossEntropyLoss(5, 5, weight=w[:4])(x, classes)", clear("weight", r"\[4\]")
         ),
         refused("nn.LinearCrossEntropyLoss(5, 5, z_loss='1')", clear("z_loss", "'1'")),
+        refused("nn.LinearCrossEntropyLoss(5, 5, options=3)", clear("options", "3")),
         refused(
             "nn.LinearCrossEntropyLoss(5, 5, out_features=[2])(x, classes)", r"target.*\[3, 2\]"
         ),

@@ -444,13 +444,15 @@ def test_compiled_for_any_number_of_rows(reduction):
 
 
 def test_several_heads_compiled_for_any_number_of_rows():
+    options = getattr(torch.nn, "LinearCrossEntropyOptions", lambda: None)()  # of torch 2.13
     compiled = torch.compile(fusedops.linear_cross_entropy, fullgraph=True, dynamic=True)
     for rows in (CHUNK + 5, 40, 2 * CHUNK + 1):
         *tensors, target = problem(rows, heads=(2, 3))
+        settings = {"target": target, "options": options}
         ours, exact = (
             gradients(loss_of, *tensors, upstream=torch.tensor(1.0))
             for loss_of in (
-                lambda x, w, b: compiled(x, w, target, linear_bias=b),  # noqa: B023
+                lambda x, w, b: compiled(x, w, linear_bias=b, **settings),  # noqa: B023
                 lambda x, w, b: expected(x, w, b, target),  # noqa: B023
             )
         )
@@ -538,6 +540,17 @@ def test_module_loads_what_torchs_has_saved(heads):
     assert relative_error(ours(x, target).detach(), theirs(x, target).detach().double()) < 1e-6
 
 
+@of_torch_2_13
+def test_options_change_nothing():
+    x, w, _, target = problem()
+    module = fusedops.nn.LinearCrossEntropyLoss
+    for given in ({}, {"batch_chunk_size": 7, "acc_policy": "compact", "allow_retain_graph": True}):
+        options = torch.nn.LinearCrossEntropyOptions(**given)
+        loss = fusedops.linear_cross_entropy(x, w, target, options=options)
+        assert same_bits(loss, fusedops.linear_cross_entropy(x, w, target))
+        assert repr(module(2, 3, options=options)) == repr(module(2, 3))
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 X, W, T = randn(4, 6, dtype=torch.float32), randn(5, 6, dtype=torch.float32), torch.arange(4)
@@ -581,6 +594,9 @@ def test_refusals_of_types():
         fusedops.linear_cross_entropy(X, "w", T)
     with pytest.raises(ValueError, match="reduction is 'max'"):
         fusedops.linear_cross_entropy(X, W, T, reduction="max")
+    for call in (fusedops.linear_cross_entropy, fusedops.nn.LinearCrossEntropyLoss):
+        with pytest.raises(TypeError, match="options is {}, wanted a torch.nn.LinearCrossEntropyO"):
+            call(*((X, W, T) if call is fusedops.linear_cross_entropy else (6, 5)), options={})
     factors = torch.ones(4, requires_grad=True)
     with pytest.raises(RuntimeError, match="row_weights or scale requires grad"):
         torch.ops.fusedops.linear_cross_entropy(X, W, T, None, factors)
