@@ -532,8 +532,11 @@ def _inverse_of_sum(
     is infinite if there are no rows: the loss is then NaN, and the gradients are the op's zeros.
     """
     counts = ~ignored_rows(target, ignore_index) if weights is None else weights
-    mantissa, exponent = torch.frexp(counts.sum().to(dtype))
-    return mantissa.reciprocal(), torch.exp2(-exponent.to(dtype))
+    total = counts.sum().to(dtype)
+    # As by torch.frexp, which torch.onnx cannot export; a sum of 0 has the exponent -64.
+    exponent = total.abs().log2().floor().clamp(min=-65) + 1
+    power = torch.exp2(-exponent)
+    return (total * power).reciprocal(), power
 
 
 # torch.fx.symbolic_trace records these as single nodes: they branch on values that no proxy has.

@@ -137,6 +137,9 @@ OPS = {
     "linear_cross_entropy_losses": lambda x, r, *_: ops.linear_cross_entropy_losses(
         *_linear(x, r), None, 4, 0.1
     ),
+    "linear_cross_entropy, mean": lambda x, r, *_: fusedops.linear_cross_entropy(
+        *_linear(x, r), ignore_index=4
+    ),
     "linear_cross_entropy of two heads": lambda x, r, *_: fusedops.linear_cross_entropy(
         x[:, 0, 0].float(), r.float().view(15, 2, 8), CLASSES[:, :2, 0], reduction="sum"
     ),  # ONNX Runtime's Expand takes no bfloat16 on the CPU
