@@ -144,7 +144,7 @@ FUSEDOPS_DEVICE void store_dropped(
   const StoreDropped<Out, kWidth> drop = {to, first, normaliser.hidden, dropout};
   tile.for_each_held(normaliser.scale, drop);
   if (normaliser.hidden != 0) {
-    tile.for_each_skipped(cols, drop);
+    tile.for_each_skipped_in_loop(cols, drop);
   } else {
     tile.for_each_skipped(cols, StoreSame<Out, kWidth>{to, Vec<Out, kWidth>::filled(0)});
   }
@@ -242,10 +242,14 @@ FUSEDOPS_DEVICE void masked_softmax_row(const ForwardArgs& args, int64_t index) 
   });
 }
 
+// With a bool mask, kernels that hold 32 elements spill on sm_100 unless threads have 80 registers.
+template <class In, int kWidth, int kElements, int kTerms>
+inline constexpr int kMaskedBound = kElements == 32 && (kTerms & kBoolTerm) != 0
+    ? 768
+    : kMaskedSoftmaxThreads<In, kWidth, kElements, kHasAll<kTerms>>;
+
 template <class In, int kWidth, int kVectors, int kTerms, int kThreads = 0>
-FUSEDOPS_KERNEL(
-    (kMaskedSoftmaxThreads<In, kWidth, kWidth * kVectors, kHasAll<kTerms>>),
-    (kLeastBlocks<In, kWidth>))
+FUSEDOPS_KERNEL((kMaskedBound<In, kWidth, kWidth * kVectors, kTerms>), (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
   assume_row_threads<kThreads>();
   masked_softmax_row<OneBlock, In, kWidth, kVectors, kTerms, kThreads>(args, launch_row(first_row));

@@ -493,6 +493,17 @@ struct ScoreTile {
     }
   }
 
+  // Calls f(offset) for the same vectors in a loop that is not unrolled, where f is long and rarely
+  // called.
+  template <class F>
+  FUSEDOPS_DEVICE void for_each_skipped_in_loop(int32_t cols, F f) const {
+    const int32_t end = cols - column_of<kWidth>(0);
+#pragma unroll 1
+    for (int i = 0; i < kVectors; ++i) {
+      if (!holds(i) && offset_of(i) < end) f(offset_of(i));
+    }
+  }
+
  private:
   static FUSEDOPS_DEVICE int32_t offset_of(int i) { return columns_before<kWidth, kThreads>(i); }
 
