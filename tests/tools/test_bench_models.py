@@ -62,6 +62,14 @@ class Seldom(torch.nn.Module):
         return torch.nn.functional.dropout(x * self.weight, 1e-9, self.training)
 
 
+def test_a_relu_whose_gradients_rounding_decides_is_timed_but_not_compared():
+    def has_relu(dropout):
+        modules = step("t5").build(dropout).modules()
+        return any(isinstance(module, torch.nn.ReLU) for module in modules)
+
+    assert has_relu(dropout=True) and not has_relu(dropout=False)
+
+
 @pytest.mark.parametrize(("mode", "draws"), [(steps.TRAINING, True), (steps.INFERENCE, False)])
 def test_a_step_that_draws_random_numbers_counts_as_random_even_if_it_drops_none(
     mode, draws, monkeypatch
@@ -117,15 +125,6 @@ def test_a_wrong_result_is_not_timed():
         "fusedops": lambda: [torch.ones(3), torch.zeros(2)],
     }
     with pytest.raises(RuntimeError, match="'fusedops' differs from eager by 6.3e-01"):
-        steps.check_step(step(), calls)
-
-
-def test_a_unit_that_rounding_switches_on_is_not_a_wrong_gradient():
-    expected = torch.ones(2000, 10)
-    switched = expected.index_fill(0, torch.tensor([3, 7]), 2.0)
-    calls = {"eager": lambda: [expected], "fusedops": lambda: [switched]}
-    steps.check_step(step(mode=steps.TRAINING), calls)
-    with pytest.raises(RuntimeError, match="'fusedops' differs from eager by 3.2e-02"):
         steps.check_step(step(), calls)
 
 

@@ -52,8 +52,8 @@ class Model:
     Args:
         kind: ENCODER, DECODER, ENCODER_DECODER, VISION or PLAIN.
         sites: kind of softmax, norm or cross entropy -> how many of them the model computes.
-        build: a function of a size, and of whether the model has its default dropout. Returns the
-            model in training mode.
+        build: a function of a size, and of whether the model has its default dropout. Without it,
+            two runs of a training step can be compared. Returns the model in training mode.
         inputs: a function of a size and a number of sequences. Returns the named inputs. If the
             model takes a padding mask, the last quarter of the first sequence is padding.
     """
