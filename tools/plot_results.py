@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -21,9 +22,9 @@ matplotlib.use("Agg")
 
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
-ZEN4 = RESULTS / "cpu-amd-epyc-zen4"
+ZEN4, INTEL = RESULTS / "cpu-amd-epyc-zen4", RESULTS / "cpu-intel-avx512"
 DTYPES = ("float32", "bfloat16")
-MACHINE = "one thread of an AMD EPYC (Zen 4), torch 2.13.0; python -m"
+MACHINES = {ZEN4: "an AMD EPYC (Zen 4)", INTEL: "an Intel Xeon (AVX-512, no bfloat16)"}
 
 
 def operators() -> Figure:
@@ -45,9 +46,9 @@ def attention() -> Figure:
     return _means(table, "speedup_over_eager", title, ("inductor", "fusedops"))
 
 
-def models() -> Figure:
+def models(machine: Path = ZEN4) -> Figure:
     """Draws the speed-up over Inductor of whole models, with a panel for each mode."""
-    table = pd.read_csv(ZEN4 / "bench-models.csv").query("threads == 1")
+    table = pd.read_csv(machine / "bench-models.csv").query("threads == 1")
     table["case"] = table.model + ", width " + table.width.astype(str)
     cells = {
         mode: table[table["mode"] == mode].pivot_table(
@@ -65,7 +66,7 @@ def models() -> Figure:
         axes.axvline(1, color="black", linewidth=0.8, zorder=0)
         axes.set_title(mode)
     figure.suptitle("Whole models: times as fast as Inductor (1 is Inductor)")
-    _note(figure, "tools.bench models")
+    _note(figure, "tools.bench models", machine)
     return figure
 
 
@@ -129,9 +130,10 @@ def _bars(
         axes.bar_label(bars, texts, padding=2, fontsize=7, bbox=behind)
 
 
-def _note(figure: Figure, command: str) -> None:
+def _note(figure: Figure, command: str, machine: Path = ZEN4) -> None:
     """Writes the machine and the command that measured at the bottom of the picture."""
-    figure.supxlabel(f"{MACHINE} {command}", fontsize=8, color="#555555")
+    note = f"one thread of {MACHINES[machine]}, torch 2.13.0; python -m {command}"
+    figure.supxlabel(note, fontsize=8, color="#555555")
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
@@ -139,6 +141,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "bandwidth.svg": bandwidth,
     "attention.svg": attention,
     "models.svg": models,
+    "models-intel.svg": partial(models, INTEL),
     "memory.svg": memory,
 }
 

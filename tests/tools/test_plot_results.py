@@ -19,7 +19,8 @@ def test_the_pictures_of_the_docs_are_those_it_draws(tmp_path):
     plot_results.main(["--output", str(tmp_path)])
     drawn = {path.name for path in tmp_path.iterdir()}
     assert drawn == {path.name for path in plot_results.IMAGES.iterdir()}
-    pages = [(ROOT / "docs" / name).read_text() for name in ("benchmarks.md", "models.md")]
+    names = ("benchmarks.md", "models.md", "models_details.md")
+    pages = [(ROOT / "docs" / name).read_text() for name in names]
     for path in tmp_path.iterdir():
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
         assert f"](images/{path.name})" in "".join(pages)
