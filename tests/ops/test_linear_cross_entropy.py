@@ -452,8 +452,8 @@ def test_several_heads_compiled_for_any_number_of_rows():
         ours, exact = (
             gradients(loss_of, *tensors, upstream=torch.tensor(1.0))
             for loss_of in (
-                lambda x, w, b: compiled(x, w, linear_bias=b, **settings),  # noqa: B023
-                lambda x, w, b: expected(x, w, b, target),  # noqa: B023
+                lambda x, w, b, given=settings: compiled(x, w, linear_bias=b, **given),
+                lambda x, w, b, target=target: expected(x, w, b, target),
             )
         )
         assert_close(ours, exact, 1e-14)

@@ -162,10 +162,6 @@ template <class T, int kWidth, int kThreads = 0>
 inline constexpr int32_t kSoftmaxBackwardThreads = kThreads > 0 ? kRowBlockThreads
     : !kIsWide<T, kWidth>                                       ? 512
                                                                 : kMaxThreads;
-template <class T, int kWidth, int kElements, bool kAnyTerms>
-inline constexpr int32_t kMaskedSoftmaxThreads = !kIsWide<T, kWidth> || kElements > 32 ? 512
-    : kElements > 16 || (kElements == 16 && kAnyTerms)                                 ? 896
-                                                       : kMaxThreads;
 template <class T, int kWidth, int kElements>
 inline constexpr int32_t kMaskedSoftmaxBackwardThreads = !kIsWide<T, kWidth> ? 384
     : sizeof(T) == 4 && kElements == 16                                      ? 896

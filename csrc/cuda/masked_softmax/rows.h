@@ -242,14 +242,17 @@ FUSEDOPS_DEVICE void masked_softmax_row(const ForwardArgs& args, int64_t index) 
   });
 }
 
+// This is the number of threads of the largest block, as launch/plan.h has it for other kernels.
 // With a bool mask, kernels that hold 32 elements spill on sm_100 unless threads have 80 registers.
 template <class In, int kWidth, int kElements, int kTerms>
-inline constexpr int kMaskedBound = kElements == 32 && (kTerms & kBoolTerm) != 0
-    ? 768
-    : kMaskedSoftmaxThreads<In, kWidth, kElements, kHasAll<kTerms>>;
+inline constexpr int32_t kMaskedSoftmaxThreads = !kIsWide<In, kWidth> || kElements > 32 ? 512
+    : kElements > 16 && (kTerms & kBoolTerm) != 0                                       ? 768
+    : kElements > 16 || (kElements == 16 && kHasAll<kTerms>)                            ? 896
+                                                             : kMaxThreads;
 
 template <class In, int kWidth, int kVectors, int kTerms, int kThreads = 0>
-FUSEDOPS_KERNEL((kMaskedBound<In, kWidth, kWidth * kVectors, kTerms>), (kLeastBlocks<In, kWidth>))
+FUSEDOPS_KERNEL(
+    (kMaskedSoftmaxThreads<In, kWidth, kWidth * kVectors, kTerms>), (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
   assume_row_threads<kThreads>();
   masked_softmax_row<OneBlock, In, kWidth, kVectors, kTerms, kThreads>(args, launch_row(first_row));
