@@ -92,6 +92,8 @@ FUSEDOPS_INLINE void write_gradient(
   const C lse = value(batch.lse), factor = value(batch.factor);
   const C lowest = value(batch.lowest), smoothing = value(batch.smoothing);
   for_columns<In>(cols, [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    prefetch_ahead(input + col);
+    prefetch_ahead(result + col);  // unless it is the input, a store reads what it overwrites
     const Tile<C> base = logits.base(load(input + col, part));
     Tile<C> p = logits.minus(base, lse);
     Vec<C> unused = {};

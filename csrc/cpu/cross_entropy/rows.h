@@ -132,6 +132,7 @@ FUSEDOPS_NOINLINE LaneSums sums_of_lanes(const Segment<In>& segment, const Expon
   const int64_t class_col = segment.class_col;
   const Exponential exponential = of_logits;
   const auto base_at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    prefetch_ahead(input + col);
     return exponential.logits.base(load(input + col, part));
   };
   const auto add = [=](TileSums<C> sums, int64_t col, auto with_total) FUSEDOPS_LAMBDA {
