@@ -19,7 +19,17 @@ import numpy as np
 from .code import Instruction, access_bytes
 from .decoding import Step, decode
 from .errors import ReportError
-from .registers import DOUBLE, LANES, Mask, Value, Warp, WarpContext, all_known, as_word
+from .registers import (
+    DOUBLE,
+    LANES,
+    Mask,
+    UnknownValue,
+    Value,
+    Warp,
+    WarpContext,
+    all_known,
+    as_word,
+)
 from .semantics import HANDLERS
 
 JUMPS = {"BRA", "EXIT", "CALL", "RET", "BRX"}
@@ -67,7 +77,11 @@ def execute(warp: Warp, step: Step, where: Mask | None) -> None:
             for name in names:
                 warp.values[name] = None
         return
-    for names, value in zip(step.destinations, handler(warp, step), strict=False):
+    try:
+        values = handler(warp, step)
+    except UnknownValue:
+        values = [None] * len(step.destinations)
+    for names, value in zip(step.destinations, values, strict=False):
         if len(names) == 1:
             warp.write(names[0], value, where)
         elif names:

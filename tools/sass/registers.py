@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -69,12 +70,23 @@ def is_predicate(operand: str) -> bool:
     return re.fullmatch(r"!?U?P(\d|T)", operand) is not None
 
 
+def all_known(*values: Value) -> bool:
+    return all(value is not None for value in values)
+
+
 def as_word(value: Value) -> Value:
     return None if value is None else value & WORD
 
 
-def all_known(*values: Value) -> bool:
-    return all(value is not None for value in values)
+class UnknownValue(Exception):
+    """A value on which the result of an instruction depends is unknown."""
+
+
+def known(*values: Any) -> tuple[Any, ...]:
+    """Returns the values. Raises UnknownValue if one of them is unknown."""
+    if not all_known(*values):
+        raise UnknownValue
+    return values
 
 
 def select_lanes(which: np.ndarray, a: Value | Mask, b: Value | Mask) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Computes the instructions of SASS on which addresses and jumps depend.
 
-A handler takes the warp and an instruction, and returns the values of its outputs. Instructions
-without a handler have unknown results (None).
+A handler takes the warp and an instruction, and returns the values of its outputs; None stands for
+an unknown value. All outputs are unknown if the handler raises UnknownValue, or if there is none.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from .registers import (
     DOUBLE,
     WORD,
     Mask,
+    UnknownValue,
     Value,
     Warp,
     all_known,
     as_word,
     is_predicate,
     is_zero,
+    known,
     select_lanes,
     sign_extend,
     signed,
@@ -45,34 +47,36 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
     return register
 
 
-def carry_in(warp: Warp, step: Step) -> Value:
-    """Returns the sum of the carries that an instruction with .X reads."""
-    carries = [warp.predicate(operand) for operand in step.predicate_inputs]
-    if any(carry is None for carry in carries):
-        return None
+def known_words(warp: Warp, operands: Sequence[str]) -> tuple[int | np.ndarray, ...]:
+    return known(*(as_word(warp.read(operand)) for operand in operands))
+
+
+def carry_in(warp: Warp, step: Step) -> int | np.ndarray:
+    """Returns the sum of the carries that an instruction reads: of none unless it has .X."""
+    if "X" not in step.parts:
+        return 0
+    carries = known(*(warp.predicate(operand) for operand in step.predicate_inputs))
     return sum((c.astype(np.uint64) if isinstance(c, np.ndarray) else int(c)) for c in carries)
 
 
-def with_carries(step: Step, total: Value) -> list[Value | Mask]:
+def with_carries(step: Step, total: int | np.ndarray) -> list[Value | Mask]:
     """Returns the values of a sum's outputs: its lower word for the register, and its carries for
     the predicates."""
     results: list[Value | Mask] = []
     carries = 0
     for output in step.outputs:
         if not is_predicate(output):
-            results.append(as_word(total))
+            results.append(total & WORD)
         else:
             carries += 1
-            results.append(None if total is None else (total >> 32) >= carries)
+            results.append((total >> 32) >= carries)
     return results
 
 
 @handles("IADD3", "VIADD", "IADD")
 def add(warp: Warp, step: Step) -> Sequence[Value]:
-    terms = [warp.read(operand) for operand in step.values]
-    if "X" in step.parts:
-        terms.append(carry_in(warp, step))
-    return with_carries(step, sum(terms) if all_known(*terms) else None)
+    terms = known(*(warp.read(operand) for operand in step.values))
+    return with_carries(step, sum(terms) + carry_in(warp, step))
 
 
 @handles("IMAD")
@@ -82,24 +86,19 @@ def multiply_add(warp: Warp, step: Step) -> Sequence[Value]:
     if "WIDE" in step.parts or "HI" in step.parts:
         return multiply_wide(warp, step)
     a, b, c = (warp.read(operand) for operand in step.values[:3])
-    if is_zero(a) or is_zero(b):
-        total = c  # a factor of zero makes this a move of c
-    else:
-        total = (a & WORD) * (b & WORD) & DOUBLE if all_known(a, b) else None
-        total = (total & WORD) + c if all_known(total, c) else None
-    if "X" in step.parts:
-        carry = carry_in(warp, step)
-        total = total + carry if all_known(total, carry) else None
-    return with_carries(step, total)
+    product: Value = 0  # a factor of zero makes this a move of c, even if the other is unknown
+    if not (is_zero(a) or is_zero(b)):
+        a, b = known(a, b)
+        product = (a & WORD) * (b & WORD) & WORD
+    (c,) = known(c)
+    return with_carries(step, product + c + carry_in(warp, step))
 
 
 def multiply_wide(warp: Warp, step: Step) -> Sequence[Value | Mask]:
     """Computes the product of two words plus a 64-bit number, or with .HI the upper word of this
     sum. If a predicate is among the outputs, it gets the carry of the sum."""
-    a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
-    c = warp.read_pair(step.values[2])
-    if not all_known(a, b, c):
-        return [None] * len(step.outputs)
+    a, b = known_words(warp, step.values[:2])
+    (c,) = known(warp.read_pair(step.values[2]))
     if "U32" not in step.parts:
         a, b = sign_extend(a), sign_extend(b)
         c = sign_extend(c) if re.match("-?0x", step.values[2]) else c
@@ -113,20 +112,17 @@ def multiply_wide(warp: Warp, step: Step) -> Sequence[Value | Mask]:
 def shift_add(warp: Warp, step: Step) -> Sequence[Value]:
     """Computes (a << shift) + b. With .HI, a is the lower word of a 64-bit number, and b is added
     to the upper word of this number shifted left."""
-    values, carry = step.values, 0
-    a, b = (warp.read(operand) for operand in values[:2])
+    values = step.values
+    a, b = known(*(warp.read(operand) for operand in values[:2]))
     shift = int(values[-1], 16)
-    if "X" in step.parts:
-        carry = carry_in(warp, step)
     if "SX32" in step.parts:
-        shifted = None if a is None else sign_extend(a & WORD) << shift >> 32 & WORD
+        shifted = sign_extend(a & WORD) << shift >> 32 & WORD
     elif "HI" in step.parts:
-        high = warp.read(values[2])
-        pair = (a & WORD) | (high & WORD) << 32 if all_known(a, high) else None
-        shifted = None if pair is None else pair << shift >> 32 & WORD
+        (high,) = known_words(warp, values[2:3])
+        shifted = ((a & WORD) | high << 32) << shift >> 32 & WORD
     else:
-        shifted = None if a is None else a << shift & WORD
-    return with_carries(step, shifted + b + carry if all_known(shifted, b, carry) else None)
+        shifted = a << shift & WORD
+    return with_carries(step, shifted + b + carry_in(warp, step))
 
 
 @handles("LOP3")
@@ -134,9 +130,8 @@ def logic(warp: Warp, step: Step) -> Sequence[Value | Mask]:
     values = step.values
     table = int(values[-1], 16)
     a, b, c = (as_word(warp.read(operand)) for operand in values[-4:-1])
-    result = truth_table(table, a, b, c, WORD)
-    is_not_zero = None if result is None else result != 0
-    return [is_not_zero if is_predicate(output) else result for output in step.outputs]
+    (result,) = known(truth_table(table, a, b, c, WORD))
+    return [result != 0 if is_predicate(output) else result for output in step.outputs]
 
 
 def truth_table(table: int, a: Value, b: Value, c: Value, ones: int) -> Value:
@@ -173,10 +168,8 @@ def compare(warp: Warp, step: Step) -> Sequence[Mask | None]:
     """Compares two words, and joins the result with a predicate by AND or OR. With .EX the words
     are the upper halves of 64-bit numbers, and another predicate says how their lower halves
     compare."""
-    a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
-    others = [warp.predicate(operand) for operand in step.predicate_inputs]
-    if not all_known(a, b, *others):
-        return [None] * len(step.outputs)
+    a, b = known_words(warp, step.values[:2])
+    others = known(*(warp.predicate(operand) for operand in step.predicate_inputs))
     if "U32" not in step.parts:
         a, b = signed(a), signed(b)
     relation = step.parts[0]
@@ -185,10 +178,6 @@ def compare(warp: Warp, step: Step) -> Sequence[Mask | None]:
     result = strict | ((a == b) & where_equal)
     joined = result & others[0] if "AND" in step.parts else result | others[0]
     return [joined, None][: len(step.outputs)]
-
-
-def is_only_one_known(a: Value, b: Value) -> bool:
-    return (a is None) != (b is None)
 
 
 @handles("FSETP", "DSETP")
@@ -201,15 +190,15 @@ def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
     else:
         bits, floating = np.uint32, np.float32
         values = [as_word(warp.read(operand)) for operand in step.values[:2]]
-    others = [warp.predicate(operand) for operand in step.predicate_inputs]
+    others = known(*(warp.predicate(operand) for operand in step.predicate_inputs))
     relation = step.parts[0]
-    if all_known(*values, *others) and relation in ("EQ", "NEU", "GT", "LT"):
+    if all_known(*values) and relation in ("EQ", "NEU", "GT", "LT"):
         a, b = (np.asarray(value, dtype=bits).view(floating) for value in values)
         result = {"EQ": a == b, "NEU": a != b, "GT": a > b, "LT": a < b}[relation]
-    elif all_known(*others) and is_only_one_known(*values) and relation in ("EQ", "NEU"):
+    elif (values[0] is None) != (values[1] is None) and relation in ("EQ", "NEU"):
         result = np.asarray(relation == "NEU")
     else:
-        return [None] * len(step.outputs)
+        raise UnknownValue
     joined = result & others[0] if "AND" in step.parts else result | others[0]
     return [bool(joined) if joined.ndim == 0 else joined, None][: len(step.outputs)]
 
@@ -220,12 +209,10 @@ def shift(warp: Warp, step: Step) -> Sequence[Value]:
     word, or with .L.HI its upper word. A right shift with .HI shifts only the upper word, unless
     the opcode says 64 bits."""
     low, count, high = (as_word(warp.read(operand)) for operand in step.values[:3])
-    if count is None or (low is None and step.values[0] != "RZ"):
-        return [None]
+    low, count = known(low, count)
     if "L" in step.parts and "HI" not in step.parts:
-        return [None if low is None else low << (count & 63) & WORD]
-    if not all_known(low, high):
-        return [None]
+        return [low << (count & 63) & WORD]
+    (high,) = known(high)
     pair = low | high << 32
     if "L" in step.parts:
         return [pair << (count & 63) >> 32 & WORD]
@@ -239,22 +226,18 @@ def shift(warp: Warp, step: Step) -> Sequence[Value]:
 @handles("SEL")
 def select(warp: Warp, step: Step) -> Sequence[Value]:
     a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
-    which = warp.predicate(step.predicate_inputs[0])
-    if which is None:
-        return [None]
+    (which,) = known(warp.predicate(step.predicate_inputs[0]))
     if isinstance(which, bool):
         return [a if which else b]
-    return [select_lanes(which, a, b) if all_known(a, b) else None]
+    return [select_lanes(which, *known(a, b))]
 
 
 @handles("VIMNMX", "IMNMX", "VIADDMNMX")
 def extreme(warp: Warp, step: Step) -> Sequence[Value]:
     """Computes the minimum or maximum of two words. In VIADDMNMX the first word is the sum of two
     operands."""
-    values = [as_word(warp.read(operand)) for operand in step.values]
-    is_min = warp.predicate(step.predicate_inputs[0])
-    if not all_known(*values, is_min):
-        return [None]
+    values = known_words(warp, step.values)
+    (is_min,) = known(warp.predicate(step.predicate_inputs[0]))
     if step.name.endswith("ADDMNMX"):
         values = [values[0] + values[1] & WORD, values[2]]
     a, b = values[:2] if "U32" in step.parts else map(signed, values[:2])
@@ -278,8 +261,9 @@ def permute(warp: Warp, step: Step) -> Sequence[Value]:
     low, selector, high = (as_word(warp.read(operand)) for operand in step.values[:3])
     if selector == MOVE_HALF and high is None:
         high = 0  # only the lower 16 bits of the result matter, which come from the other word
-    if not isinstance(selector, int) or not all_known(low, high):
-        return [None]
+    if not isinstance(selector, int):
+        raise UnknownValue
+    low, high = known(low, high)
     pair = low | high << 32
     result: Value = 0
     for i in range(4):
@@ -329,10 +313,8 @@ def float_of(text: str) -> float:
 def to_float(warp: Warp, step: Step) -> Sequence[Value]:
     """Converts an unsigned number to float32, rounding up (.RP). Other conversions are unknown."""
     if "RP" not in step.parts:
-        return [None]
-    value = (warp.read_pair if "U64" in step.parts else warp.read)(step.values[0])
-    if value is None:
-        return [None]
+        raise UnknownValue
+    (value,) = known((warp.read_pair if "U64" in step.parts else warp.read)(step.values[0]))
     exact = np.asarray(value, dtype=np.uint64)
     rounded = exact.astype(np.float32)
     rounded = np.where(rounded.astype(np.float64) < exact.astype(np.float64),
@@ -342,18 +324,14 @@ def to_float(warp: Warp, step: Step) -> Sequence[Value]:
 
 @handles("MUFU")
 def reciprocal(warp: Warp, step: Step) -> Sequence[Value]:
-    value = warp.read(step.values[0]) if step.parts == ("RCP",) else None
-    if value is None:
-        return [None]
+    (value,) = known(warp.read(step.values[0]) if step.parts == ("RCP",) else None)
     with np.errstate(all="ignore"):
         return [bits_of(np.float32(1) / np.asarray(value, dtype=np.uint32).view(np.float32))]
 
 
 @handles("F2I")
 def to_integer(warp: Warp, step: Step) -> Sequence[Value]:
-    value = warp.read(step.values[0])
-    if value is None:
-        return [None]
+    (value,) = known(warp.read(step.values[0]))
     number = np.asarray(value, dtype=np.uint32).view(np.float32)
     with np.errstate(all="ignore"):
         result = np.trunc(number).astype(np.uint64)
@@ -382,14 +360,12 @@ def to_predicates(warp: Warp, step: Step) -> Sequence[Value]:
 def from_predicates(warp: Warp, step: Step) -> Sequence[Value]:
     """Returns a word whose bits are predicates where the mask has ones, and those of another
     register elsewhere."""
-    mask, result = int(step.values[-1], 16), warp.read(step.values[-2])
-    if result is None or step.values[0] != "PR":
-        return [None]
+    if step.values[0] != "PR":
+        raise UnknownValue
+    mask, (result,) = int(step.values[-1], 16), known(warp.read(step.values[-2]))
     result = result & (WORD ^ mask)
     for number in range(7):
-        bit = warp.values.get(f"P{number}") if mask >> number & 1 else False
-        if bit is None:
-            return [None]
+        (bit,) = known(warp.values.get(f"P{number}") if mask >> number & 1 else False)
         word = bit.astype(np.uint64) if isinstance(bit, np.ndarray) else int(bit)
         result = result | word << number
     return [result]
