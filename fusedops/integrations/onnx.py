@@ -19,7 +19,6 @@ import torch
 from torch.export import ExportedProgram
 
 from fusedops.export import our_nodes, rewrite
-from fusedops.ops.masked_softmax import Signature
 from fusedops.ops.norm_kinds import (
     KINDS,
     NORM_OPS,
@@ -29,6 +28,7 @@ from fusedops.ops.norm_kinds import (
     NormOp,
     NormOrEps,
 )
+from fusedops.ops.registration.signature import Signature
 
 try:
     from onnx.defs import onnx_opset_version

@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 from fusedops.ops import checks
-from fusedops.ops.masked_softmax import Signature
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.mutation import register_mutation
+from fusedops.ops.registration.signature import MaybeTensor, Signature
 from fusedops.ops.registration.variants import register_fake
 from fusedops.ops.softmax import contiguous_like
-
-MaybeTensor = torch.Tensor | None
 
 #: The dtypes that class indices may have.
 CLASSES = (torch.int64, torch.int32, torch.uint8)
@@ -79,8 +77,7 @@ def check_target(op: str, target: torch.Tensor, input: torch.Tensor, what: str) 
     checks.check_device(op, "target", target, ("input", input))
 
 
-def _fake_forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    call = _FORWARD.bind(*args, **kwargs)
+def _fake_forward(call: Any) -> tuple[torch.Tensor, ...]:
     _check("cross_entropy", call)
     shape, dtype = call.input.shape[:-1], checks.statistics_dtype(call.input.dtype)
     return tuple(call.input.new_empty(shape, dtype=dtype) for _ in range(3))
@@ -106,14 +103,13 @@ def check_row_gradients(op: str, call: Any, rows: torch.Size, source: str) -> No
             checks.check_statistic(op, name, grad, like, rows, "autograd")
 
 
-def _fake_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
-    call = _BACKWARD.bind(*args, **kwargs)
+def _fake_backward(call: Any) -> torch.Tensor:
     _check_backward("cross_entropy_backward", call)
     return contiguous_like(call.input, call.input.dtype)
 
 
-def _fake_in_place(*args: Any, **kwargs: Any) -> None:
-    op, call = "cross_entropy_backward_", _IN_PLACE.bind(*args, **kwargs)
+def _fake_in_place(call: Any) -> None:
+    op = "cross_entropy_backward_"
     _check_backward(op, call)
     checks.check_distinct(op, "input", call.input)
 
@@ -253,11 +249,11 @@ def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[MaybeTensor, .
 
 # --- registration -------------------------------------------------------------------------------
 
-register_fake("cross_entropy", _fake_forward)
-register_fake("cross_entropy_backward", _fake_backward)
-register_fake("cross_entropy_backward_", _fake_in_place)
+register_fake("cross_entropy", _FORWARD.of_call(_fake_forward))
+register_fake("cross_entropy_backward", _BACKWARD.of_call(_fake_backward))
+register_fake("cross_entropy_backward_", _IN_PLACE.of_call(_fake_in_place))
 register_autograd("cross_entropy", _forward_formula, _setup_forward)
 register_autograd("cross_entropy_backward", _backward_formula, _setup_backward)
 register_mutation("cross_entropy_backward_", written=0, functional="cross_entropy_backward")
 for _signature in (_FORWARD, _BACKWARD, _IN_PLACE):
-    vmap.register_rows(_signature.op)
+    vmap.register_rows(_signature.name)

@@ -18,16 +18,11 @@ from fusedops.ops.cross_entropy import (
     weights_of_classes,
     without_gradient,
 )
-from fusedops.ops.masked_softmax import Signature
-from fusedops.ops.registration.forward_mode import register_composite
-
-_FORWARD = Signature("cross_entropy")
-_BACKWARD = Signature("cross_entropy_backward")
+from fusedops.ops.registration.forward_mode import register_composite_of_call
 
 
-def _cross_entropy(*args: Any) -> tuple[torch.Tensor, ...]:
+def _cross_entropy(call: Any) -> tuple[torch.Tensor, ...]:
     """Returns losses, lse and lse_error of each row, the last as zeros."""
-    call = _FORWARD.bind(*args)
     ignored, e = ignored_rows(call.target, call.ignore_index), call.label_smoothing
     z = Logits.of(call).z
     if not call.reads_ignored:
@@ -43,9 +38,8 @@ def _cross_entropy(*args: Any) -> tuple[torch.Tensor, ...]:
     return losses, lse, torch.zeros_like(lse)
 
 
-def _cross_entropy_backward(*args: Any) -> torch.Tensor:
+def _cross_entropy_backward(call: Any) -> torch.Tensor:
     """Returns the gradient of the input."""
-    call = _BACKWARD.bind(*args)
     logits, (g, h) = Logits.of(call), gradients_of_rows(call)
     p = (logits.z - call.lse.unsqueeze(-1) - call.lse_error.unsqueeze(-1)).exp()
     if call.label_smoothing == 0:
@@ -58,5 +52,5 @@ def _cross_entropy_backward(*args: Any) -> torch.Tensor:
     return (logits.slope * dz).masked_fill(without_gradient(call), 0)
 
 
-register_composite("cross_entropy", _cross_entropy)
-register_composite("cross_entropy_backward", _cross_entropy_backward)
+register_composite_of_call("cross_entropy", _cross_entropy)
+register_composite_of_call("cross_entropy_backward", _cross_entropy_backward)

@@ -25,8 +25,8 @@ from fusedops.ops.cross_entropy import (
     check_target,
     without_ignored_rows,
 )
-from fusedops.ops.masked_softmax import Signature
 from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autocast import register_lower_precision
 from fusedops.ops.registration.autograd import (
     gradient,
     is_observed,
@@ -35,11 +35,10 @@ from fusedops.ops.registration.autograd import (
     requires_grad,
 )
 from fusedops.ops.registration.forward_mode import register_composite
-from fusedops.ops.registration.variants import register_autocast_of_linear, register_fake
+from fusedops.ops.registration.signature import MaybeTensor, Signature
+from fusedops.ops.registration.variants import register_fake
 
 ops = torch.ops.fusedops
-
-MaybeTensor = torch.Tensor | None
 
 _LOSS = Signature("linear_cross_entropy")
 _GRADIENTS = Signature("linear_cross_entropy_gradients")
@@ -84,8 +83,9 @@ def _check_weight(op: str, weight: torch.Tensor, input: torch.Tensor) -> None:
     checks.check_device(op, "linear_weight", weight, ("input", input))
 
 
-def _check_terms(op: str, call: Any) -> None:
-    """Checks the arguments that only ops of the summed loss have: row_weights, scale, z_loss."""
+def _fake_loss(call: Any) -> torch.Tensor:
+    op = _LOSS.name
+    _check(op, call)
     like, dtype = ("input", call.input), checks.statistics_dtype(call.input.dtype)
     for name, shape in (("row_weights", call.input.shape[:1]), ("scale", ())):
         if (factor := getattr(call, name)) is not None:
@@ -95,17 +95,6 @@ def _check_terms(op: str, call: Any) -> None:
         0 <= call.z_loss <= most,
         f"{op}: z_loss is {call.z_loss:g}, wanted a number from 0 to {most:g}",
     )
-
-
-def _fake_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
-    op, call = "linear_cross_entropy", _LOSS.bind(*args, **kwargs)
-    _check(op, call)
-    _check_terms(op, call)
-    return _fake_sum(call)
-
-
-def _fake_sum(call: Any) -> torch.Tensor:
-    dtype = checks.statistics_dtype(call.input.dtype)
     return torch.empty((), dtype=dtype, device=call.input.device)
 
 
@@ -119,26 +108,22 @@ def _fakes_of_gradients(call: Any) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _fake_gradients(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    op, call = "linear_cross_entropy", _GRADIENTS.bind(*args, **kwargs)
-    _check(op, call)
-    _check_terms(op, call)
-    checks.check_output_mask(op, call.output_mask, 3)
-    return _fake_sum(call), *_fakes_of_gradients(call)
+def _fake_gradients(call: Any) -> tuple[torch.Tensor, ...]:
+    loss = _fake_loss(call)
+    checks.check_output_mask(_LOSS.name, call.output_mask, 3)
+    return loss, *_fakes_of_gradients(call)
 
 
-def _fake_losses(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    call = _LOSSES.bind(*args, **kwargs)
+def _fake_losses(call: Any) -> tuple[torch.Tensor, ...]:
     _check("linear_cross_entropy_losses", call)
     shape, dtype = call.input.shape[:1], checks.statistics_dtype(call.input.dtype)
     return tuple(call.input.new_empty(shape, dtype=dtype) for _ in range(3))
 
 
-def _fake_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    op, call = _BACKWARD.op, _BACKWARD.bind(*args, **kwargs)
-    _check(op, call)
-    check_row_gradients(op, call, call.input.shape[:1], _LOSSES.op)
-    checks.check_output_mask(op, call.output_mask, 3)
+def _fake_backward(call: Any) -> tuple[torch.Tensor, ...]:
+    _check(_BACKWARD.name, call)
+    check_row_gradients(_BACKWARD.name, call, call.input.shape[:1], _LOSSES.name)
+    checks.check_output_mask(_BACKWARD.name, call.output_mask, 3)
     return _fakes_of_gradients(call)
 
 
@@ -161,8 +146,7 @@ def _row_losses(call: Any) -> tuple[torch.Tensor, ...]:
     return results
 
 
-def _composed_loss(*args: Any) -> torch.Tensor:
-    call = _LOSS.bind(*args)
+def _composed_loss(call: Any) -> torch.Tensor:
     losses, lse, _ = _row_losses(call)
     if call.row_weights is not None:
         losses = losses * call.row_weights
@@ -198,18 +182,13 @@ def _gradients_of_loss(call: Any, factor: torch.Tensor) -> dict[str, torch.Tenso
     return _composed_gradients(call, logits, results, weights * factor, grad_lse)
 
 
-def _composed_loss_and_gradients(*args: Any) -> tuple[torch.Tensor, ...]:
-    loss, call = _composed_loss(*args[:-1]), _GRADIENTS.bind(*args)
+def _composed_loss_and_gradients(call: Any) -> tuple[torch.Tensor, ...]:
+    loss = _composed_loss(call)
     of = _gradients_of_loss(call, torch.ones_like(loss))
     return loss, *_selected(call, of)
 
 
-def _composed_losses(*args: Any) -> tuple[torch.Tensor, ...]:
-    return _row_losses(_LOSSES.bind(*args))
-
-
-def _composed_backward(*args: Any) -> tuple[torch.Tensor, ...]:
-    call = _BACKWARD.bind(*args)
+def _composed_backward(call: Any) -> tuple[torch.Tensor, ...]:
     grad_lse = without_ignored_rows(call.grad_lse, call.target, call.ignore_index)
     results = (call.losses, call.lse, call.lse_error)
     of = _composed_gradients(call, _logits(call), results, call.grad_losses, grad_lse)
@@ -264,7 +243,8 @@ def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTens
     for name, has_gradient in zip(_DIFFERENTIABLE, call.output_mask, strict=True):
         checks.check(
             has_gradient or name not in needed,
-            f"{_GRADIENTS.op}: output_mask leaves out the gradient of {name}, which requires grad",
+            f"{_GRADIENTS.name}: output_mask leaves out the gradient of {name}, which requires "
+            "grad",
         )
     if torch.is_grad_enabled() and any(map(requires_grad, (grad, *inputs))):
         of = _gradients_of_loss(call, grad)
@@ -304,26 +284,25 @@ def _losses_formula(
     grad_lse = without_ignored_rows(grad_lse, target, ctx.ignore_index)
     mask = [_LOSSES.needs_gradient(ctx, name) for name in _DIFFERENTIABLE]
     saved = (input, linear_weight, target, linear_bias, *results, grad_losses, grad_lse)
-    grads = gradient(_BACKWARD.op, *saved, *settings, mask)
+    grads = gradient(_BACKWARD.name, *saved, *settings, mask)
     of = dict(zip(_DIFFERENTIABLE, grads, strict=True))
     return _LOSSES.gradients(**{n: of[n] for n, w in zip(_DIFFERENTIABLE, mask, strict=True) if w})
 
 
 # --- registration -------------------------------------------------------------------------------
 
-register_fake(_LOSS.op, _fake_loss)
-register_fake(_GRADIENTS.op, _fake_gradients)
-register_fake(_LOSSES.op, _fake_losses)
-register_fake(_BACKWARD.op, _fake_backward)
-register_composed_autograd(_LOSS.op, _recorded_loss)
-register_autograd(_GRADIENTS.op, _gradients_formula, _setup_gradients)
-register_autograd(_LOSSES.op, _losses_formula, _setup_losses)
-register_composed_autograd(_BACKWARD.op, _composed_backward)
-register_composite(_LOSS.op, _composed_loss)
-register_composite(_GRADIENTS.op, _composed_loss_and_gradients)
-register_composite(_LOSSES.op, _composed_losses)
-register_composite(_BACKWARD.op, _composed_backward)
-for _signature in (_LOSS, _GRADIENTS, _LOSSES, _BACKWARD):
-    vmap.register_loop(_signature.op)
+for _signature, _fake, _composed in (
+    (_LOSS, _fake_loss, _composed_loss),
+    (_GRADIENTS, _fake_gradients, _composed_loss_and_gradients),
+    (_LOSSES, _fake_losses, _row_losses),
+    (_BACKWARD, _fake_backward, _composed_backward),
+):
+    register_fake(_signature.name, _signature.of_call(_fake))
+    register_composite(_signature.name, _signature.of_call(_composed))
+    vmap.register_loop(_signature.name)
+register_composed_autograd(_LOSS.name, _recorded_loss)
+register_autograd(_GRADIENTS.name, _gradients_formula, _setup_gradients)
+register_autograd(_LOSSES.name, _losses_formula, _setup_losses)
+register_composed_autograd(_BACKWARD.name, _BACKWARD.of_call(_composed_backward))
 for _signature in (_LOSS, _LOSSES):
-    register_autocast_of_linear(_signature.op, _DIFFERENTIABLE)
+    register_lower_precision(_signature.name, _DIFFERENTIABLE)

@@ -14,7 +14,6 @@ too, and compute the last factor from it.
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,42 +22,14 @@ import torch
 
 from fusedops.ops import checks
 from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autocast import register_float32_output
 from fusedops.ops.registration.autograd import gradient, register_autograd
-from fusedops.ops.registration.call import tensors_among
 from fusedops.ops.registration.mutation import register_mutation
-from fusedops.ops.registration.variants import register_fake, register_float32_output
+from fusedops.ops.registration.signature import MaybeTensor, Signature
+from fusedops.ops.registration.variants import register_fake
 from fusedops.ops.softmax import contiguous_like, second_derivative
 
 ops = torch.ops.fusedops
-
-MaybeTensor = torch.Tensor | None
-
-
-class Signature:
-    """Holds the argument names of ``op`` and those of its tensors. ``bind`` returns the arguments
-    of a call as a named tuple, with the defaults of the op's schema."""
-
-    def __init__(self, op: str) -> None:
-        self.op = op
-        arguments = getattr(ops, op).default._schema.arguments
-        self.names = [argument.name for argument in arguments]
-        self.tensors = tensors_among(op)(self.names)
-        defaults = [
-            argument.default_value for argument in arguments if argument.has_default_value()
-        ]
-        self.bind: Callable[..., Any] = namedtuple(op, self.names, defaults=defaults)  # type: ignore[misc]
-
-    def needs_gradient(self, ctx: Any, name: str) -> bool:
-        """Whether a formula must return the gradient of the argument. The first entry of
-        ``ctx.needs_input_grad`` is skipped, as :func:`register_autograd` says."""
-        needs: bool = ctx.needs_input_grad[1 + self.tensors.index(name)]
-        return needs
-
-    def gradients(self, **of: MaybeTensor) -> tuple[MaybeTensor, ...]:
-        """Returns ``of``, gradients by name, in the order of the op's tensors; None for those that
-        are missing."""
-        return tuple(map(of.get, self.tensors))
-
 
 _FORWARD = Signature("masked_softmax")
 _OUT = Signature("masked_softmax_out")
@@ -168,8 +139,7 @@ def check_forward(op: str, call: Any, computed: torch.dtype) -> None:
     checks.check_softcap(op, call.softcap, computed)
 
 
-def _fake_forward(signature: Signature, *args: Any, **kwargs: Any) -> torch.Tensor:
-    op, call = signature.op, signature.bind(*args, **kwargs)
+def _fake_forward(op: str, call: Any) -> torch.Tensor:
     result = checks.result_dtype(op, call.input, call.dtype)
     if "seed" in call._fields:
         checks.check_seed(op, call.p, call.seed, ("input", call.input))
@@ -177,15 +147,15 @@ def _fake_forward(signature: Signature, *args: Any, **kwargs: Any) -> torch.Tens
     return contiguous_like(call.input, result)
 
 
-def _fake_out(*args: Any, **kwargs: Any) -> None:
-    op, call = "masked_softmax", _OUT.bind(*args, **kwargs)
+def _fake_out(call: Any) -> None:
+    op = "masked_softmax"
     checks.check_given(op, "input", call.input)
     checks.check_out(op, call.out, call.input)
     check_forward(op, call, call.out.dtype)
 
 
-def _fake_in_place(*args: Any, **kwargs: Any) -> None:
-    op, call = "masked_softmax_", _IN_PLACE.bind(*args, **kwargs)
+def _fake_in_place(call: Any) -> None:
+    op = "masked_softmax_"
     checks.check_dtype_of(op, "input", call.input)
     checks.check_distinct(op, "input", call.input)
     check_forward(op, call, call.input.dtype)
@@ -198,8 +168,7 @@ def check_backward(op: str, call: Any) -> None:
     _check_hiding(op, call.probabilities, call)
 
 
-def _fake_backward(signature: Signature, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-    op, call = signature.op, signature.bind(*args, **kwargs)
+def _fake_backward(op: str, call: Any) -> torch.Tensor | None:
     if "seed" in call._fields:
         checks.check_seed(op, call.p, call.seed, ("probabilities", call.probabilities))
     check_backward(op, call)
@@ -210,8 +179,8 @@ def _fake_backward(signature: Signature, *args: Any, **kwargs: Any) -> torch.Ten
     return contiguous_like(call.probabilities, call.input_dtype)
 
 
-def _fake_dropout(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    output = _fake_forward(_DROPOUT, *args, **kwargs)
+def _fake_dropout(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    output = _fake_forward(_DROPOUT.name, call)
     return output, torch.empty_like(output)
 
 
@@ -457,27 +426,27 @@ def _backward_formula(
 
 # --- registration -------------------------------------------------------------------------------
 
-register_fake("masked_softmax", partial(_fake_forward, _FORWARD))
-register_fake("masked_softmax_out", _fake_out)
-register_fake("masked_softmax_", _fake_in_place)
-register_fake("masked_softmax_dropout", _fake_dropout)
-register_fake("_masked_softmax_dropout", partial(_fake_forward, _DROPOUT))
+register_fake("masked_softmax", _FORWARD.of_call(partial(_fake_forward, _FORWARD.name)))
+register_fake("masked_softmax_out", _OUT.of_call(_fake_out))
+register_fake("masked_softmax_", _IN_PLACE.of_call(_fake_in_place))
+register_fake("masked_softmax_dropout", _DROPOUT.of_call(_fake_dropout))
+register_fake("_masked_softmax_dropout", _DROPOUT.of_call(partial(_fake_forward, _DROPOUT.name)))
 
 for _signature, _formula, _setup in (
     (_FORWARD, _forward_formula, _setup_forward),
     (_DROPOUT, _dropout_formula, _setup_dropout),
 ):
     _other = partial(_with_learned_sinks, _signature)
-    register_autograd(_signature.op, _formula, _setup, _other)
+    register_autograd(_signature.name, _formula, _setup, _other)
 register_mutation("masked_softmax_out", written=_OUT.names.index("out"))
 register_mutation("masked_softmax_", written=0)
 for _signature in _BACKWARDS:
-    register_fake(_signature.op, partial(_fake_backward, _signature))
-    if _signature.op.endswith("_"):
-        register_mutation(_signature.op, written=0)
+    register_fake(_signature.name, _signature.of_call(partial(_fake_backward, _signature.name)))
+    if _signature.name.endswith("_"):
+        register_mutation(_signature.name, written=0)
     else:
         _both = partial(_backward_formula, _signature), partial(_setup_backward, _signature)
-        register_autograd(_signature.op, *_both)
+        register_autograd(_signature.name, *_both)
 
 for _op in ("masked_softmax", "masked_softmax_out", "masked_softmax_", "masked_softmax_backward"):
     vmap.register_rows(_op, mask=0, bias=0, start=1, end=1, sinks=1)

@@ -12,23 +12,12 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import checks
-from fusedops.ops.masked_softmax import (
-    MaybeTensor,
-    Operand,
-    Signature,
-    check_backward,
-    check_forward,
-    forward_gradients,
-    save_backward,
-    save_forward,
-    saved_backward,
-    saved_forward,
-    summed_to,
-)
+from fusedops.ops import checks, masked_softmax
 from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autocast import register_float32_output
 from fusedops.ops.registration.autograd import gradient, register_autograd
-from fusedops.ops.registration.variants import register_fake, register_float32_output
+from fusedops.ops.registration.signature import MaybeTensor, Signature
+from fusedops.ops.registration.variants import register_fake
 from fusedops.ops.softmax import contiguous_like, second_derivative
 
 _FORWARD = Signature("masked_softmax_sinks")
@@ -38,24 +27,24 @@ _BACKWARD = Signature("masked_softmax_sinks_backward")
 # --- fake kernels -------------------------------------------------------------------------------
 
 
-def _fake_forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    op, call = "masked_softmax_sinks", _FORWARD.bind(*args, **kwargs)
+def _fake_forward(call: Any) -> tuple[torch.Tensor, ...]:
+    op = "masked_softmax_sinks"
     result = checks.result_dtype(op, call.input, call.dtype)
     checks.check_optional_seed(op, call.p, call.seed, ("input", call.input))
     checks.check_given(op, "sinks", call.sinks)
-    check_forward(op, call, result)
+    masked_softmax.check_forward(op, call, result)
     output = contiguous_like(call.input, result)
     probabilities = output.new_empty([0]) if call.seed is None else torch.empty_like(output)
     statistics = checks.statistics_dtype(result)
     return output, probabilities, output.new_empty(output.shape[:-1], dtype=statistics)
 
 
-def _fake_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    op, call = "masked_softmax_sinks_backward", _BACKWARD.bind(*args, **kwargs)
+def _fake_backward(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    op = "masked_softmax_sinks_backward"
     y = checks.check_given(op, "probabilities", call.probabilities)
     like = ("probabilities", y)
     checks.check_optional_seed(op, call.p, call.seed, like)
-    check_backward(op, call)
+    masked_softmax.check_backward(op, call)
     checks.check_dtype(op, "input_dtype", call.input_dtype)
     checks.check_statistic(op, "sink_probabilities", call.sink_probabilities, like, y.shape[:-1])
     statistics = checks.statistics_dtype(y.dtype)
@@ -68,14 +57,14 @@ def _fake_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tenso
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     call = _FORWARD.bind(*inputs)
     output, probabilities, sink_probabilities = outputs
-    ctx.p, ctx.sinks = call.p, Operand.of(call.sinks)
+    ctx.p, ctx.sinks = call.p, masked_softmax.Operand.of(call.sinks)
     ctx.set_materialize_grads(False)
     if call.seed is None:
         ctx.mark_non_differentiable(probabilities, sink_probabilities)
-        save_forward(ctx, call, output, sink_probabilities)
+        masked_softmax.save_forward(ctx, call, output, sink_probabilities)
     else:
         ctx.mark_non_differentiable(sink_probabilities)
-        save_forward(ctx, call, probabilities, sink_probabilities, call.seed)
+        masked_softmax.save_forward(ctx, call, probabilities, sink_probabilities, call.seed)
 
 
 def _forward_formula(
@@ -83,7 +72,7 @@ def _forward_formula(
 ) -> tuple[Any, ...]:
     """Returns the gradients of input, mask, bias and sinks. With dropout, the probabilities before
     it are a second differentiable result, ``y``; without, ``y`` is the output."""
-    visibility, cap, (y, sink_probabilities, *seed) = saved_forward(ctx)
+    visibility, cap, (y, sink_probabilities, *seed) = masked_softmax.saved_forward(ctx)
     no_dropout = (0.0, None)
     grads = (
         (grad_output, (ctx.p, *seed) if seed else no_dropout),
@@ -108,22 +97,22 @@ def _forward_formula(
         total: torch.Tensor = sum((result[0] for result in results[1:]), results[0][0])
         return total
 
-    of = forward_gradients(ctx, _FORWARD, cap, run)
+    of = masked_softmax.forward_gradients(ctx, _FORWARD, cap, run)
     if _FORWARD.needs_gradient(ctx, "sinks"):
         if not to_sinks:
             run(1.0)
-        of["sinks"] = summed_to(ctx.sinks, sum(to_sinks[1:], to_sinks[0]))
+        of["sinks"] = masked_softmax.summed_to(ctx.sinks, sum(to_sinks[1:], to_sinks[0]))
     return _FORWARD.gradients(**of)
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     call = _BACKWARD.bind(*inputs)
-    save_backward(ctx, call, call.sink_probabilities)
+    masked_softmax.save_backward(ctx, call, call.sink_probabilities)
 
 
 def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) -> tuple[Any, ...]:
     """Returns the gradients of grad_output and probabilities, from the cotangents of dx and ds."""
-    scaled, dropped, y, m, (sink_probabilities,) = saved_backward(ctx, to_input)
+    scaled, dropped, y, m, (sink_probabilities,) = masked_softmax.saved_backward(ctx, to_input)
     by_dropped, by_y = second_derivative(scaled, dropped, y, -1)
     # The saved t is a constant for autograd. Adding rest - rest.detach(), which is 0, gives it the
     # derivative of 1 - sum(y), for a third derivative.
@@ -138,8 +127,8 @@ def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) 
 
 # --- registration -------------------------------------------------------------------------------
 
-register_fake("masked_softmax_sinks", _fake_forward)
-register_fake("masked_softmax_sinks_backward", _fake_backward)
+register_fake("masked_softmax_sinks", _FORWARD.of_call(_fake_forward))
+register_fake("masked_softmax_sinks_backward", _BACKWARD.of_call(_fake_backward))
 register_autograd("masked_softmax_sinks", _forward_formula, _setup_forward)
 register_autograd("masked_softmax_sinks_backward", _backward_formula, _setup_backward)
 register_float32_output("masked_softmax_sinks")

@@ -21,11 +21,11 @@ from fusedops.ops.norm_fakes import fake_backward, fake_forward, needed_of_input
 from fusedops.ops.norm_kinds import NORM_OPS, NormOp
 from fusedops.ops.norm_second_order import SecondDerivative, multiplier, sum_of_rows
 from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autocast import register_float32_inputs
 from fusedops.ops.registration.autograd import gradient, register_autograd
-from fusedops.ops.registration.call import tensors_among
 from fusedops.ops.registration.forward_mode import has_tangent
 from fusedops.ops.registration.libraries import argument_names
-from fusedops.ops.registration.variants import register_fake, register_float32_inputs, register_vmap
+from fusedops.ops.registration.variants import register_fake, register_vmap
 
 MaybeTensor = torch.Tensor | None
 Grads = tuple[MaybeTensor, ...]
@@ -209,7 +209,6 @@ def _moved(tensor: MaybeTensor, source: int, destination: int) -> MaybeTensor:
 def _register_second_derivative(op: NormOp) -> None:
     """Registers the derivative of ``op``, a backward op: the gradients of its tensor arguments."""
     tensors = ("grad_output", op.input, "mean", "rstd", "weight", "seed")
-    tensor_names = tensors_among(op.name)(op.names)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         named = dict(zip(op.names, inputs, strict=True))
@@ -219,8 +218,7 @@ def _register_second_derivative(op: NormOp) -> None:
         ctx.named = {k: v for k, v in named.items() if not isinstance(v, torch.Tensor)}
 
     def formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
-        by_name = _second_derivatives(op, ctx, cotangents)
-        return tuple(map(by_name.get, tensor_names))
+        return op.gradients(**_second_derivatives(op, ctx, cotangents))
 
     register_autograd(op.name, formula, setup_context)
 

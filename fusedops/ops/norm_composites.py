@@ -65,7 +65,7 @@ def _gradients(
 
 def _forward(op: NormOp, *args: Any) -> Results:
     """Returns the results of a norm of its input or of dropout(input) + residual."""
-    named = op.named(args)
+    named = op.named(*args)
     dim, input = named.get("dim"), _sum(named) if op.has_residual else named["input"]
     results = _norm(op.name, _with_dim_last(input, dim), _rank(named), named) | {"sum": input}
     return tuple(_moved_back(results[name], input, dim) for name in op.results)
@@ -82,7 +82,7 @@ def _sum(named: Named) -> torch.Tensor:
 
 def _backward(op: NormOp, *args: Any) -> Results:
     """Returns the gradients that a backward op returns, also those that are not needed."""
-    named = op.named(args)
+    named = op.named(*args)
     dim, input = named.get("dim"), named[op.input]
     moved = {name: _with_dim_last(named[name], dim) for name in ("mean", "rstd") if name in named}
     dy, x = _with_dim_last(named["grad_output"], dim), _with_dim_last(input, dim)

@@ -82,7 +82,7 @@ def _check_rows_are_not_empty(op: NormOp, named: Named) -> None:
 
 def fake_forward(op: NormOp, *args: Any, **kwargs: Any) -> Any:
     """Checks the arguments and returns uninitialised tensors like the op's results."""
-    named = op.named(args, kwargs)
+    named = op.named(*args, **kwargs)
     input: torch.Tensor = named["input"]
     function = op.function
     if op.has_residual:
@@ -139,7 +139,7 @@ def _check_backward(op: NormOp, named: Named) -> None:
 
 def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
     """Checks the arguments and returns uninitialised gradients, of shape [0] if not needed."""
-    named = op.named(args, kwargs)
+    named = op.named(*args, **kwargs)
     input: torch.Tensor = named[op.input]
     mask, function = named["output_mask"], op.function
     checks.check_output_mask(function, mask, len(op.results))

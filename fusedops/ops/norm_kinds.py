@@ -10,12 +10,12 @@ that. csrc/norm_kinds.def has the kinds for C++.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from fusedops.ops.registration.libraries import OPS, OPS_WITH_VARIANT
+from fusedops.ops.registration.signature import Signature
 
 Dims = tuple[int, ...]
 Factor = torch.Tensor | float
@@ -139,28 +139,26 @@ def kind_of(op: str) -> NormKind:
     return next(kind for name, kind in KINDS.items() if name in op)
 
 
-class NormOp:
+class NormOp(Signature):
     """Holds what the schema of a norm's operator says about it.
 
     function: the name of the public operator; this one may be a variant with fewer results.
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.kind = name, kind_of(name)
+        super().__init__(name)
+        self.kind = kind_of(name)
         self.function = name.removeprefix("_").removesuffix("_output")
-        self.overload = getattr(torch.ops.fusedops, name).default
-        schema = self.overload._schema
-        self.names = [argument.name for argument in schema.arguments]
-        self.results = [result.name for result in schema.returns]
+        self.results = [result.name for result in self.overload._schema.returns]
         self.is_backward = name.endswith("_backward")
         self.is_spatial, self.has_residual = "dim" in self.names, "p" in self.names
         #: The name of the tensor that is normalised.
         self.input = "sum" if self.is_backward and self.has_residual else "input"
-        self._defaults = {argument.name: argument.default_value for argument in schema.arguments}
 
-    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def named(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns the arguments of a call by name, including those left at their defaults."""
-        return {**self._defaults, **dict(zip(self.names, args, strict=False)), **(kwargs or {})}
+        named: dict[str, Any] = self.bind(*args, **kwargs)._asdict()
+        return named
 
 
 _VARIANTS = {f"_{op}" for op in OPS_WITH_VARIANT}

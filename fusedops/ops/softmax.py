@@ -13,9 +13,10 @@ import torch
 
 from fusedops.ops import checks
 from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autocast import register_float32_output
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.mutation import register_mutation
-from fusedops.ops.registration.variants import register_fake, register_float32_output
+from fusedops.ops.registration.variants import register_fake
 
 ops = torch.ops.fusedops
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fusedops.ops.checks import wide
-from fusedops.ops.masked_softmax import Signature, Visibility, multiplier
-from fusedops.ops.registration.forward_mode import register_composite
+from fusedops.ops.masked_softmax import Visibility, multiplier
+from fusedops.ops.registration.forward_mode import register_composite, register_composite_of_call
 from fusedops.ops.softmax_stats import shift_of
 
 # --- softmax and log_softmax --------------------------------------------------------------------
@@ -146,13 +146,7 @@ _MASKED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _of_call(op: str, composite: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Returns ``composite``, a function of a named tuple, as a function of the op's arguments."""
-    call_of = Signature(op).bind
-    return lambda *args: composite(call_of(*args))
-
-
 for _op, _composite in _COMPOSITES.items():
     register_composite(_op, _composite)
 for _op, _composite in _MASKED.items():
-    register_composite(_op, _of_call(_op, _composite))
+    register_composite_of_call(_op, _composite)

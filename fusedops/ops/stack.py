@@ -15,8 +15,9 @@ import torch
 from fusedops.ops import checks
 from fusedops.ops.norm_second_order import SecondDerivative
 from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autocast import register_float32_inputs
 from fusedops.ops.registration.autograd import gradient, register_autograd
-from fusedops.ops.registration.variants import register_fake, register_float32_inputs, register_vmap
+from fusedops.ops.registration.variants import register_fake, register_vmap
 
 ops = torch.ops.fusedops
 

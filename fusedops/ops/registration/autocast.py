@@ -9,40 +9,54 @@ both devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from fusedops.ops.registration.libraries import argument_names
+from fusedops.ops.registration.libraries import LIBRARY, argument_names, with_variant
 
-_AUTOCAST_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-_AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+#: The type of functions that take the arguments of a call, and return those to call the op with.
+Convert = Callable[[tuple[Any, ...]], Sequence[Any]]
 
 
-def register_float32_output(library: torch.library.Library, op: str) -> None:
+def _register(op: str, device: str, convert: Convert) -> None:
+    """Makes ``fusedops::op`` and its no-autograd variant convert their arguments under autocast for
+    ``device``."""
+    key = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}[device]
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def rule(overload: Any, *args: Any) -> Any:
+        arguments = convert(args)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return overload(*arguments)
+
+    for name in with_variant(op):
+        LIBRARY.impl(name, partial(rule, getattr(torch.ops.fusedops, name).default), key)
+
+
+def register_float32_output(op: str) -> None:
     """Makes ``fusedops::op`` compute with ``dtype=torch.float32`` where no dtype is given and its
     first argument, the input, is a floating CUDA tensor of up to 32 bits."""
-    overload = getattr(torch.ops.fusedops, op).default
+    schema = getattr(torch.ops.fusedops, op).default._schema
     position = argument_names(op).index("dtype")
-    defaults = [argument.default_value for argument in overload._schema.arguments]
+    defaults = [argument.default_value for argument in schema.arguments]
 
-    def rule(*args: Any) -> Any:
+    def convert(args: tuple[Any, ...]) -> list[Any]:
         arguments = [*args, *defaults[len(args) :]]
         input = arguments[0]
         eligible = input.is_cuda and input.is_floating_point() and input.dtype != torch.float64
         if eligible and arguments[position] is None:
             arguments[position] = torch.float32
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CUDA):
-            return overload(*arguments)
+        return arguments
 
-    library.impl(op, rule, "AutocastCUDA")
+    _register(op, "cuda", convert)
 
 
-def register_float32_inputs(library: torch.library.Library, op: str) -> None:
+def register_float32_inputs(op: str) -> None:
     """Makes ``fusedops::op`` convert 16-bit CUDA tensors to float32, in lists too. An input that is
     added to a residual stays 16-bit, as kernels read it: the residual makes the sum float32."""
-    overload = getattr(torch.ops.fusedops, op).default
     kept = 1 if "residual" in argument_names(op) else 0
 
     def converted(arg: Any) -> Any:
@@ -51,31 +65,20 @@ def register_float32_inputs(library: torch.library.Library, op: str) -> None:
         is_narrow = isinstance(arg, torch.Tensor) and arg.dtype in (torch.bfloat16, torch.float16)
         return arg.float() if is_narrow and arg.is_cuda else arg
 
-    def rule(*args: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CUDA):
-            return overload(*args[:kept], *map(converted, args[kept:]))
-
-    library.impl(op, rule, "AutocastCUDA")
+    _register(op, "cuda", lambda args: [*args[:kept], *map(converted, args[kept:])])
 
 
-def register_lower_precision(
-    library: torch.library.Library, op: str, converted: Sequence[str]
-) -> None:
+def register_lower_precision(op: str, converted: Sequence[str]) -> None:
     """Makes ``fusedops::op`` convert the named arguments to autocast's dtype, as torch's linear
     does: those that are floating and not float64."""
-    overload, names = getattr(torch.ops.fusedops, op).default, argument_names(op)
+    names = argument_names(op)
 
-    def register(device: str, key: str, keys: Any) -> None:
-        def rule(*args: Any) -> Any:
-            named = zip(names, args, strict=False)
-            arguments = [_lowered(arg, device) if name in converted else arg for name, arg in named]
-            with torch._C._ExcludeDispatchKeyGuard(keys):
-                return overload(*arguments)
+    def convert(device: str, args: tuple[Any, ...]) -> list[Any]:
+        named = zip(names, args, strict=False)
+        return [_lowered(arg, device) if name in converted else arg for name, arg in named]
 
-        library.impl(op, rule, key)
-
-    register("cpu", "AutocastCPU", _AUTOCAST_CPU)
-    register("cuda", "AutocastCUDA", _AUTOCAST_CUDA)
+    for device in ("cpu", "cuda"):
+        _register(op, device, partial(convert, device))
 
 
 def _lowered(arg: Any, device: str) -> Any:

@@ -19,6 +19,7 @@ from torch._C import _are_functorch_transforms_active
 from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
+from fusedops.ops.registration.signature import Signature
 from fusedops.ops.registration.variants import check_and_make_fakes
 
 #: Holds the composite of each op.
@@ -29,6 +30,12 @@ def register_composite(op: str, composite: Callable[..., Any]) -> None:
     """Registers what ``fusedops::op`` runs in forward mode. ``composite(*args)`` returns the op's
     results in any floating dtype and layout, and may compute those that the op leaves empty."""
     _COMPOSITES[op] = composite
+
+
+def register_composite_of_call(op: str, composite: Callable[[Any], Any]) -> None:
+    """Does what :func:`register_composite` does for a composite that takes the arguments as a named
+    tuple."""
+    register_composite(op, Signature(op).of_call(composite))
 
 
 def _is_dual(value: Any) -> bool:

@@ -138,6 +138,11 @@ def argument_names(op: str) -> list[str]:
     return [argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments]
 
 
+def with_variant(op: str) -> list[str]:
+    """Returns the names of an op and, if there is one, of its no-autograd variant."""
+    return [op, f"_{op}"] if op in OPS_WITH_VARIANT else [op]
+
+
 def check_defined(op: str) -> None:
     """Raises ImportError where the library does not define an operator that Python registers."""
     if op not in OPS:

@@ -1,28 +1,21 @@
-"""Registers fake kernels, vmap and autocast rules for an op and for its no-autograd variant."""
+"""Registers fake kernels and vmap rules for an op and for its no-autograd variant."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from fusedops.ops.registration import autocast
-from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT, check_defined
+from fusedops.ops.registration.libraries import check_defined, with_variant
 
 _fakes: dict[str, Callable[..., Any]] = {}
-
-
-def _names(op: str) -> Iterator[str]:
-    yield op
-    if op in OPS_WITH_VARIANT:
-        yield f"_{op}"
 
 
 def register_fake(op: str, fake: Callable[..., Any]) -> None:
     check_defined(op)
     _fakes[op] = fake
-    for name in _names(op):
+    for name in with_variant(op):
         torch.library.register_fake(f"fusedops::{name}", fake)
 
 
@@ -50,20 +43,5 @@ def register_vmap(op: str, rule: Callable[..., Any]) -> None:
         _fakes[op](*map(_fake_slice, args, in_dims))
         return rule(info, in_dims, *args)
 
-    for name in _names(op):
+    for name in with_variant(op):
         torch.library.register_vmap(f"fusedops::{name}", checked)
-
-
-def register_float32_output(op: str) -> None:
-    for name in _names(op):
-        autocast.register_float32_output(LIBRARY, name)
-
-
-def register_float32_inputs(op: str) -> None:
-    for name in _names(op):
-        autocast.register_float32_inputs(LIBRARY, name)
-
-
-def register_autocast_of_linear(op: str, converted: Sequence[str]) -> None:
-    for name in _names(op):
-        autocast.register_lower_precision(LIBRARY, name, converted)
