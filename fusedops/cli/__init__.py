@@ -2,8 +2,8 @@
 
 A command is a module of this package with `add_arguments(parser)` and `run(args) -> exit code`.
 Only the module of the chosen command is imported, so that `env` needs only torch and works even if
-the other commands do not. A command imports its optional packages when it runs, so that `--help`
-does not need them.
+the other commands do not. A command that needs optional packages is a package whose module
+`command` has `run`: it is imported when the command runs, so that `--help` does not need them.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def _run(name: str | None, argv: list[str]) -> int:
     args = parser.parse_args(argv)  # raises an error if no command is given
     assert command is not None and name is not None
     with missing_packages_named(name):
+        if not hasattr(command, "run"):
+            command = importlib.import_module(f"{command.__name__}.command")
         status: int = command.run(args)
     return status
 

@@ -35,6 +35,8 @@ from fusedops.cli.problems import (
 )
 
 PACKAGE = Path(__file__).parents[1]
+#: The module that loads the libraries.
+LIBRARIES = "ops.registration.libraries"
 
 #: The checks whose problems keep a command from running. Other commands have FATAL_TO_COMPILING;
 #: `check` itself reports the problems that do not keep it from running.
@@ -86,7 +88,7 @@ def require_usable(command: str) -> None:
 
 def describe_machine() -> str:
     """Returns the machine in one line, for the header of a measurement."""
-    isa = _guarded(lambda: _library().cpu_isa())
+    isa = _guarded(lambda: _module(LIBRARIES).cpu_isa())
     return (
         f"{_processor_name()}, {os.cpu_count()} cores, threads={torch.get_num_threads()}, "
         f"torch {torch.__version__}, fusedops {_version()} ({isa})"
@@ -104,10 +106,10 @@ def _guarded(probe: Callable[[], Any]) -> Any:
 # --- probes, one for each section -----------------------------------------------------------------
 
 
-def _library() -> Any:
-    """Returns the module that loads the libraries. It is imported here and not at the top, because
-    the import fails without the libraries, and there has to be a report even then."""
-    return importlib.import_module("fusedops.ops.registration.libraries")
+def _module(name: str) -> Any:
+    """Returns a module of fusedops. It is imported here and not at the top, because the import may
+    fail without the libraries, and there has to be a report even then."""
+    return importlib.import_module(f"fusedops.{name}")
 
 
 def probe_package() -> Report:
@@ -132,8 +134,8 @@ def probe_operators() -> dict[str, list[str]]:
 
     Without CUDA kernels, the kernel registered for CUDA only raises an error, and is not listed.
     """
-    importlib.import_module("fusedops.ops")
-    refused = () if _library().has_kernels("cuda") else ("CUDA",)
+    _module("ops")
+    refused = () if _module(LIBRARIES).has_kernels("cuda") else ("CUDA",)
     keys = [key for key in DISPATCH_KEYS if key not in refused]
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     registered = torch._C._dispatch_get_all_op_names()
@@ -158,8 +160,8 @@ def probe_build() -> Report:
 
 def probe_libraries() -> Report:
     """Returns the libraries in use, the status of the CUDA kernels, and how eager calls run."""
-    library = _library()
-    is_direct = importlib.import_module("fusedops.ops.registration.call").IS_DIRECT
+    library = _module(LIBRARIES)
+    is_direct = _module("ops.registration.call").IS_DIRECT
     return {
         "loaded": library.loaded_libraries(),
         "cuda": library.cuda_status(),
@@ -186,7 +188,7 @@ def probe_system() -> Report:
         "processor": _processor_name(),
         "processor flags": _vector_flags(),
         "instructions used by torch": torch.backends.cpu.get_cpu_capability(),
-        "instructions used by fusedops": _guarded(lambda: _library().cpu_isa()),
+        "instructions used by fusedops": _guarded(lambda: _module(LIBRARIES).cpu_isa()),
         "threads": torch.get_num_threads(),
     }
 
@@ -220,13 +222,13 @@ def probe_variables() -> dict[str, str]:
 
 def probe_settings() -> Report:
     """Returns the settings, from the FUSEDOPS_* variables and the defaults."""
-    return dataclasses.asdict(importlib.import_module("fusedops.config").active())
+    return dataclasses.asdict(_module("config").active())
 
 
 def probe_policy() -> Report:
     """Returns the policy table of fuse="profitable" for each device, with one thread and with all;
     then the folder of the user's tables, their number, and what is wrong with damaged ones."""
-    costs = importlib.import_module("fusedops.graph.policy.costs")
+    costs = _module("graph.policy.costs")
     report = {}
     for device in costs.devices():
         machine = costs.here(device)
@@ -241,9 +243,7 @@ def probe_policy() -> Report:
 
 
 def _describe_table(machine: Any) -> Report | str:
-    table = next(
-        iter(importlib.import_module("fusedops.graph.policy.costs").tables_for(machine)), None
-    )
+    table = next(iter(_module("graph.policy.costs").tables_for(machine)), None)
     if table is None:
         return "no table: a heuristic decides; `python -m fusedops tune` measures a table"
     return {"table": str(table), "chosen": table.fit(machine), "measured on": str(table.machine)}
@@ -301,13 +301,8 @@ def _describe_gpu(index: int, architectures: Any) -> Report:
         "name": torch.cuda.get_device_name(index),
         "capability": f"{major}.{minor}",
         "code": code or None,
-        "launches": _guarded(partial(_describe_launches, index)) if code else None,
+        "launches": _guarded(lambda: _module("cli.launches").describe(index)) if code else None,
     }
-
-
-def _describe_launches(index: int) -> Report | str:
-    described: Report | str = importlib.import_module("fusedops.cli.launches").describe(index)
-    return described
 
 
 def code_for(capability: tuple[int, int], architectures: list[str]) -> list[str]:

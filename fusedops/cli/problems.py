@@ -154,21 +154,6 @@ def compiler_that_is_switched_off(report: Report) -> Iterator[Problem]:
         yield Problem("TORCH_COMPILE_DISABLE switches torch.compile off", "unset it")
 
 
-CHECKS: tuple[Check, ...] = (
-    source_that_hides_the_package,
-    what_does_not_load,
-    unknown_instruction_set,
-    refused_settings,
-    policy_tables_that_are_damaged,
-    operators_without_cpu_kernel,
-    torch_older_than_the_target,
-    gpus_without_kernels,
-    driver_that_torch_does_not_use,
-    backend_not_installed,
-    no_compiler_for_inductor,
-    compiler_that_is_switched_off,
-)
-
 #: The checks whose problems prevent any use of fusedops. The tuples below add the checks whose
 #: problems prevent capturing a model, and compiling one.
 FATAL: tuple[Check, ...] = (
@@ -179,6 +164,18 @@ FATAL: tuple[Check, ...] = (
 )
 FATAL_TO_CAPTURING: tuple[Check, ...] = (*FATAL, compiler_that_is_switched_off)
 FATAL_TO_COMPILING: tuple[Check, ...] = (*FATAL_TO_CAPTURING, no_compiler_for_inductor)
+
+CHECKS: tuple[Check, ...] = (
+    *FATAL,
+    policy_tables_that_are_damaged,
+    operators_without_cpu_kernel,
+    torch_older_than_the_target,
+    gpus_without_kernels,
+    driver_that_torch_does_not_use,
+    backend_not_installed,
+    no_compiler_for_inductor,
+    compiler_that_is_switched_off,
+)
 
 
 def decode_target(target: str) -> str:

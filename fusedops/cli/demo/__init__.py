@@ -13,11 +13,3 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares no options: `demo` has none."""
-
-
-def run(args: argparse.Namespace) -> int:
-    """Runs the demo; returns 1 if one of its checks failed."""
-    # This import needs optional packages, which --help must do without.
-    from fusedops.cli.demo import command
-
-    return command.run(args)

@@ -39,11 +39,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write one table there, not to your cache: as to ship it with fusedops",
     )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measures, and writes the tables; returns 1 if a graph could not be measured."""
-    # This import needs optional packages, which --help must do without.
-    from fusedops.cli.tune import command
-
-    return command.run(args)

@@ -46,18 +46,14 @@ def compile_ahead(graphs: Sequence[Graph], deadline: float) -> Iterator[Graph]:
     else:
         context = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
         workers = min(workers, MOST_ON_GPU)
-    with context.Pool(workers, initializer=_leave_interrupts_alone) as pool:
+    # The workers ignore Ctrl-C. The main process gets it too, and ends them.
+    with context.Pool(workers, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         done = pool.imap_unordered(_compile_ahead, graphs)
         for _ in graphs:
             try:
                 yield done.next(timeout=max(0.0, deadline - time.monotonic()))
             except multiprocessing.TimeoutError:
                 return
-
-
-def _leave_interrupts_alone() -> None:
-    """Makes a worker ignore Ctrl-C. The main process gets it too, and ends the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _compile_ahead(graph: Graph) -> Graph:
