@@ -696,11 +696,8 @@ def std_norm(
     NaN, and the derivative of the standard deviation of a constant row is defined as 0.
 
     Args:
-        input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
-            Strides as in :func:`softmax`.
-        normalized_shape: the last dimensions of ``input``'s shape.
-        weight, bias: of ``normalized_shape``, or None; their dtype may differ from ``input``'s.
-            ``a_2`` and ``b_2`` in the source.
+        input, normalized_shape: as in :func:`layer_norm`.
+        weight, bias: as in :func:`layer_norm`; ``a_2`` and ``b_2`` in the source.
         eps: added to the standard deviation, >= 0.
 
     Returns:
@@ -737,9 +734,7 @@ def rms_norm(
       of ``weight``; with a float32 ``weight`` nothing is rounded to 16 bits.
 
     Args:
-        input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
-            Strides as in :func:`softmax`.
-        normalized_shape: the last dimensions of ``input``'s shape.
+        input, normalized_shape: as in :func:`layer_norm`.
         weight: of ``normalized_shape``, or None. "llama" and "t5" take one pass if its dtype is
             ``input``'s, otherwise several.
         eps: added to the mean square, >= 0; by default ``torch.finfo(dtype).eps`` of the dtype that
@@ -801,10 +796,7 @@ def l2_norm(
     derivative is that of this division.
 
     Args:
-        input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
-            Strides as in :func:`softmax`.
-        normalized_shape: the last dimensions of ``input``'s shape.
-        weight: of ``normalized_shape``, or None; its dtype may differ from ``input``'s.
+        input, normalized_shape, weight: as in :func:`layer_norm`.
         eps: the least divisor, >= 0.
 
     Returns:

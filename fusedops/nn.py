@@ -11,20 +11,8 @@ import torch
 from torch import nn
 
 from fusedops import _arguments
-from fusedops.functional import (
-    Causal,
-    MaskedRows,
-    RmsVariant,
-    Window,
-    layer_norm,
-    log_softmax,
-    masked_softmax_dropout,
-    rms_norm,
-    softmax,
-    spatial_layer_norm,
-    spatial_rms_norm,
-    std_norm,
-)
+from fusedops import functional as F
+from fusedops.functional import Causal, MaskedRows, RmsVariant, Window
 from fusedops.losses import Reduction, check_options, cross_entropy, linear_cross_entropy
 
 
@@ -56,7 +44,7 @@ class Softmax(_Unscriptable, nn.Softmax):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input) if self.dim is None else softmax(input, self.dim)
+        return super().forward(input) if self.dim is None else F.softmax(input, self.dim)
 
 
 class LogSoftmax(_Unscriptable, nn.LogSoftmax):
@@ -76,7 +64,7 @@ class LogSoftmax(_Unscriptable, nn.LogSoftmax):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input) if self.dim is None else log_softmax(input, self.dim)
+        return super().forward(input) if self.dim is None else F.log_softmax(input, self.dim)
 
 
 class MaskedSoftmax(_Unscriptable, nn.Module):
@@ -87,16 +75,9 @@ class MaskedSoftmax(_Unscriptable, nn.Module):
 
     Args:
         scale: multiplies the scores, :math:`1 / \sqrt{d}` for heads of size ``d``.
-        causal: True or "top_left": query ``i`` sees the keys up to ``i``; "bottom_right": the last
-            query sees all keys.
-        mask_value: the score of hidden columns.
         p: the probability of a zero in training.
-        masked_rows: the result of rows without a visible column: "nan", as in PyTorch, or "zero".
-        window: how many keys a query sees. An int needs ``causal`` and counts the query's own key
-            and those before it; a pair (left, right) counts those on either side of its own, with
-            ``causal`` only those on the left.
         sinks: a number that is one more score of each row, left out of the result.
-        softcap: bounds the scaled scores to between ``-softcap`` and ``softcap``.
+        causal, mask_value, masked_rows, window, softcap: as in :func:`fusedops.masked_softmax`.
 
     Shape:
         The input is ``[..., queries, keys]``, of any floating dtype. The mask, bool (True where
@@ -149,7 +130,7 @@ class MaskedSoftmax(_Unscriptable, nn.Module):
         end: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return masked_softmax_dropout(
+        return F.masked_softmax_dropout(
             input,
             mask,
             p=self.p,
@@ -191,8 +172,7 @@ class CrossEntropyLoss(_Unscriptable, nn.CrossEntropyLoss):
     Args:
         weight, ignore_index, reduction, label_smoothing: as in ``torch.nn.CrossEntropyLoss``, which
             has the same buffer ``weight``.
-        z_loss: the factor of each row's squared logsumexp, which is added to its loss.
-        softcap: bounds the logits to between ``-softcap`` and ``softcap``.
+        z_loss, softcap: as in :func:`fusedops.cross_entropy`.
 
     Shape:
         The input is ``[classes]``, ``[N, classes]`` or ``[N, classes, d1, ...]``, of any floating
@@ -257,11 +237,9 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
         in_features, num_classes, bias, device, dtype: those of the linear layer.
         out_features: a size or sizes ``d1, ..., dK`` of the positions that are classified, each by
             a head of its own; the linear layer has the results of all. By default one head.
-        reduction, weight, ignore_index, label_smoothing, options: as in
+        reduction, weight, ignore_index, label_smoothing, options, z_loss, softcap: as in
             :func:`fusedops.linear_cross_entropy`. ``weight`` is a buffer. ``options`` change
             nothing, and are not kept.
-        z_loss: the factor of each row's squared logsumexp, which is added to its loss.
-        softcap: bounds the logits to between ``-softcap`` and ``softcap``.
 
     Shape:
         The input is ``[in_features]`` or ``[..., in_features]`` of the layer's dtype, and the
@@ -375,7 +353,7 @@ class LayerNorm(_Unscriptable, nn.LayerNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if 0 in self.normalized_shape:
             return super().forward(input)
-        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class _AffineNorm(_Unscriptable, nn.Module):
@@ -442,7 +420,7 @@ class StdNorm(_AffineNorm):
         self._register(self.normalized_shape, elementwise_affine, has_bias, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return std_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return F.std_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         return (
@@ -493,7 +471,7 @@ class RMSNorm(_Unscriptable, nn.RMSNorm):
         shape = self.normalized_shape
         if 0 in shape:
             return super().forward(input)
-        return rms_norm(input, shape, self.weight, self.eps, variant=self.variant)
+        return F.rms_norm(input, shape, self.weight, self.eps, variant=self.variant)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, variant={self.variant!r}"
@@ -557,7 +535,7 @@ class LayerNorm2d(_ChannelNorm):
         super().__init__(num_channels, eps, elementwise_affine, has_bias, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return spatial_layer_norm(input, 1, self.weight, self.bias, self.eps)
+        return F.spatial_layer_norm(input, 1, self.weight, self.bias, self.eps)
 
 
 class RMSNorm2d(_ChannelNorm):
@@ -587,4 +565,4 @@ class RMSNorm2d(_ChannelNorm):
         super().__init__(num_channels, eps, elementwise_affine, False, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return spatial_rms_norm(input, 1, self.weight, self.eps)
+        return F.spatial_rms_norm(input, 1, self.weight, self.eps)

@@ -111,8 +111,7 @@ def layer_norm(
     """Centers each row, and divides it by the root of its biased variance plus ``eps``."""
     dims = tuple(range(-len(normalized_shape), 0))
     centered = input.double() - input.double().mean(dims, keepdim=True)
-    normalized = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
-    weighted = normalized if weight is None else normalized * weight.double()
+    weighted = rms_norm(centered, normalized_shape, weight, eps)
     return weighted if bias is None else weighted + bias.double()
 
 

@@ -1,4 +1,4 @@
-"""Translations by greedy and by beam search, and their BLEU.
+"""Translations by beam search, and their BLEU.
 
 Every step runs the model over all tokens so far. This is slower than a key-value cache, but needs
 no change to the model.
@@ -6,7 +6,7 @@ no change to the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import sacrebleu
 import torch
@@ -21,8 +21,9 @@ BATCH = 64
 Prompts = Sequence[Sequence[int]]
 
 
-def greedy_search(model: DecoderLM, prompts: Prompts) -> list[list[int]]:
-    """Decodes by always choosing the most probable next token.
+def beam_search(model: DecoderLM, prompts: Prompts, width: int) -> list[list[int]]:
+    """Decodes by beam search: each step keeps the `width` best continuations by mean
+    log-probability. With a width of 1 that is greedy search.
 
     Args:
         prompts: source tokens and the separator, at most as many as the model has positions.
@@ -31,22 +32,7 @@ def greedy_search(model: DecoderLM, prompts: Prompts) -> list[list[int]]:
         The target tokens, without the end token. They stop at the end token, or one token after the
         model's last position.
     """
-    return _in_batches(_greedy_batch, model, prompts)
-
-
-def beam_search(model: DecoderLM, prompts: Prompts, width: int) -> list[list[int]]:
-    """Decodes by beam search: each step keeps the `width` best continuations by mean
-    log-probability.
-
-    Args, returns: as :func:`greedy_search`. With a width of 1 both are the same.
-    """
-    return _in_batches(lambda *batch: _beam_batch(*batch, width), model, prompts)
-
-
-def _in_batches(
-    search: Callable[..., list[list[int]]], model: DecoderLM, prompts: Prompts
-) -> list[list[int]]:
-    """Runs a search on batches of prompts of similar length."""
+    # Prompts of similar length are decoded together.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     results: list[list[int]] = [[]] * len(prompts)
     model.eval()
@@ -54,7 +40,8 @@ def _in_batches(
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             tokens, lengths = _padded([prompts[row] for row in rows], model)
-            for row, result in zip(rows, search(model, tokens, lengths), strict=True):
+            found = _beam_batch(model, tokens, lengths, width)
+            for row, result in zip(rows, found, strict=True):
                 results[row] = result
     return results
 
@@ -76,17 +63,6 @@ def next_log_probs(model: DecoderLM, tokens: Tensor, lengths: Tensor) -> Tensor:
     log_probs = model.head(last).float().log_softmax(dim=-1)
     log_probs[:, [PAD, SEPARATOR]] = -torch.inf
     return log_probs
-
-
-def _greedy_batch(model: DecoderLM, tokens: Tensor, lengths: Tensor) -> list[list[int]]:
-    starts, lengths = lengths, lengths.clone()
-    active = torch.arange(len(tokens), device=tokens.device)
-    while len(active):
-        chosen = next_log_probs(model, tokens[active], lengths[active]).argmax(dim=-1)
-        tokens[active, lengths[active]] = chosen
-        lengths[active] += 1
-        active = active[(chosen != END) & (lengths[active] < tokens.shape[1])]
-    return _targets(tokens, starts)
 
 
 def _targets(tokens: Tensor, starts: Tensor) -> list[list[int]]:
@@ -127,9 +103,7 @@ def _beam_batch(model: DecoderLM, tokens: Tensor, lengths: Tensor, width: int) -
 def translate(
     model: DecoderLM, subwords: SentencePieceProcessor, prompts: Prompts, width: int
 ) -> list[str]:
-    """The translations by greedy search for a width of 1, else by beam search."""
-    found = greedy_search(model, prompts) if width == 1 else beam_search(model, prompts, width)
-    return subwords.decode(found)
+    return subwords.decode(beam_search(model, prompts, width))
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:

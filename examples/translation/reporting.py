@@ -7,7 +7,6 @@ import io
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 
@@ -75,13 +74,9 @@ def epoch_line(epoch: EpochRecord) -> str:
 
 def write_curves(folder: Path, trainer: Trainer) -> None:
     """Writes the records of steps and epochs, and a plot of their losses."""
-    write_records(folder / "losses.csv", trainer.records)
-    write_records(folder / "epochs.csv", trainer.epochs)
+    write_csv(folder / "losses.csv", StepRecord._fields, trainer.records)
+    write_csv(folder / "epochs.csv", EpochRecord._fields, trainer.epochs)
     plot_losses(folder / "losses.png", trainer)
-
-
-def write_records(path: Path, records: Sequence[NamedTuple]) -> None:
-    write_csv(path, records[0]._fields, records)
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> None:

@@ -449,7 +449,8 @@ def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, 
     elif norm.kind is KINDS["rms_norm"]:
         results = _rms_norm(x, (dtype, computed), named, is_operator=opset_version >= OPSET)
     else:
-        results = _decomposed_norm(norm.kind, x, named)
+        dims = list(range(-len(named["normalized_shape"]), 0))
+        results = _decomposed_norm(norm.kind, x, dims, named)
     return results | {"output": _convert(results["output"], computed, dtype), "sum": total}
 
 
@@ -502,42 +503,34 @@ def _rms_norm(
     return {"output": output, "rstd": rstd}
 
 
-def _decomposed_norm(kind: NormKind, x: Value, named: dict[str, Any]) -> dict[str, Any]:
-    """Translates a norm for which ONNX has no operator, to several operators."""
-    dims = list(range(-len(named["normalized_shape"]), 0))
-    output, statistics = _normalized(kind, x, dims, named["eps"])
-    for name, apply in (("weight", op.Mul), ("bias", op.Add)):
-        if named.get(name) is not None:
-            output = apply(output, named[name])
-    return {"output": output, **statistics}
-
-
 def _spatial_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) -> dict[str, Any]:
     """Translates a norm over one dimension to several operators, since ONNX's norms take the last
     dimensions only."""
     dim = named["dim"]
-    output, statistics = _normalized(kind, x, [dim] if rank else None, named["eps"])
-    # These are the dimensions of the parameter after its first one.
+    # These are the dimensions of a parameter after its first one.
     after = list(range(1, rank - dim % max(rank, 1)))
-    for name, apply in (("weight", op.Mul), ("bias", op.Add)):
-        parameter = named.get(name)
-        if parameter is not None:
-            aligned = op.Unsqueeze(parameter, after) if rank else op.Squeeze(parameter, [0])
-            output = apply(output, aligned)
-    return {"output": output, **statistics}
+    aligned = {
+        name: op.Unsqueeze(named[name], after) if rank else op.Squeeze(named[name], [0])
+        for name in ("weight", "bias")
+        if named.get(name) is not None
+    }
+    return _decomposed_norm(kind, x, [dim] if rank else None, named | aligned)
 
 
-def _normalized(
-    kind: NormKind, x: Value, dims: list[int] | None, eps: float
-) -> tuple[Value, dict[str, Value]]:
-    """Returns (x - mean) * rstd, and the statistics by name. A kind of norm without a mean
-    subtracts nothing. ``dims`` is None for a scalar x."""
-    statistics = {}
+def _decomposed_norm(
+    kind: NormKind, x: Value, dims: list[int] | None, named: dict[str, Any]
+) -> dict[str, Any]:
+    """Translates a norm to several operators: (x - mean) * rstd * weight + bias. A kind of norm
+    without a mean subtracts nothing. ``dims`` is None for a scalar x."""
+    results = {}
     if kind.has_mean:
-        statistics["mean"] = op.ReduceMean(x, dims, keepdims=1)
-        x = op.Sub(x, statistics["mean"])
-    normalized, statistics["rstd"] = _SCALES[kind.scale](x, dims, eps)
-    return normalized, statistics
+        results["mean"] = op.ReduceMean(x, dims, keepdims=1)
+        x = op.Sub(x, results["mean"])
+    output, results["rstd"] = _SCALES[kind.scale](x, dims, named["eps"])
+    for name, apply in (("weight", op.Mul), ("bias", op.Add)):
+        if named.get(name) is not None:
+            output = apply(output, named[name])
+    return {"output": output, **results}
 
 
 def _over_root(centered: Value, dims: list[int] | None, eps: float) -> tuple[Value, Value]:

@@ -61,19 +61,13 @@ class SecondDerivative(torch.autograd.Function):
         ctx.op = inputs[0]
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> None:
-        _refuse_third_derivative(ctx.op)
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"{ctx.op} has derivatives of first and second order; a third was asked for. "
+            "Compute the norm from torch's elementwise functions and means for it"
+        )
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        _refuse_third_derivative(ctx.op)
-
-
-def _refuse_third_derivative(op: str) -> NoReturn:
-    raise NotImplementedError(
-        f"{op} has derivatives of first and second order; a third was asked for. "
-        "Compute the norm from torch's elementwise functions and means for it"
-    )
+    jvp = backward
 
 
 class _Projection(NamedTuple):

@@ -65,14 +65,9 @@ def budget_failures(
             yield f"sm_{kernel.arch} {kernel.name}: not in {BUDGET.name}; run --write-budget"
             continue
         now = Budget.of(kernel)
-        for column in ("registers", "narrow_loads", "narrow_stores"):
-            if getattr(now, column) > getattr(allowed, column):
-                yield _worse(now, allowed, column, "at most")
-        if now.kb_in_flight < allowed.kb_in_flight:
-            yield _worse(now, allowed, "kb_in_flight", "at least")
-
-
-def _worse(now: Budget, allowed: Budget, column: str, relation: str) -> str:
-    """Returns the message about a column that does not keep the budget."""
-    actual, limit = getattr(now, column), getattr(allowed, column)
-    return f"sm_{now.arch} {now.kernel}: {column} is {actual}, wanted {relation} {limit}"
+        for column in ("registers", "narrow_loads", "narrow_stores", "kb_in_flight"):
+            actual, limit = getattr(now, column), getattr(allowed, column)
+            relation = "at least" if column == "kb_in_flight" else "at most"
+            if actual < limit if relation == "at least" else actual > limit:
+                name = f"sm_{kernel.arch} {kernel.name}"
+                yield f"{name}: {column} is {actual}, wanted {relation} {limit}"

@@ -3,12 +3,13 @@ ops. A call that is refused has not written any memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._C import _are_functorch_transforms_active
 
+from fusedops.ops.registration.autograd import requires_grad
 from fusedops.ops.registration.forward_mode import has_tangent, refuse_forward_mode
 from fusedops.ops.registration.libraries import LIBRARY
 
@@ -47,7 +48,8 @@ def _copying_derivatives(
     overload = getattr(torch.ops.fusedops, functional).default
 
     def kernel(keys: Any, *args: Any) -> None:
-        if has_tangent(args) or (_are_functorch_transforms_active() and _requires_grad(args)):
+        is_recorded = torch.is_grad_enabled() and any(map(requires_grad, args))
+        if has_tangent(args) or (is_recorded and _are_functorch_transforms_active()):
             # A derivative may save the arguments, of which one is about to be overwritten.
             copies = (arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
             args[written].copy_(overload(*copies))
@@ -57,29 +59,21 @@ def _copying_derivatives(
     return kernel
 
 
-def _requires_grad(args: Iterable[Any]) -> bool:
-    tensors = (arg for arg in args if isinstance(arg, torch.Tensor))
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
 def _refusing_derivatives(overload: Any, written: int) -> Callable[..., None]:
     """Returns a kernel that refuses arguments with a derivative, and otherwise calls the next
     kernel."""
     name, target = _names(overload, written)
     names = [argument.name for argument in overload._schema.arguments]
 
-    def refuse_gradient(argument: str) -> None:
-        raise RuntimeError(
-            f"{name} writes into its argument {target} and has no derivative, but {argument} "
-            "requires grad: call it under torch.no_grad(), or use the function without out"
-        )
-
     def kernel(keys: Any, *args: Any) -> None:
         refuse_forward_mode(name, args)
-        if torch.is_grad_enabled():
-            for index, value in enumerate(args):
-                if isinstance(value, torch.Tensor) and value.requires_grad:
-                    refuse_gradient(names[index])
+        if torch.is_grad_enabled() and any(map(requires_grad, args)):
+            of = zip(names, args, strict=False)
+            argument = next(name for name, value in of if requires_grad(value))
+            raise RuntimeError(
+                f"{name} writes into its argument {target} and has no derivative, but {argument} "
+                "requires grad: call it under torch.no_grad(), or use the function without out"
+            )
         with torch._C._AutoDispatchBelowAutograd():
             overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
 

@@ -236,7 +236,6 @@ const std::map<std::string, Run> kRuns = {
 
 const std::map<std::string, DType> kDtypes = {
     {"float32", DType::kFloat32},
-    {"float16", DType::kFloat16},
     {"bfloat16", DType::kBFloat16},
 };
 
