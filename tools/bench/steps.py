@@ -21,17 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 
+from fusedops.cli import timing
 from fusedops.cli.bench.cases import BACKWARD, FORWARD
 from fusedops.cli.bench.measurement import OURS, REFERENCE, require_small
-from fusedops.cli.timing import (
-    Call,
-    Clock,
-    balanced_orders,
-    clock_for,
-    interleave,
-    median_ratio,
-    relative_spread,
-)
+from fusedops.cli.timing import Call, Clock
 from tools.bench.peers import ONNX_RUNTIME, OPENVINO, PEERS
 from tools.bench.sites import KERNEL_NAMES, share_of_sites
 from tools.bench.zoo import BASE, MODELS, Size, cast, main_tensors
@@ -200,7 +193,7 @@ def prepare_peers(step: Step, expected: Sequence[Tensor]) -> tuple[dict[str, Cal
 def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
     """Times the prepared calls, which take turns. On a CPU, then profiles those of Inductor and of
     fusedops, to find how much time softmaxes and norms take."""
-    times = _interleave(calls, turns, clock_for(step.device))
+    times = _interleave(calls, turns, timing.clock_for(step.device))
     medians = {name: statistics.median(times[name]) for name in calls}
     before, after = math.nan, math.nan
     if step.device == "cpu":
@@ -210,7 +203,7 @@ def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
         eager_ms=medians[REFERENCE],
         inductor_ms=medians[INDUCTOR],
         fusedops_ms=medians[OURS],
-        speedup=median_ratio(times[INDUCTOR], times[OURS]),
+        speedup=timing.median_ratio(times[INDUCTOR], times[OURS]),
         spread=_spread(times),
         share_before=before,
         share_after=after,
@@ -225,9 +218,9 @@ def _interleave(calls: dict[str, Call], turns: int, clock: Clock) -> dict[str, l
     Inductor's time to ours is precise enough (PRECISION), or after `turns` turns. Returns the times
     of each call."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    rounds = len(balanced_orders(list(calls)))
+    rounds = len(timing.balanced_orders(list(calls)))
     for turn in range(1, turns + 1):
-        for name, more in interleave(calls, clock, rounds, SLOT_MS).items():
+        for name, more in timing.interleave(calls, clock, rounds, SLOT_MS).items():
             times[name] += more
         # The error of a median is about the spread divided by the root of the number of rounds.
         if _spread(times) < PRECISION * math.sqrt(turn * rounds):
@@ -237,7 +230,7 @@ def _interleave(calls: dict[str, Call], turns: int, clock: Clock) -> dict[str, l
 
 def _spread(times: dict[str, list[float]]) -> float:
     pairs = zip(times[INDUCTOR], times[OURS], strict=True)
-    return relative_spread([before / after for before, after in pairs])
+    return timing.relative_spread([before / after for before, after in pairs])
 
 
 def _ratio(before: float, after: float) -> float:

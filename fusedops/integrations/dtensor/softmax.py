@@ -17,6 +17,7 @@ import torch
 
 from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
+from fusedops.ops.checks import statistics_dtype, wide
 from fusedops.ops.softmax_stats import shift_of
 
 ops = torch.ops.fusedops
@@ -62,8 +63,8 @@ def local_statistics(input: torch.Tensor, dim: int) -> Statistics:
         max, sum = ops.softmax_stats.default(input, dim)
         return max, sum
     shape = [1 if d == dim else size for d, size in enumerate(input.shape)]
-    wide = torch.promote_types(input.dtype, torch.float32)
-    return input.new_full(shape, -math.inf, dtype=wide), input.new_zeros(shape, dtype=wide)
+    dtype = statistics_dtype(input.dtype)
+    return input.new_full(shape, -math.inf, dtype=dtype), input.new_zeros(shape, dtype=dtype)
 
 
 def merged(maxima: torch.Tensor, sums: torch.Tensor) -> Statistics:
@@ -102,17 +103,15 @@ def _converted(local: dict[str, Any]) -> torch.Tensor:
 
 def _split_softmax_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
     g, y, dim = local["grad_output"], local["output"], _dim(call)
-    wide = torch.promote_types(y.dtype, torch.float32)
-    product = g.to(wide) * y
+    product = wide(g) * y
     total = part.all_reduce(product.sum(dim, keepdim=True), (dim,))
     return _as_gradient(product - y * total, local)
 
 
 def _split_log_softmax_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
-    g, y, dim = local["grad_output"], local["output"], _dim(call)
-    wide = torch.promote_types(y.dtype, torch.float32)
-    total = part.all_reduce(g.sum(dim, keepdim=True, dtype=wide), (dim,))
-    return _as_gradient(g - y.to(wide).exp() * total, local)
+    g, y, dim = local["grad_output"], wide(local["output"]), _dim(call)
+    total = part.all_reduce(g.sum(dim, keepdim=True, dtype=y.dtype), (dim,))
+    return _as_gradient(g - y.exp() * total, local)
 
 
 def _as_gradient(gradient: torch.Tensor, local: dict[str, Any]) -> torch.Tensor:
