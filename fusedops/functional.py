@@ -1179,8 +1179,7 @@ def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int =
         inputs, dim, stack_dim: as in :func:`stack_softmax`.
 
     Returns:
-        A contiguous tensor with one more dimension than an input. Its bits are those of separate
-        calls.
+        As :func:`stack_softmax`.
 
     Raises:
         RuntimeError, TypeError: as in :func:`stack_softmax`.
@@ -1212,8 +1211,7 @@ def stack_layer_norm(
             normalised dimensions costs a copy.
 
     Returns:
-        A contiguous tensor with one more dimension than an input. Its bits are those of separate
-        calls.
+        As :func:`stack_softmax`.
 
     Raises:
         RuntimeError: as in :func:`stack_softmax` and :func:`layer_norm`; a number of weights or

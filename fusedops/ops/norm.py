@@ -181,10 +181,8 @@ def _cotangent_of_total(
     """Returns the cotangent of the total P g + d sum, from those of d input and d residual; None if
     both are None. d residual and d input are the total in dtypes of their own, d input times
     dropout's factors."""
-    if to_input is not None:
-        to_input = to_input.to(sum.dtype)
-    if to_residual is not None:
-        to_residual = to_residual.to(sum.dtype)
+    terms = (to_input, to_residual)
+    to_input, to_residual = (None if term is None else term.to(sum.dtype) for term in terms)
     if named["p"] > 0 and to_input is not None:
         factor = multiplier(sum, named["normalized_shape"], named["p"], seed)
         to_input = to_input * factor.to(sum.dtype)

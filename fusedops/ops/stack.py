@@ -8,6 +8,7 @@ gradient; its slots, the slices along the new dimension, are the gradients of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,14 +103,11 @@ def _check_norm(
 # --- fake kernels -------------------------------------------------------------------------------
 
 
-def _register_softmax_fakes(op: str) -> None:
-    def forward(inputs: Tensors, dim: int, stack_dim: int) -> torch.Tensor:
-        _, input = _check_inputs(op, inputs)
-        checks.check_dim(op, input, dim)
-        _check_stack_dim(op, input.dim(), stack_dim)
-        return input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
-
-    register_fake(op, forward)
+def _fake_softmax(op: str, inputs: Tensors, dim: int, stack_dim: int) -> torch.Tensor:
+    _, input = _check_inputs(op, inputs)
+    checks.check_dim(op, input, dim)
+    _check_stack_dim(op, input.dim(), stack_dim)
+    return input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
 
 
 def _fake_layer_norm(
@@ -338,7 +336,7 @@ for _op, _backward in (
     ("stack_softmax", "softmax_backward"),
     ("stack_log_softmax", "log_softmax_backward"),
 ):
-    _register_softmax_fakes(_op)
+    register_fake(_op, partial(_fake_softmax, _op))
     _register_softmax_formula(_op, _backward)
     _register_softmax_vmap(_op)
 register_fake("stack_layer_norm", _fake_layer_norm)

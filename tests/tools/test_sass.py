@@ -31,7 +31,7 @@ ARCHITECTURES = [
 @pytest.mark.nvcc
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_kernel_spills_and_hot_ones_keep_to_128_bits_and_their_budget(arch):
-    found = toolchain.kernels_of([arch])
+    found = toolchain.kernels_in(toolchain.codes_of([arch]))
     budget = gates.read_budget()
     assert list(gates.local_memory_failures(found)) == []
     assert list(gates.budget_failures(found, budget)) == []
@@ -119,13 +119,13 @@ def library(tmp_path, monkeypatch):
 def test_a_missing_disassembler_is_an_error_that_names_the_packages(library, monkeypatch):
     monkeypatch.setattr(toolchain, "tool_environment", lambda: {"PATH": "/nowhere"})
     with pytest.raises(errors.MissingTool, match="pip install nvidia-cuda-cuobjdump"):
-        toolchain.kernels_of(["90"], library)
+        toolchain.codes_of(["90"], library)
 
 
 def test_a_missing_library_is_an_error_with_the_command_that_builds_it(library):
     library.unlink()
     with pytest.raises(errors.ReportError, match="library.so is missing.*FUSEDOPS_BUILD_CUDA=1"):
-        toolchain.kernels_of(["90"], library)
+        toolchain.codes_of(["90"], library)
 
 
 def test_each_state_of_a_library_is_taken_apart_once(library, monkeypatch):

@@ -191,11 +191,6 @@ def take_apart(library: Path, arch: str) -> dict[str, Code]:
         return {key: code for found in pool.map(read_codes, cubins) for key, code in found.items()}
 
 
-def kernels_of(architectures: Sequence[str], library: Path = LIBRARY) -> list[Kernel]:
-    """Returns the report's row about every kernel of a library, for each architecture."""
-    return kernels_in(codes_of(architectures, library))
-
-
 def kernels_in(codes: dict[str, dict[str, Code]]) -> list[Kernel]:
     """Returns the report's rows about kernels, which `codes` has by architecture and symbol."""
     kernels = []
