@@ -349,7 +349,7 @@ def _linear_loss(
     _arguments.one_of("reduction", reduction, _REDUCTIONS)
     _check_classes(function, target)
     _check_ignore_index(function, ignore_index)
-    heads = _heads(function, input, linear_weight, target, linear_bias)
+    heads = _heads(_Layer(input, linear_weight, target, linear_bias))
     if weight is not None and _has_classes(linear_weight):
         of_weight = (linear_weight.shape[:1], "linear_weight", input)
         _check_class_weight(function, weight, *of_weight, smoothing)
@@ -393,16 +393,23 @@ def _check_ignore_index(function: str, value: int | None) -> None:
         raise _arguments.wrong(function, "ignore_index", value, "an int of 64 bits or None")
 
 
+class _Layer(NamedTuple):
+    """A linear layer and what it is applied to: the first arguments of the ops."""
+
+    input: torch.Tensor
+    linear_weight: torch.Tensor
+    target: torch.Tensor
+    linear_bias: torch.Tensor | None
+
+
 class _Heads(NamedTuple):
     """Linear layers over the same rows, whose losses are reduced together.
 
-    calls: for each of them the first arguments of the ops: input, linear_weight, target and
-        linear_bias.
     classes: the class of each row or, of several heads, ``[rows, heads]``.
     are_several: whether ``classes`` has the second of these shapes.
     """
 
-    calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
+    layers: list[_Layer]
     classes: torch.Tensor
     are_several: bool = True
 
@@ -411,7 +418,7 @@ class _Heads(NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns loss and lse for each of ``classes``."""
         settings = (ignore_index, label_smoothing, softcap)
-        results = [_linear_cross_entropy_losses(*call, *settings)[:2] for call in self.calls]
+        results = [_linear_cross_entropy_losses(*layer, *settings)[:2] for layer in self.layers]
         if not self.are_several:
             return results[0][0], results[0][1]
         losses, lse = (torch.stack(tensors, 1) for tensors in zip(*results, strict=True))
@@ -422,43 +429,39 @@ class _Heads(NamedTuple):
     ) -> torch.Tensor:
         """Returns the sum of all losses, each times its number of ``counts``, times ``scale``."""
         if not self.are_several:
-            return _linear_cross_entropy(*self.calls[0], counts, scale, *settings)
-        of_heads = [None] * len(self.calls) if counts is None else counts.unbind(1)
+            return _linear_cross_entropy(*self.layers[0], counts, scale, *settings)
+        of_heads = [None] * len(self.layers) if counts is None else counts.unbind(1)
         sums = [
-            _linear_cross_entropy(*call, weights, scale, *settings)
-            for call, weights in zip(self.calls, of_heads, strict=True)
+            _linear_cross_entropy(*layer, weights, scale, *settings)
+            for layer, weights in zip(self.layers, of_heads, strict=True)
         ]
         return torch.stack(sums).sum()
 
 
-def _heads(
-    function: str,
-    input: torch.Tensor,
-    linear_weight: torch.Tensor,
-    target: torch.Tensor,
-    linear_bias: torch.Tensor | None,
-) -> _Heads:
+def _heads(layer: _Layer) -> _Heads:
     """Returns the heads: one for a matrix ``linear_weight``, otherwise one for each position of the
     dimensions between the classes and the features."""
+    input, linear_weight, target, linear_bias = layer
     is_matrix = not isinstance(linear_weight, torch.Tensor) or linear_weight.dim() < 3
-    if is_matrix or any(map(_is_never_taken, (input, linear_weight, target, linear_bias))):
-        rows, classes = _flat_rows(function, input, target)
-        return _Heads([(rows, linear_weight, classes, linear_bias)], classes, are_several=False)
-    _check_heads(function, input, linear_weight, target, linear_bias)
+    if is_matrix or any(map(_is_never_taken, layer)):
+        rows, classes = _flat_rows(input, target)
+        flat = _Layer(rows, linear_weight, classes, linear_bias)
+        return _Heads([flat], classes, are_several=False)
+    _check_heads(layer)
     heads = math.prod(linear_weight.shape[1:-1])
     weights, classes = linear_weight.flatten(1, -2), target.flatten(1)
     biases = None if linear_bias is None else linear_bias.flatten(1)
     if heads == 0:
         # One head without rows: the op checks the arguments, and their gradients are zeros.
         bias = None if biases is None else biases.sum(1)
-        call = (input[:0], weights.sum(1), classes.reshape(0), bias)
-        return _Heads([call], call[2], are_several=False)
+        empty = _Layer(input[:0], weights.sum(1), classes.reshape(0), bias)
+        return _Heads([empty], empty.target, are_several=False)
     # The derivative of expand is one sum of the gradients of all heads, in float32 for 16 bits. If
     # each call got the same tensor, autograd would round each sum of two.
     rows_of = in_autocast_dtype(input).expand(heads, -1, -1).unbind()
     bias_of = [None] * heads if biases is None else biases.unbind(1)
-    calls = zip(rows_of, weights.unbind(1), classes.unbind(1), bias_of, strict=True)
-    return _Heads(list(calls), classes)
+    of_heads = (rows_of, weights.unbind(1), classes.unbind(1), bias_of)
+    return _Heads(list(map(_Layer, *of_heads)), classes)
 
 
 def _is_never_taken(value: object) -> bool:
@@ -467,21 +470,14 @@ def _is_never_taken(value: object) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_nested or hasattr(value, "device_mesh"))
 
 
-def _check_heads(
-    function: str,
-    input: torch.Tensor,
-    linear_weight: torch.Tensor,
-    target: torch.Tensor,
-    linear_bias: torch.Tensor | None,
-) -> None:
+def _check_heads(layer: _Layer) -> None:
     """Checks the shapes and layouts of the arguments of several heads. The op checks all else."""
-    named = {"input": input, "linear_weight": linear_weight, "target": target}
-    if linear_bias is not None:
-        named["linear_bias"] = linear_bias
+    function, input = "linear_cross_entropy", layer.input
+    named = {name: tensor for name, tensor in layer._asdict().items() if tensor is not None}
     for name, tensor in named.items():
         _check_strided(function, name, tensor)
-    checks.check_device(function, "target", target, ("input", input))
-    shape, rows = list(linear_weight.shape), list(input.shape[:-1])
+    checks.check_device(function, "target", layer.target, ("input", input))
+    shape, rows = list(layer.linear_weight.shape), list(input.shape[:-1])
     checks.check(
         len(rows) == 1,
         f"{function}: input has shape {list(input.shape)}, wanted [N, features] beside a "
@@ -500,10 +496,9 @@ def _check_heads(
             )
 
 
-def _flat_rows(
-    function: str, input: torch.Tensor, target: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _flat_rows(input: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns ``input`` as [rows, features], and the class of each row."""
+    function = "linear_cross_entropy"
     _arguments.tensor(function, "input", input)
     _check_strided(function, "target", target)
     checks.check_device(function, "target", target, ("input", input))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -363,15 +363,11 @@ class _AffineNorm(_Unscriptable, nn.Module):
     bias: nn.Parameter | None
 
     def _register(
-        self,
-        shape: tuple[int, ...],
-        has_weight: bool,
-        has_bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        self, shape: tuple[int, ...], has_weight: bool, has_bias: bool, **factory: Any
     ) -> None:
+        """Adds the parameters; ``factory`` is their device and dtype."""
         for name, is_used in (("weight", has_weight), ("bias", has_bias)):
-            values = torch.empty(shape, device=device, dtype=dtype) if is_used else None
+            values = torch.empty(shape, **factory) if is_used else None
             self.register_parameter(name, None if values is None else nn.Parameter(values))
         self.reset_parameters()
 
@@ -416,8 +412,8 @@ class StdNorm(_AffineNorm):
         self.normalized_shape = _arguments.sizes("StdNorm", "normalized_shape", normalized_shape)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        has_bias = elementwise_affine and bias
-        self._register(self.normalized_shape, elementwise_affine, has_bias, device, dtype)
+        are_used = elementwise_affine, elementwise_affine and bias
+        self._register(self.normalized_shape, *are_used, device=device, dtype=dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return F.std_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -481,20 +477,14 @@ class _ChannelNorm(_AffineNorm):
     """A norm over dimension 1, whose weight and bias have a number for each channel."""
 
     def __init__(
-        self,
-        num_channels: int,
-        eps: float,
-        has_weight: bool,
-        has_bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        self, num_channels: int, eps: float, has_weight: bool, has_bias: bool, **factory: Any
     ) -> None:
         super().__init__()
         shape = _arguments.sizes(type(self).__name__, "num_channels", num_channels)
         if len(shape) != 1:
             raise TypeError(f"num_channels is {num_channels!r}, wanted one size")
         self.num_channels, self.eps = shape[0], eps
-        self._register(shape, has_weight, has_bias, device, dtype)
+        self._register(shape, has_weight, has_bias, **factory)
 
     def extra_repr(self) -> str:
         return f"{self.num_channels}, eps={self.eps}, elementwise_affine={self.weight is not None}"
@@ -531,8 +521,8 @@ class LayerNorm2d(_ChannelNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        has_bias = elementwise_affine and bias
-        super().__init__(num_channels, eps, elementwise_affine, has_bias, device, dtype)
+        are_used = elementwise_affine, elementwise_affine and bias
+        super().__init__(num_channels, eps, *are_used, device=device, dtype=dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return F.spatial_layer_norm(input, 1, self.weight, self.bias, self.eps)
@@ -562,7 +552,7 @@ class RMSNorm2d(_ChannelNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_channels, eps, elementwise_affine, False, device, dtype)
+        super().__init__(num_channels, eps, elementwise_affine, False, device=device, dtype=dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return F.spatial_rms_norm(input, 1, self.weight, self.eps)

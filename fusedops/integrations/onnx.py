@@ -570,20 +570,14 @@ _SCALES: dict[type[MeanSquare], Callable[..., tuple[Value, Value]]] = {
 }
 
 
-def _stack_layer_norm(
-    inputs: Sequence[Value],
-    normalized_shape: Sequence[Any],
-    weights: Sequence[Value],
-    biases: Sequence[Value],
-    eps: float,
-    stack_dim: int,
-) -> tuple[Value, Value, Value]:
-    none = [None] * len(inputs)
-    arguments = zip(inputs, weights or none, biases or none, strict=True)
+def _stack_layer_norm(call: Any) -> dict[str, Any]:
+    none = [None] * len(call.inputs)
+    arguments = zip(call.inputs, call.weights or none, call.biases or none, strict=True)
     translate = _norm_translation(NormOp("layer_norm"), OPSET)
-    results = [translate(x, normalized_shape, w, b, eps) for x, w, b in arguments]
+    results = [translate(x, call.normalized_shape, w, b, call.eps) for x, w, b in arguments]
     outputs, means, rstds = zip(*results, strict=True)
-    return _stack(outputs, stack_dim), _stack(means, 0), _stack(rstds, 0)
+    of_rows = {"mean": _stack(means, 0), "rstd": _stack(rstds, 0)}
+    return {"output": _stack(outputs, call.stack_dim), **of_rows}
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -600,7 +594,7 @@ _PUBLIC: dict[str, Callable[..., Any]] = {
     "softmax_apply": _softmax_apply,
     "stack_softmax": _stack_softmax,
     "stack_log_softmax": _stack_log_softmax,
-    "stack_layer_norm": _stack_layer_norm,
+    "stack_layer_norm": _translation("stack_layer_norm", _stack_layer_norm),
     "cross_entropy": _translation("cross_entropy", _cross_entropy),
     "linear_cross_entropy": _translation("linear_cross_entropy", _linear_cross_entropy),
     "linear_cross_entropy_losses": _translation(

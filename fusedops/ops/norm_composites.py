@@ -6,7 +6,6 @@ forward op computed them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from fusedops.ops.checks import wide
 from fusedops.ops.norm_kinds import NORM_OPS, NormOp, kind_of
 from fusedops.ops.norm_second_order import multiplier, projection, sum_of_rows
-from fusedops.ops.registration.forward_mode import register_composite
+from fusedops.ops.registration.forward_mode import register_composite, register_composite_of_call
 
 MaybeTensor = torch.Tensor | None
 Named = dict[str, Any]
@@ -121,39 +120,22 @@ def _moved_back(moved: torch.Tensor, input: torch.Tensor, dim: int | None) -> to
 # --- stacks -------------------------------------------------------------------------------------
 
 
-def _stack_layer_norm(
-    inputs: Sequence[torch.Tensor],
-    normalized_shape: Sequence[int],
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor],
-    eps: float,
-    stack_dim: int,
-) -> Results:
-    none: list[MaybeTensor] = [None] * len(inputs)
-    slots = zip(inputs, weights or none, biases or none, strict=True)
-    rank = len(normalized_shape)
+def _stack_layer_norm(call: Any) -> Results:
+    none: list[MaybeTensor] = [None] * len(call.inputs)
+    slots = zip(call.inputs, call.weights or none, call.biases or none, strict=True)
+    rank = len(call.normalized_shape)
     norms = [
-        _norm("layer_norm", x, rank, {"weight": w, "bias": b, "eps": eps}) for x, w, b in slots
+        _norm("layer_norm", x, rank, {"weight": w, "bias": b, "eps": call.eps}) for x, w, b in slots
     ]
     output, mean, rstd = zip(*(norm.values() for norm in norms), strict=True)
-    return torch.stack(output, stack_dim), torch.stack(mean), torch.stack(rstd)
+    return torch.stack(output, call.stack_dim), torch.stack(mean), torch.stack(rstd)
 
 
-def _stack_layer_norm_backward(
-    grad_output: torch.Tensor,
-    inputs: Sequence[torch.Tensor],
-    normalized_shape: Sequence[int],
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    _: Sequence[torch.Tensor],
-    stack_dim: int,
-    __: Sequence[bool],
-) -> Results:
+def _stack_layer_norm_backward(call: Any) -> Results:
     """Returns stacks of the gradients of inputs, weights and biases, also those not needed."""
-    rank, none = len(normalized_shape), [None] * len(inputs)
-    of_slots = (grad_output.unbind(stack_dim), inputs, mean.unbind(), rstd.unbind())
-    slots = zip(*of_slots, weights or none, strict=True)
+    rank, none = len(call.normalized_shape), [None] * len(call.inputs)
+    of_slots = (call.grad_output.unbind(call.stack_dim), call.inputs, call.mean, call.rstd)
+    slots = zip(*of_slots, call.weights or none, strict=True)
     of_each = [
         _gradients("layer_norm", g, x, rank, {"mean": m, "rstd": r, "weight": w}).values()
         for g, x, m, r, w in slots
@@ -164,5 +146,5 @@ def _stack_layer_norm_backward(
 for _op in NORM_OPS:
     if not _op.name.startswith("_"):
         register_composite(_op.name, partial(_backward if _op.is_backward else _forward, _op))
-register_composite("stack_layer_norm", _stack_layer_norm)
-register_composite("stack_layer_norm_backward", _stack_layer_norm_backward)
+register_composite_of_call("stack_layer_norm", _stack_layer_norm)
+register_composite_of_call("stack_layer_norm_backward", _stack_layer_norm_backward)

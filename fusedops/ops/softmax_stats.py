@@ -17,6 +17,7 @@ import torch
 from fusedops.ops import checks
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import register_autograd
+from fusedops.ops.registration.signature import Signature
 from fusedops.ops.registration.variants import register_fake
 
 ops = torch.ops.fusedops
@@ -45,19 +46,14 @@ def _fake_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tens
     return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
 
-def _fake_apply(
-    input: torch.Tensor,
-    max: torch.Tensor,
-    sum: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+def _fake_apply(call: Any) -> torch.Tensor:
     op = "softmax_apply"
+    input: torch.Tensor = call.input
     checks.check_dtype_of(op, "input", input)
-    result = checks.result_dtype(op, input, dtype)
-    checks.check_dim(op, input, dim)
-    shape = checks.statistics_shape(input, dim)
-    for name, statistic in (("max", max), ("sum", sum)):
+    result = checks.result_dtype(op, input, call.dtype)
+    checks.check_dim(op, input, call.dim)
+    shape = checks.statistics_shape(input, call.dim)
+    for name, statistic in (("max", call.max), ("sum", call.sum)):
         checks.check_statistic(op, name, statistic, ("input", input), shape, "softmax_stats")
     return input.new_empty(input.shape, dtype=result)
 
@@ -97,7 +93,7 @@ def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
 
 
 register_fake("softmax_stats", _fake_stats)
-register_fake("softmax_apply", _fake_apply)
+register_fake("softmax_apply", Signature("softmax_apply").of_call(_fake_apply))
 register_autograd("softmax_stats", _stats_formula, _setup_stats)
 register_autograd("softmax_apply", _apply_formula, _setup_apply)
 vmap.register_rows("softmax_stats")

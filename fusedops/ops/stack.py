@@ -18,11 +18,15 @@ from fusedops.ops.norm_second_order import SecondDerivative
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autocast import register_float32_inputs
 from fusedops.ops.registration.autograd import gradient, register_autograd
+from fusedops.ops.registration.signature import Signature
 from fusedops.ops.registration.variants import register_fake, register_vmap
 
 ops = torch.ops.fusedops
 
 Tensors = Sequence[torch.Tensor]
+
+_FORWARD = Signature("stack_layer_norm")
+_BACKWARD = Signature("stack_layer_norm_backward")
 
 
 def _wrapped(stack_dim: int, rank: int) -> int:
@@ -71,32 +75,26 @@ def _check_stack_dim(op: str, rank: int, stack_dim: int) -> None:
     )
 
 
-def _check_parameters(
-    op: str, name: str, parameters: Tensors, inputs: Tensors, normalized_shape: Sequence[int]
-) -> None:
-    """Checks that the list is empty, or has a tensor of ``normalized_shape`` for each input."""
+def _check_parameters(op: str, name: str, call: Any) -> None:
+    """Checks that the list is empty, or has a tensor of the normalised shape for each input."""
+    parameters: Tensors = getattr(call, name)
     if not parameters:
         return
     checks.check(
-        len(parameters) == len(inputs),
-        f"{op}: there are {len(parameters)} {name}, wanted as many as inputs, {len(inputs)}, or "
-        "none",
+        len(parameters) == len(call.inputs),
+        f"{op}: there are {len(parameters)} {name}, wanted as many as inputs, {len(call.inputs)}, "
+        "or none",
     )
     _check_alike(op, name, parameters)
-    checks.check_norm_parameter(op, name, parameters[0], ("inputs", inputs[0]), normalized_shape)
+    like = ("inputs", call.inputs[0])
+    checks.check_norm_parameter(op, name, parameters[0], like, call.normalized_shape)
 
 
-def _check_norm(
-    op: str,
-    inputs: Tensors,
-    normalized_shape: Sequence[int],
-    weights: Tensors,
-    biases: Tensors,
-) -> checks.Like:
-    like = _check_inputs(op, inputs)
-    _check_parameters(op, "weights", weights, inputs, normalized_shape)
-    _check_parameters(op, "biases", biases, inputs, normalized_shape)
-    checks.check_norm_shape(op, like, normalized_shape)
+def _check_norm(op: str, call: Any) -> checks.Like:
+    like = _check_inputs(op, call.inputs)
+    _check_parameters(op, "weights", call)
+    _check_parameters(op, "biases", call)
+    checks.check_norm_shape(op, like, call.normalized_shape)
     return like
 
 
@@ -110,55 +108,35 @@ def _fake_softmax(op: str, inputs: Tensors, dim: int, stack_dim: int) -> torch.T
     return input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
 
 
-def _fake_layer_norm(
-    inputs: Tensors,
-    normalized_shape: Sequence[int],
-    weights: Tensors,
-    biases: Tensors,
-    eps: float,
-    stack_dim: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    op = "stack_layer_norm"
-    _, input = _check_norm(op, inputs, normalized_shape, weights, biases)
-    checks.check_norm_not_empty(op, normalized_shape)
-    checks.check_eps(op, eps)
-    _check_stack_dim(op, input.dim(), stack_dim)
-    shape = [len(inputs), *checks.norm_statistics_shape(input, normalized_shape)]
+def _fake_layer_norm(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    op, count = _FORWARD.name, len(call.inputs)
+    _, input = _check_norm(op, call)
+    checks.check_norm_not_empty(op, call.normalized_shape)
+    checks.check_eps(op, call.eps)
+    _check_stack_dim(op, input.dim(), call.stack_dim)
+    shape = [count, *checks.norm_statistics_shape(input, call.normalized_shape)]
     dtype = checks.statistics_dtype(input.dtype)
-    output = input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
+    output = input.new_empty(_stacked(input.shape, call.stack_dim, count))
     return output, input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
 
-def _fake_layer_norm_backward(
-    grad_output: torch.Tensor,
-    inputs: Tensors,
-    normalized_shape: Sequence[int],
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weights: Tensors,
-    biases: Tensors,
-    stack_dim: int,
-    output_mask: Sequence[bool],
-) -> tuple[torch.Tensor, ...]:
-    op = "stack_layer_norm_backward"
-    checks.check_output_mask(op, output_mask, 3)
-    like = _check_norm(op, inputs, normalized_shape, weights, biases)
+def _fake_layer_norm_backward(call: Any) -> tuple[torch.Tensor, ...]:
+    op, count = _BACKWARD.name, len(call.inputs)
+    checks.check_output_mask(op, call.output_mask, 3)
+    like = _check_norm(op, call)
     input = like[1]
-    _check_stack_dim(op, input.dim(), stack_dim)
-    wanted = _stacked(input.shape, stack_dim, len(inputs))
-    checks.check_tensor(op, "grad_output", grad_output, input.dtype, wanted, like, "the stack is")
-    statistics = [len(inputs), *checks.norm_statistics_shape(input, normalized_shape)]
-    checks.check_statistic(op, "mean", mean, like, statistics)
-    checks.check_statistic(op, "rstd", rstd, like, statistics)
-    count = len(inputs)
-    shapes = ([count, *input.shape], *[[count, *normalized_shape]] * 2)
-    dtypes = (
-        input.dtype,
-        *(parameters[0].dtype if parameters else input.dtype for parameters in (weights, biases)),
-    )
+    _check_stack_dim(op, input.dim(), call.stack_dim)
+    wanted = _stacked(input.shape, call.stack_dim, count)
+    because = "the stack is"
+    checks.check_tensor(op, "grad_output", call.grad_output, input.dtype, wanted, like, because)
+    statistics = [count, *checks.norm_statistics_shape(input, call.normalized_shape)]
+    checks.check_statistic(op, "mean", call.mean, like, statistics)
+    checks.check_statistic(op, "rstd", call.rstd, like, statistics)
+    shapes = ([count, *input.shape], *[[count, *call.normalized_shape]] * 2)
+    dtypes = ((of or call.inputs)[0].dtype for of in (call.inputs, call.weights, call.biases))
     return tuple(
         input.new_empty(shape if is_needed else [0], dtype=dtype)
-        for shape, dtype, is_needed in zip(shapes, dtypes, output_mask, strict=True)
+        for shape, dtype, is_needed in zip(shapes, dtypes, call.output_mask, strict=True)
     )
 
 
@@ -339,13 +317,11 @@ for _op, _backward in (
     register_fake(_op, partial(_fake_softmax, _op))
     _register_softmax_formula(_op, _backward)
     _register_softmax_vmap(_op)
-register_fake("stack_layer_norm", _fake_layer_norm)
-register_fake("stack_layer_norm_backward", _fake_layer_norm_backward)
+register_fake(_FORWARD.name, _FORWARD.of_call(_fake_layer_norm))
+register_fake(_BACKWARD.name, _BACKWARD.of_call(_fake_layer_norm_backward))
 _register_layer_norm_vmap()
-register_autograd("stack_layer_norm", _layer_norm_formula, _setup_layer_norm)
-register_autograd(
-    "stack_layer_norm_backward", _layer_norm_backward_formula, _setup_layer_norm_backward
-)
-vmap.register_loop("stack_layer_norm_backward")
+register_autograd(_FORWARD.name, _layer_norm_formula, _setup_layer_norm)
+register_autograd(_BACKWARD.name, _layer_norm_backward_formula, _setup_layer_norm_backward)
+vmap.register_loop(_BACKWARD.name)
 for _op in ("stack_softmax", "stack_log_softmax", "stack_layer_norm"):
     register_float32_inputs(_op)
