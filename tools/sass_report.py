@@ -29,13 +29,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from sass import gates
 from sass.chips import CHIPS
 from sass.errors import ReportError
-from sass.gates import BUDGET, Budget, budget_failures, local_memory_failures, read_budget
 from sass.kernels import Kernel
 from sass.limits import limit_lines
 from sass.output import SHAPE_COLUMNS, print_table, print_tables
-from sass.shape_gates import SHAPES, ShapeBudget, read_shapes, shape_failures
 from sass.shapes import COUNTED_ARCH, shapes_of, table_cases
 from sass.tables import write_csv
 from sass.toolchain import LIBRARY, codes_of, kernels_in
@@ -89,19 +88,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report_shapes(args: argparse.Namespace) -> int:
     """Prints the counts of each shape, and which limits they keep. With --check, also checks the
     gates of shapes. Returns the exit code."""
-    budget = read_shapes() if args.check else {}
+    budget = gates.read_shapes() if args.check else {}
     rows = shapes_of(codes_of([COUNTED_ARCH], args.library)[COUNTED_ARCH], table_cases())
     print_table(SHAPE_COLUMNS, rows)
     print(*limit_lines(rows), sep="\n")
     if args.csv:
         write_csv(type(rows[0]), rows, args.csv)
-    return print_failures(list(shape_failures(rows, budget)), len(rows)) if args.check else 0
+    return print_failures(list(gates.shape_failures(rows, budget)), len(rows)) if args.check else 0
 
 
 def report(args: argparse.Namespace) -> int:
     """Prints the kernels, and writes the files that the options ask for. With --check, also checks
     the gates of kernels. Returns the exit code."""
-    budget = read_budget() if args.check and not args.write_budget else {}
+    budget = gates.read_budget() if args.check and not args.write_budget else {}
     codes = codes_of(args.arch, args.library)
     kernels = kernels_in(codes)
     shown = [kernel for kernel in kernels if args.all or kernel.is_hot]
@@ -109,13 +108,14 @@ def report(args: argparse.Namespace) -> int:
     if args.csv:
         write_csv(Kernel, shown, args.csv)
     if args.write_budget:
-        write_csv(Budget, [Budget.of(kernel) for kernel in kernels if kernel.is_hot], BUDGET)
+        budgets = [gates.Budget.of(kernel) for kernel in kernels if kernel.is_hot]
+        write_csv(gates.Budget, budgets, gates.BUDGET)
         rows = shapes_of(codes[COUNTED_ARCH], table_cases())
-        write_csv(ShapeBudget, rows, SHAPES)
-        budget = read_budget()
+        write_csv(gates.ShapeBudget, rows, gates.SHAPES)
+        budget = gates.read_budget()
     if not args.check:
         return 0
-    failures = [*local_memory_failures(kernels), *budget_failures(kernels, budget)]
+    failures = [*gates.local_memory_failures(kernels), *gates.budget_failures(kernels, budget)]
     return print_failures(failures, len(kernels))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from sass import demand, launches, limits, shape_gates, shapes, tables, toolchain
+from sass import demand, gates, launches, limits, shapes, tables, toolchain
 from sass.chips import CHIPS
 from sass.code import parse_sass
 from sass.launches import Case, Region
@@ -323,10 +323,10 @@ def row():
 )
 def test_a_shape_over_its_budget_is_named(row, tmp_path, change, failure):
     path = tmp_path / "model.csv"
-    tables.write_csv(shape_gates.ShapeBudget, [row], path)
-    budget = shape_gates.read_shapes(path)
-    assert list(shape_gates.shape_failures([row], budget)) == []
-    (line,) = shape_gates.shape_failures([dataclasses.replace(row, **change)], budget)
+    tables.write_csv(gates.ShapeBudget, [row], path)
+    budget = gates.read_shapes(path)
+    assert list(gates.shape_failures([row], budget)) == []
+    (line,) = gates.shape_failures([dataclasses.replace(row, **change)], budget)
     assert failure in line
 
 
@@ -354,7 +354,7 @@ def test_shapes_keep_their_budget_of_instructions_and_bytes():
         if case.dtype == "bfloat16" and case.cols in CHECKED_COLS and case.tensor_bytes < 1 << 27
     ]
     rows = shapes.shapes_of(toolchain.codes_of(["90"])["90"], cases)
-    assert list(shape_gates.shape_failures(rows, shape_gates.read_shapes())) == []
+    assert list(gates.shape_failures(rows, gates.read_shapes())) == []
     # Less than what has to move, each tensor once, would be a path that was not followed.
     least = {"softmax": 2, "layer_norm": 2, "rms_norm": 2, "masked_softmax": 2, "add_rms_norm": 4}
     for row in rows:
@@ -363,7 +363,7 @@ def test_shapes_keep_their_budget_of_instructions_and_bytes():
 
 
 def test_the_file_of_shapes_has_the_table():
-    with shape_gates.SHAPES.open(newline="") as file:
+    with gates.SHAPES.open(newline="") as file:
         found = {(row["op"], row["dtype"], int(row["rows"]), int(row["cols"]))
                  for row in csv.DictReader(file)}  # fmt: skip
     assert found == {(c.op, c.dtype, c.rows, c.cols) for c in shapes.table_cases()}
