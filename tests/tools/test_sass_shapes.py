@@ -122,10 +122,11 @@ def is_known_true(*instructions, **launch):
     return trace.executed["MUFU"] == 0
 
 
+@pytest.mark.parametrize("other", ["RZ", "R6"], ids=["a constant", "a number of each lane"])
 @pytest.mark.parametrize("relation, holds", [("NEU", True), ("EQ", False)])
-def test_a_computed_float_is_no_constant(relation, holds):
-    compare = f"FSETP.{relation}.AND P0, PT, R2, RZ, PT"
-    assert is_known_true("FADD R2, R3, R4", compare) == holds
+def test_a_computed_float_is_equal_to_nothing(relation, holds, other):
+    compare = f"FSETP.{relation}.AND P0, PT, R2, {other}, PT"
+    assert is_known_true("S2R R6, SR_TID.X", "FADD R2, R3, R4", compare) == holds
 
 
 @pytest.mark.parametrize("operand", ["UR4", "c[0x0][0x210]"])
