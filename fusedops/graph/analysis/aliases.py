@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._C import _autograd
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 aten = torch.ops.aten
@@ -22,7 +23,6 @@ _LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 _RMS_NORM = ("input", "normalized_shape", "weight", "eps")
 _GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
 _REDUCTION = ("input", "dim", "keepdim", "dtype")
-_CLAMP = ("input", "min", "max")
 _NORM = ("input", "p", "dim", "keepdim", "dtype")
 _VARIANCE = ("input", "dim", "unbiased", "keepdim")
 _NLL_LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
@@ -31,13 +31,9 @@ _NLL_LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduc
 # parameters, which their schemas name.
 FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     F.softmax: ("softmax", _DIM_STACKLEVEL_DTYPE),
-    torch.softmax: ("softmax", _DIM_DTYPE),
-    torch.special.softmax: ("softmax", _DIM_DTYPE),
     torch._softmax: ("softmax", _HALF_TO_FLOAT),
     torch._safe_softmax: ("safe_softmax", _DIM_DTYPE),
     F.log_softmax: ("log_softmax", _DIM_STACKLEVEL_DTYPE),
-    torch.log_softmax: ("log_softmax", _DIM_DTYPE),
-    torch.special.log_softmax: ("log_softmax", _DIM_DTYPE),
     torch._log_softmax: ("log_softmax", _HALF_TO_FLOAT),
     F.layer_norm: ("layer_norm", _LAYER_NORM),
     torch.layer_norm: ("layer_norm", (*_LAYER_NORM, "cudnn_enable")),
@@ -56,137 +52,111 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.norm: ("norm", ("input", "p", "dim", "keepdim", "out", "dtype")),
     torch.linalg.vector_norm: ("norm", _NORM),
     torch.linalg.norm: ("linalg_norm", _NORM),
-    torch.clamp_min: ("clamp", _CLAMP),
     torch.where: ("where", ("condition", "input", "other")),
-    torch.masked_fill: ("masked_fill", ("input", "mask", "value")),
-    torch.pow: ("pow", ("input", "exponent")),
-    operator.pow: ("pow", ("input", "exponent")),
     operator.getitem: ("item", ("input", "index")),
-    # This is the attribute x.data.
-    getattr(torch._C._autograd, "_get_data_attr", None): ("detach", _INPUT),
-    operator.invert: ("not", _INPUT),
-    operator.neg: ("neg", _INPUT),
     F.relu: ("relu", ("input", "inplace")),
     torch.einsum: ("matmul", ("equation", "tensors")),  # ATen's schema has the same names
-    torch.reshape: ("reshape", ("input", "shape")),
     torch.stack: ("stack", ("tensors", "dim")),
     torch.searchsorted: ("bucketize", ("sorted_sequence", "input")),
     torch.cat: ("cat", ("tensors", "dim")),
-    F.pad: ("pad", ("input", "pad", "mode", "value")),
-    torch._C._nn.pad: ("pad", ("input", "pad", "mode", "value")),
 }
 
-# Kind -> (positional parameters, functions, names of methods, those of in-place methods included).
-_FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
-    "add": (_BINARY, (operator.add, operator.iadd, torch.add), "add add_"),
-    "sub": (_BINARY, (operator.sub, operator.isub, torch.sub, torch.subtract), "sub sub_"),
-    "mul": (_BINARY, (operator.mul, operator.imul, torch.mul, torch.multiply), "mul mul_"),
-    "div": (
-        _BINARY,
-        (operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide),
-        "div div_ divide true_divide",
-    ),
-    "pow": (("input", "exponent"), (), "pow pow_"),
-    "square": (_INPUT, (torch.square,), "square square_"),
-    "sqrt": (_INPUT, (torch.sqrt,), "sqrt sqrt_"),
-    "rsqrt": (_INPUT, (torch.rsqrt,), "rsqrt rsqrt_"),
-    "reciprocal": (_INPUT, (torch.reciprocal,), "reciprocal reciprocal_"),
-    "exp": (_INPUT, (torch.exp,), "exp exp_"),
-    "log": (_INPUT, (torch.log,), "log log_"),
-    "tanh": (_INPUT, (torch.tanh, F.tanh), "tanh tanh_"),
-    "detach": (_INPUT, (torch.detach,), "detach"),
-    "neg": (_INPUT, (torch.neg,), "neg"),
-    "not": (_INPUT, (torch.logical_not, torch.bitwise_not), "logical_not bitwise_not"),
-    "mean": (_REDUCTION, (torch.mean,), "mean"),
-    "sum": (_REDUCTION, (torch.sum,), "sum"),
-    "amax": (_REDUCTION[:3], (torch.amax,), "amax"),
-    "max": (_REDUCTION[:3], (torch.max,), "max"),
-    "logsumexp": (
-        _REDUCTION[:3],
-        (torch.logsumexp, torch.special.logsumexp),
-        "logsumexp",
-    ),
-    "gather": (("input", "dim", "index"), (torch.gather,), "gather"),
-    "var": (_VARIANCE, (torch.var,), "var"),
-    "std": (_VARIANCE, (torch.std,), "std"),
-    "var_mean": (_VARIANCE, (torch.var_mean,), ""),
-    "std_mean": (_VARIANCE, (torch.std_mean,), ""),
-    "norm": (_NORM, (), "norm"),
-    "clamp": (_CLAMP, (torch.clamp, torch.clip), "clamp clamp_ clip clip_ clamp_min clamp_min_"),
-    "maximum": (_BINARY, (torch.maximum,), "maximum"),
-    "baddbmm": (("input", "batch1", "batch2"), (torch.baddbmm,), "baddbmm"),
-    "matmul": (_BINARY, (torch.matmul, operator.matmul, torch.bmm), "matmul bmm"),
-    "softmax": (_DIM_DTYPE, (), "softmax"),
-    "log_softmax": (_DIM_DTYPE, (), "log_softmax"),
-    "masked_fill": (("input", "mask", "value"), (), "masked_fill masked_fill_"),
-    "where": (("input", "condition", "other"), (), "where"),
-    "reshape": (("input", "shape"), (), "view reshape"),
-    "same": (_INPUT, (torch.clone,), "contiguous clone alias"),
-    "unsqueeze": (("input", "dim"), (torch.unsqueeze,), "unsqueeze unsqueeze_"),
-    "squeeze": (("input", "dim"), (torch.squeeze,), "squeeze squeeze_"),
-    "permute": (("input", "dims"), (torch.permute,), "permute"),
-    "transpose": (
-        ("input", "dim0", "dim1"),
-        (torch.transpose, torch.swapaxes, torch.swapdims),
-        "transpose swapaxes swapdims",
-    ),
-    "movedim": (
-        ("input", "source", "destination"),
-        (torch.movedim, torch.moveaxis),
-        "movedim moveaxis",
-    ),
-    "expand": (("input", "shape"), (torch.broadcast_to,), "expand expand_as broadcast_to"),
-    "abs": (_INPUT, (torch.abs, operator.abs), "abs"),
-    "relu": (_INPUT, (torch.relu,), "relu relu_"),
-    "addcmul": (("input", "tensor1", "tensor2"), (torch.addcmul,), "addcmul addcmul_"),
-    "nan_to_num": (
-        (*_INPUT, "nan", "posinf", "neginf"),
-        (torch.nan_to_num,),
-        "nan_to_num nan_to_num_",
-    ),
-    **{
-        name: (_INPUT, (getattr(torch, name),), name)
-        for name in ("isfinite", "isinf", "isneginf", "isnan")
-    },
-    "floordiv": (_BINARY, (operator.floordiv, torch.floor_divide), "floor_divide"),
-    "cumsum": (("input", "dim", "dtype"), (torch.cumsum,), "cumsum"),
-    "diff": (("input", "n", "dim", "prepend", "append"), (torch.diff,), "diff"),
-    "bucketize": (("input", "boundaries"), (torch.bucketize,), ""),
-    "repeat_interleave": (
-        ("input", "repeats", "dim"),
-        (torch.repeat_interleave,),
-        "repeat_interleave",
-    ),
-    "tril": (("input", "diagonal"), (torch.tril,), "tril"),
-    "triu": (("input", "diagonal"), (torch.triu,), "triu"),
-    "arange": (("start", "end", "step"), (torch.arange,), ""),
-    "full": (("input", "fill_value"), (torch.full, torch.full_like), ""),
-    "zeros": (_INPUT, (torch.zeros, torch.zeros_like), ""),
-    "ones": (_INPUT, (torch.ones, torch.ones_like), ""),
+# Kind -> (positional parameters, names of methods, those of in-place methods included, functions).
+# A function of torch that has the name of a method, as most have, is not among the functions.
+_FAMILIES: dict[str, tuple[tuple[str, ...], str, tuple[Any, ...]]] = {
+    "add": (_BINARY, "add add_", (operator.add, operator.iadd)),
+    "sub": (_BINARY, "sub sub_", (operator.sub, operator.isub, torch.subtract)),
+    "mul": (_BINARY, "mul mul_", (operator.mul, operator.imul, torch.multiply)),
+    "div": (_BINARY, "div div_ divide true_divide", (operator.truediv, operator.itruediv)),
+    "pow": (("input", "exponent"), "pow pow_", (operator.pow,)),
+    "square": (_INPUT, "square square_", ()),
+    "sqrt": (_INPUT, "sqrt sqrt_", ()),
+    "rsqrt": (_INPUT, "rsqrt rsqrt_", ()),
+    "reciprocal": (_INPUT, "reciprocal reciprocal_", ()),
+    "exp": (_INPUT, "exp exp_", ()),
+    "log": (_INPUT, "log log_", ()),
+    "tanh": (_INPUT, "tanh tanh_", (F.tanh,)),
+    # The function is the attribute x.data.
+    "detach": (_INPUT, "detach", (getattr(_autograd, "_get_data_attr", None),)),
+    "neg": (_INPUT, "neg", (operator.neg,)),
+    "not": (_INPUT, "logical_not bitwise_not", (operator.invert,)),
+    "mean": (_REDUCTION, "mean", ()),
+    "sum": (_REDUCTION, "sum", ()),
+    "amax": (_REDUCTION[:3], "amax", ()),
+    "max": (_REDUCTION[:3], "max", ()),
+    "logsumexp": (_REDUCTION[:3], "logsumexp", (torch.special.logsumexp,)),
+    "gather": (("input", "dim", "index"), "gather", ()),
+    "var": (_VARIANCE, "var", ()),
+    "std": (_VARIANCE, "std", ()),
+    "var_mean": (_VARIANCE, "", (torch.var_mean,)),
+    "std_mean": (_VARIANCE, "", (torch.std_mean,)),
+    "norm": (_NORM, "norm", ()),
+    "clamp": (("input", "min", "max"), "clamp clamp_ clip clip_ clamp_min clamp_min_", ()),
+    "maximum": (_BINARY, "maximum", ()),
+    "baddbmm": (("input", "batch1", "batch2"), "baddbmm", ()),
+    "matmul": (_BINARY, "matmul bmm", (operator.matmul,)),
+    "softmax": (_DIM_DTYPE, "softmax", (torch.special.softmax,)),
+    "log_softmax": (_DIM_DTYPE, "log_softmax", (torch.special.log_softmax,)),
+    "masked_fill": (("input", "mask", "value"), "masked_fill masked_fill_", ()),
+    "pad": (("input", "pad", "mode", "value"), "", (F.pad, torch._C._nn.pad)),
+    "where": (("input", "condition", "other"), "where", ()),
+    "reshape": (("input", "shape"), "view reshape", ()),
+    "same": (_INPUT, "contiguous clone alias", ()),
+    "unsqueeze": (("input", "dim"), "unsqueeze unsqueeze_", ()),
+    "squeeze": (("input", "dim"), "squeeze squeeze_", ()),
+    "permute": (("input", "dims"), "permute", ()),
+    "transpose": (("input", "dim0", "dim1"), "transpose swapaxes swapdims", ()),
+    "movedim": (("input", "source", "destination"), "movedim moveaxis", ()),
+    "expand": (("input", "shape"), "expand expand_as broadcast_to", ()),
+    "abs": (_INPUT, "abs", (operator.abs,)),
+    "relu": (_INPUT, "relu relu_", ()),
+    "addcmul": (("input", "tensor1", "tensor2"), "addcmul addcmul_", ()),
+    "nan_to_num": (("input", "nan", "posinf", "neginf"), "nan_to_num nan_to_num_", ()),
+    **{name: (_INPUT, name, ()) for name in ("isfinite", "isinf", "isneginf", "isnan")},
+    "floordiv": (_BINARY, "floor_divide", (operator.floordiv,)),
+    "cumsum": (("input", "dim", "dtype"), "cumsum", ()),
+    "diff": (("input", "n", "dim", "prepend", "append"), "diff", ()),
+    "bucketize": (("input", "boundaries"), "", (torch.bucketize,)),
+    "repeat_interleave": (("input", "repeats", "dim"), "repeat_interleave", ()),
+    "tril": (("input", "diagonal"), "tril", ()),
+    "triu": (("input", "diagonal"), "triu", ()),
+    "arange": (("start", "end", "step"), "", (torch.arange,)),
+    "full": (("input", "fill_value"), "", (torch.full, torch.full_like)),
+    "zeros": (_INPUT, "", (torch.zeros, torch.zeros_like)),
+    "ones": (_INPUT, "", (torch.ones, torch.ones_like)),
     "and": (
         _BINARY,
-        (operator.and_, operator.iand, torch.logical_and, torch.bitwise_and),
         "logical_and logical_and_ bitwise_and bitwise_and_ __and__ __iand__",
+        (operator.and_, operator.iand),
     ),
     "or": (
         _BINARY,
-        (operator.or_, operator.ior, torch.logical_or, torch.bitwise_or),
         "logical_or logical_or_ bitwise_or bitwise_or_ __or__ __ior__",
+        (operator.or_, operator.ior),
     ),
     **{
-        name: (_BINARY, (getattr(operator, name), getattr(torch, name)), name)
+        name: (_BINARY, name, (getattr(operator, name),))
         for name in ("lt", "le", "gt", "ge", "eq", "ne")
     },
 }
-FUNCTIONS |= {
-    function: (kind, parameters)
-    for kind, (parameters, functions, _) in _FAMILIES.items()
-    for function in functions
-}
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     method: (kind, parameters)
-    for kind, (parameters, _, methods) in _FAMILIES.items()
+    for kind, (parameters, methods, _) in _FAMILIES.items()
     for method in methods.split()
+}
+# torch.norm and torch.where have other parameters than the methods, and stay as they are above.
+FUNCTIONS = {
+    **{
+        getattr(torch, method): alias
+        for method, alias in METHODS.items()
+        if hasattr(torch, method) and not method.endswith("_")
+    },
+    **{
+        function: (kind, parameters)
+        for kind, (parameters, _, functions) in _FAMILIES.items()
+        for function in functions
+    },
+    **FUNCTIONS,
 }
 METHODS["new_full"] = ("full", ("input", "shape", "fill_value"))
 METHODS |= {f"new_{kind}": (kind, ("input", "shape")) for kind in ("zeros", "ones")}
