@@ -82,6 +82,16 @@ class Match:
     note: str = ""
     order: tuple[int, ...] | None = None
 
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The calls that the op replaces, in program order, also if there is only one."""
+        return self.fused_nodes or (self.call.node,)
+
+    @property
+    def place(self) -> Node:
+        """The node before which the op is inserted."""
+        return self.insert_before or self.call.node
+
 
 def schema_of(call: OpCall) -> torch.FunctionSchema:
     """Returns the schema of the op that is called."""
@@ -95,11 +105,21 @@ def arguments_by_name(call: OpCall) -> dict[str, Any]:
     return dict(zip(names, call.args, strict=False))
 
 
+def ordered_arguments(op: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of an op by name, in its order: those of them that are given, and for
+    the others the defaults."""
+    schema = getattr(torch.ops.fusedops, op).default._schema
+    return {each.name: given.get(each.name, each.default_value) for each in schema.arguments}
+
+
 def op_of(match: Match) -> OpCall:
-    """Returns the call of the match's op. The arguments of `match.call` have to be those of the op,
-    in the op's order."""
-    op = getattr(torch.ops.fusedops, match.op).default
-    return OpCall(op, tuple(match.call.arguments.values()))
+    """Returns the call of the match's op, with its input permuted if the op needs another order of
+    dimensions. The arguments of `match.call` have to be those of the op, in the op's order."""
+    op, arguments = getattr(torch.ops.fusedops, match.op).default, match.call.arguments
+    if match.order is not None:
+        permuted = (arguments["input"], list(match.order))
+        arguments = arguments | {"input": OpCall(torch.ops.aten.permute.default, permuted)}
+    return OpCall(op, tuple(arguments.values()))
 
 
 class Rule(ABC):

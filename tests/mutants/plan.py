@@ -116,10 +116,9 @@ EQUIVALENT = {
         "return returned if len(returned) > (0) else returned[0]": "torch.onnx reads a tuple of "
         "one result as that result",
     },
-    "fusedops/graph/readers/exponentials.py": {
-        'return decomposed("softmax", scores, total.dims[(1)], call.node, SEVERAL_DIMS)': (
-            "such a site is only reported"
-        ),
+    "fusedops/graph/readers/softmax_decomposed.py": {
+        'return SoftmaxChain("softmax", scores, total.dims[(1)], (call.node,), '
+        "refusal=SEVERAL_DIMS)": "such a site is only reported",
     },
     "fusedops/graph/readers/intervals.py": {
         "product = (OpCall(operator.mul, (symbol, times)))": "a product with 1 has no effect",

@@ -43,7 +43,23 @@ class Call:
     node: Node
     arguments: dict[str, Any] = field(default_factory=dict)
     refusal: str | None = None
-    cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def input(self) -> Any:
+        """The argument `input`, or None for the few kinds that have none."""
+        return self.arguments.get("input")
+
+    @property
+    def operands(self) -> tuple[Any, Any]:
+        """The two operands of a sum, product, comparison or the like."""
+        return self.arguments.get("input"), self.arguments.get("other")
+
+    @property
+    def orders(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """The two operands in both orders, for calls that compute the same from either."""
+        first, other = self.operands
+        return (first, other), (other, first)
 
 
 @dataclass(frozen=True)
@@ -189,6 +205,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "cross_entropy": _NLL_LOSS | {"label_smoothing": 0.0},
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _VARIANCE),
     **dict.fromkeys(("norm", "linalg_norm"), _VECTOR_NORM),
+    "normalize": {"p": 2.0, "dim": 1, "eps": 1e-12},
 }
 #: Part of a kind's name -> the arguments of such kinds that are read as Python numbers.
 _NUMERIC_ARGUMENTS = {
@@ -201,6 +218,7 @@ _NUMERIC_ARGUMENTS = {
     "rms_norm": ["eps"],
     "var": ["correction"],
     "std": ["correction"],
+    "normalize": ["p", "dim"],
 }
 
 
@@ -235,52 +253,31 @@ def _normal(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _module_call(node: Node) -> Call | None:
-    """Returns the call of a module in normal form, in which the module's settings are arguments.
-    Returns None if no rule refers to modules of this class."""
+    """Returns the call of a module in normal form, in which the module's settings and parameters
+    are arguments. Returns None if no rule refers to modules of this class."""
     module = submodule(node)
     if type(module) in aliases.LEAVES:
         return _leaf(node, *aliases.LEAVES[type(module)])
     kind = aliases.MODULES.get(type(module))
     if kind is None:
         return None
-    arguments = {"input": node.args[0] if node.args else node.kwargs["input"]}
-    settings: dict[str, Any]
-    if isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
-        settings = _norm_settings(module, str(node.target))
-    elif isinstance(module, (nn.CrossEntropyLoss, nn.NLLLoss)):
-        settings = _loss_settings(module, node)
-    elif kind == "dropout":
-        # Whether the dropout is active is unknown, because train() or eval() may be called later.
-        settings = {"p": module.p, "train": None}
-    else:
-        settings = {"dim": -3 if type(module) is nn.Softmax2d else module.dim}
-    return Call(kind, kind, node, _normal(kind, arguments | settings), _module_refusal(module))
+    arguments: dict[str, Any] = dict(zip(("input", "target"), node.args, strict=False))
+    arguments |= node.kwargs
+    # torch lists the settings of its modules for TorchScript.
+    arguments |= {name: getattr(module, name) for name in getattr(module, "__constants__", ())}
+    for name in ("weight", "bias"):
+        if (tensor := getattr(module, name, None)) is not None:
+            arguments[name] = ModuleAttribute(f"{node.target}.{name}", tensor)
+    arguments |= _UNLISTED.get(type(module), {})
+    return Call(kind, kind, node, _normal(kind, arguments), _module_refusal(module))
 
 
-def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) -> dict[str, Any]:
-    """Returns the settings and parameters of a norm's module, as a dict from argument name to
-    value."""
-    parameters = {name: getattr(module, name, None) for name in ("weight", "bias")}
-    attributes = {
-        name: None if tensor is None else ModuleAttribute(f"{path}.{name}", tensor)
-        for name, tensor in parameters.items()
-    }
-    setting = "num_groups" if isinstance(module, nn.GroupNorm) else "normalized_shape"
-    return {setting: getattr(module, setting), "eps": module.eps, **attributes}
-
-
-def _loss_settings(module: nn.CrossEntropyLoss | nn.NLLLoss, node: Node) -> dict[str, Any]:
-    """Returns the settings of a loss's module and the target of its call, as a dict from argument
-    name to value."""
-    weight = module.weight
-    return {
-        "target": node.args[1] if len(node.args) > 1 else node.kwargs["target"],
-        "weight": None if weight is None else ModuleAttribute(f"{node.target}.weight", weight),
-        "ignore_index": module.ignore_index,
-        "reduction": module.reduction,
-        "label_smoothing": getattr(module, "label_smoothing", 0.0),
-    }
-
+#: Module -> settings that it has without an attribute. Whether a dropout is active is unknown,
+#: because train() or eval() may be called later.
+_UNLISTED: dict[type[nn.Module], dict[str, Any]] = {
+    nn.Softmax2d: {"dim": -3},
+    nn.Dropout: {"train": None},
+}
 
 #: The attributes that hold a module's hooks. Hooks that torch runs for every module are in globals
 #: of these names with "_global" in front.

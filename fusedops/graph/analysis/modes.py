@@ -164,7 +164,7 @@ def _insert_barriers(graph: Graph) -> list[Node]:
     modes_by_call = {
         node: _with_inferred_grad(node, graph_modes)
         for node, graph_modes in modes(graph)
-        if _runs_in_modes(node)
+        if node.op.startswith("call") and _mode_switch(node) is None
     }
     inserted = []
     for node, call_modes in modes_by_call.items():
@@ -174,10 +174,6 @@ def _insert_barriers(graph: Graph) -> list[Node]:
                 users = {user for user in node.users if modes_by_call.get(user) == other}
                 inserted.append(_insert_barrier(node, users))
     return inserted
-
-
-def _runs_in_modes(node: Node) -> bool:
-    return node.op.startswith("call") and _mode_switch(node) is None
 
 
 def _with_inferred_grad(node: Node, graph_modes: Modes) -> Modes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -32,11 +32,13 @@ def submodule(node: Node) -> nn.Module:
 def users(node: Node) -> list[Node]:
     """Returns the users of a node, without those that export leaves behind: assertions about its
     dtype, and unused outputs."""
-    return [user for user in node.users if not is_assertion(user) and not _is_unread(user)]
+    used = [user for user in node.users if user.users or user.target is not operator.getitem]
+    return [user for user in used if not is_assertion(user)]
 
 
-def _is_unread(node: Node) -> bool:
-    return node.target is operator.getitem and not node.users
+def is_private(nodes: Collection[Node], last: Node) -> bool:
+    """Returns whether the results of `nodes`, except that of `last`, have no users but `nodes`."""
+    return all(node is last or set(nodes).issuperset(users(node)) for node in nodes)
 
 
 def is_assertion(node: Node) -> bool:
@@ -60,14 +62,10 @@ def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:
     depth = 0
     for node in list(graph.nodes):
         if not node._erased:
-            depth += _transform_depth_change(node)
+            # Dynamo records where it enters and leaves a transform.
+            name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+            depth += name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
             yield node, depth > 0
-
-
-def _transform_depth_change(node: Node) -> int:
-    """Returns +1 where Dynamo enters a `torch.func` transform, -1 where it leaves one, else 0."""
-    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
 
 
 def subgraphs(graph_module: GraphModule) -> Iterator[GraphModule]:

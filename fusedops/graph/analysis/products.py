@@ -50,7 +50,7 @@ def _source(node: Node) -> Any:
     if call is None:
         return None
     tensor, factor = tensor_and_number(call)
-    is_quotient_of_number = kind == "div" and tensor is not call.arguments["input"]
+    is_quotient_of_number = kind == "div" and tensor is not call.input
     return tensor if is_number(factor) and not is_quotient_of_number else None
 
 

@@ -4,6 +4,7 @@ infinities."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ def filled_number(argument: Any) -> float | None:
     """Returns the number that an operand is, or that fills it if it is a tensor, rounded to its
     dtype. Returns None if the number is not known, or if a call writes into the tensor or a view of
     it."""
-    call = call_of(argument)
-    if call is None or call.kind not in ("full", *_FILLS):
+    call = call_of(argument, "full", *_FILLS)
+    if call is None:
         return known_number(argument)
     if value(argument).is_complex() or storages.writers_of(argument):
         return None
@@ -52,21 +53,18 @@ def maximum_with_number(call: Call) -> tuple[Any, float] | None:
     if call.kind == "max":
         other = call.arguments.get("other", call.arguments.get("dim"))
         limit = filled_number(other) if isinstance(value(other), torch.Tensor) else None
-        return None if limit is None else (call.arguments["input"], limit)
-    condition, *options = selection(call) or (None,)
-    comparison = call_of(condition)
-    if comparison is None or comparison.kind not in _FIRST_IS_LARGER:
-        return None
-    compared = (comparison.arguments["input"], comparison.arguments["other"])
-    ordered = compared if _FIRST_IS_LARGER[comparison.kind] else compared[::-1]
-    # The call is a maximum if it takes, where the comparison holds, the operand that is the larger
-    # one there, and elsewhere the other operand.
-    pairs = tuple(zip(options, ordered, strict=True))
-    for (tensor, compared_tensor), (limit, compared_limit) in (pairs, pairs[::-1]):
-        eps = filled_number(limit)
-        if eps is not None and tensor is compared_tensor:
+        return None if limit is None else (call.input, limit)
+    for x, limit, condition, fills in fillings(call):
+        comparison, eps = call_of(condition, *_FIRST_IS_LARGER), filled_number(limit)
+        if comparison is None or eps is None:
+            continue
+        # The call is a maximum if it takes, where the comparison holds, the operand that is the
+        # larger one there, and elsewhere the other operand.
+        x_is_second = _FIRST_IS_LARGER[comparison.kind] is fills
+        compared_x, compared_limit = comparison.orders[x_is_second]
+        if x is compared_x:
             same = same_number(limit, compared_limit, value(call.node).dtype)
-            return (tensor, eps) if same else None
+            return (x, eps) if same else None
     return None
 
 
@@ -80,16 +78,15 @@ def without_guard(node: Any) -> Any:
     if call.kind == "nan_to_num":
         # Without this argument the lowest number of the dtype is the fill.
         fill = call.arguments.get("neginf")
-        return call.arguments["input"] if fill is None or _is_finite(fill, dtype) else node
+        return call.input if fill is None or _is_finite(fill, dtype) else node
     if call.kind == "clamp" and dtype.is_floating_point:
         least = known_number(call.arguments.get("min"))
         lowest = torch.finfo(dtype).min
         is_lowest = least is not None and -math.inf < least <= lowest
         is_guard = is_lowest and call.arguments.get("max") is None
-        return call.arguments["input"] if is_guard else node
-    condition, *options = selection(call) or (None,)
-    for (x, fill), holds in ((options, True), (options[::-1], False)) if options else ():
-        if _is_finite(fill, dtype) and _holds_if_finite(condition, x) is holds:
+        return call.input if is_guard else node
+    for x, fill, condition, fills in fillings(call):
+        if _is_finite(fill, dtype) and _holds_if_finite(condition, x) is (not fills):
             return x
     return node
 
@@ -107,14 +104,23 @@ def _holds_if_finite(condition: Any, x: Any) -> bool | None:
     if call is None:
         return None
     if call.kind == "not":
-        inner = _holds_if_finite(call.arguments["input"], x)
+        inner = _holds_if_finite(call.input, x)
         return None if inner is None else not inner
-    if call.arguments.get("input") is not x:
+    if call.input is not x:
         return None
     if call.kind in _HOLDS_IF_FINITE_VS_NEG_INF:
         is_infinity = filled_number(call.arguments["other"]) == -math.inf
         return _HOLDS_IF_FINITE_VS_NEG_INF[call.kind] if is_infinity else None
     return _HOLDS_IF_FINITE.get(call.kind)
+
+
+def fillings(call: Call | None) -> Iterator[tuple[Any, Any, Any, bool]]:
+    """Yields both ways to read a where or masked_fill as a tensor that is filled: the tensor, what
+    fills it, the condition, and whether it is filled where the condition holds, or elsewhere."""
+    if call is not None and (selected := selection(call)):
+        condition, taken, other = selected
+        yield taken, other, condition, False
+        yield other, taken, condition, True
 
 
 def selection(call: Call) -> tuple[Any, Any, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
@@ -9,12 +10,19 @@ from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call, as_call
 from fusedops.graph.analysis.nodes import packet, users
-from fusedops.graph.analysis.values import constant, is_readable, rounded, value
+from fusedops.graph.analysis.values import (
+    are_equal,
+    constant,
+    is_readable,
+    known_size,
+    rounded,
+    value,
+)
 from fusedops.graph.analysis.writes import written
 
 aten = torch.ops.aten
@@ -22,36 +30,55 @@ aten = torch.ops.aten
 Result = TypeVar("Result")
 
 
-def call_of(node: Any, kind: str | None = None) -> Call | None:
+def call_of(node: Any, *kinds: str) -> Call | None:
     """Returns the normal form of `node`, or None if there is none, if it has a refusal, or if its
-    kind is not `kind`; without `kind`, any kind will do."""
+    kind is not one of `kinds`; without `kinds`, any kind will do."""
     call = as_call(node) if isinstance(node, Node) else None
-    fits = call is not None and call.refusal is None and kind in (None, call.kind)
+    fits = call is not None and call.refusal is None and (not kinds or call.kind in kinds)
     return call if fits else None
+
+
+def operand_of(node: Any, *kinds: str) -> Any:
+    """Returns the input of `node`, if `node` is a call of one of these kinds, else None."""
+    call = call_of(node, *kinds)
+    return call.input if call else None
 
 
 def before(node: Any, kind: str) -> Any:
     """Returns the input of `node`, if `node` is a call of that kind, else `node` itself."""
     call = call_of(node, kind)
-    return call.arguments["input"] if call else node
+    return call.input if call else node
 
 
-def read_once(call: Call, name: str, read: Callable[[Call], Result]) -> Result:
-    """Returns read(call), which is computed once for all rules and cached under `name`."""
-    if name not in call.cache:
-        call.cache[name] = read(call)
-    result: Result = call.cache[name]
-    return result
+def output_of(node: Any, index: int, *kinds: str) -> Call | None:
+    """Returns the call of one of these kinds, which has several outputs, if `node` is the output
+    with that index; else None."""
+    item = call_of(node, "item")
+    is_output = item is not None and item.arguments["index"] == index
+    return call_of(item.input, *kinds) if item and is_output else None
 
 
-def only_user(node: Node, kind: str | None = None) -> Call | None:
-    """Returns `call_of(user, kind)` for the node's only user; None if it has none or several."""
-    return call_of(users(node)[0], kind) if len(users(node)) == 1 else None
+def read_once(read: Callable[[Call], Result]) -> Callable[[Call], Result]:
+    """Makes a reader compute its result for a call once for all rules."""
+
+    @functools.wraps(read)
+    def cached(call: Call) -> Result:
+        if read not in call.cache:
+            call.cache[read] = read(call)
+        result: Result = call.cache[read]
+        return result
+
+    return cached
+
+
+def only_user(node: Node, *kinds: str) -> Call | None:
+    """Returns `call_of(user, *kinds)` for the node's only user; None if it has none or several."""
+    return call_of(users(node)[0], *kinds) if len(users(node)) == 1 else None
 
 
 def tensor_and_number(call: Call) -> tuple[Any, Any]:
     """Returns the two operands of a sum or product; if one of them is a number, it comes last."""
-    first, other = call.arguments.get("input"), call.arguments.get("other")
+    first, other = call.operands
     # `number` is not called here: reading a symbol makes it a constant of the compiled graph.
     return (other, first) if is_number(first) and not is_number(other) else (first, other)
 
@@ -106,18 +133,17 @@ def _tensor_number(node: Node) -> int | float | None:
 
 def difference(node: Any) -> tuple[Any, Any] | None:
     """Returns a and b, if `node` is a - b, also written as a + (-b) or -(b - a); else None."""
-    call = call_of(node)
-    if call is None or call.kind not in ("sub", "add", "neg"):
+    call = call_of(node, "sub", "add", "neg")
+    if call is None:
         return None
-    first, other = call.arguments["input"], call.arguments.get("other")
     if call.kind == "sub":
-        return first, other
+        return call.operands
     if call.kind == "neg":
-        inner = call_of(first, "sub")
-        return (inner.arguments["other"], inner.arguments["input"]) if inner else None
-    for minuend, negated in ((first, other), (other, first)):
+        inner = call_of(call.input, "sub")
+        return inner.orders[1] if inner else None
+    for minuend, negated in call.orders:
         if (negation := call_of(negated, "neg")) is not None:
-            return minuend, negation.arguments["input"]
+            return minuend, negation.input
     return None
 
 
@@ -159,8 +185,8 @@ _DIMS = {
 def permutation(node: Any) -> tuple[int, ...] | None:
     """Returns for each dimension of a permutation's result the dimension of its input, or None if
     `node` is no permutation, or one of unknown dimensions."""
-    call = call_of(node)
-    if call is None or call.kind not in _DIMS:
+    call = call_of(node, *_DIMS)
+    if call is None:
         return None
     rank = value(node).dim()
     argument_dims = [_known_dims(call.arguments.get(name), rank) for name in _DIMS[call.kind]]
@@ -192,13 +218,10 @@ def view_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
     """Returns the chain of views that ends in `node`, the last first, and the chain's input. Each
     view keeps the order of the elements, such as one that adds dimensions of size 1."""
     views: tuple[Node, ...] = ()
-    while (call := call_of(node)) is not None:
-        index = call.arguments.get("index")
-        if call.kind not in ("reshape", "unsqueeze") and not (
-            call.kind == "item" and inserts_dims(index)
-        ):
+    while (call := call_of(node, "reshape", "unsqueeze", "item")) is not None:
+        if call.kind == "item" and not inserts_dims(call.arguments["index"]):
             break
-        views, node = (*views, node), call.arguments["input"]
+        views, node = (*views, node), call.input
     return views, node
 
 
@@ -212,7 +235,7 @@ def cast_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
     casts that lose nothing (`is_widening`) are part of the chain."""
     casts: tuple[Node, ...] = ()
     while (call := call_of(node, "cast")) is not None and is_widening(call):
-        casts, node = (*casts, node), call.arguments["input"]
+        casts, node = (*casts, node), call.input
     return casts, node
 
 
@@ -228,7 +251,7 @@ def upstream(node: Node, until: set[Node]) -> set[Node]:
             calls.add(current)
             # The elements of x.type_as(y) do not depend on those of y.
             cast = call_of(current, "cast")
-            waiting += [cast.arguments["input"]] if cast else current.all_input_nodes
+            waiting += [cast.input] if cast else current.all_input_nodes
     reads = (user for call in calls for user in call.users if user.target is getattr)
     return calls | {read for read in reads if calls.issuperset(read.users)}
 
@@ -266,7 +289,7 @@ _LOSSLESS_CASTS = {
 
 def is_widening(cast: Call) -> bool:
     """Returns whether an op may read the input of a cast in place of the cast's result."""
-    return is_lossless(value(cast.arguments["input"]).dtype, cast.arguments["dtype"])
+    return is_lossless(value(cast.input).dtype, cast.arguments["dtype"])
 
 
 def is_lossless(dtype: torch.dtype, converted: torch.dtype) -> bool:
@@ -285,17 +308,6 @@ def has_shape(node: Any, shape: Sequence[Any]) -> bool:
     """Returns whether a node is a tensor known to have that shape, without adding a guard."""
     tensor = value(node)
     return isinstance(tensor, torch.Tensor) and are_equal(tensor.shape, shape)
-
-
-def are_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Returns whether sizes or strides are known to be equal, without adding a guard."""
-    pairs = zip(sizes, others, strict=False)
-    return len(sizes) == len(others) and all(statically_known_true(m == n) for m, n in pairs)
-
-
-def known_size(size: int | torch.SymInt) -> int | None:
-    """Returns a size as a number, or None where that would add a guard."""
-    return int(size) if is_concrete_int(size) else None
 
 
 def known_count(tensor: torch.Tensor, dims: Iterable[int]) -> int | None:

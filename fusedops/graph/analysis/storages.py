@@ -15,11 +15,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from fusedops.graph.analysis.calls import as_call, kind_of
 from fusedops.graph.analysis.nodes import users
-from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.values import are_equal, value
 from fusedops.graph.analysis.writes import written
 
 #: The identity of a storage, or None for a value without one.
@@ -197,25 +196,16 @@ def thread_writes(graph: Graph) -> None:
         before    t.exp_();        y = t / t.sum(-1, keepdim=True)
         after     e = t.exp_();    y = e / e.sum(-1, keepdim=True)
     """
-    results: dict[Node, Node] = {}
+    written_by: dict[Node, Node] = {}  # result of an in-place call -> the tensor that was written
+    results: dict[Node, Node] = {}  # tensor -> the result of the last in-place call on it
     for node in graph.nodes:
         for read in node.all_input_nodes:
-            last = _last(results, read)
+            last = results.get(written_by.get(read, read), read)
             if last is not read:
                 node.replace_input_with(read, last)
         if _returns_what_it_writes(node):
-            results[node.args[0]] = node
-
-
-def _last(results: dict[Node, Node], node: Node) -> Node:
-    """Returns the end of the chain in `results` that begins with a node. Changes `results` so that
-    each node of the chain leads to that end directly."""
-    last = node
-    while last in results:
-        last = results[last]
-    while node is not last:
-        results[node], node = last, results[node]
-    return last
+            tensor = written_by.get(node.args[0], node.args[0])
+            written_by[node], results[tensor] = tensor, node
 
 
 def _returns_what_it_writes(node: Node) -> bool:
@@ -226,15 +216,11 @@ def _returns_what_it_writes(node: Node) -> bool:
     tensor, result = value(first), value(node)
     if not isinstance(tensor, torch.Tensor) or not isinstance(result, torch.Tensor):
         return False
-    return storage(first) == storage(node) and _has_same_layout(tensor, result)
-
-
-def _has_same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Returns whether tensors in the same memory have the same elements."""
-    pairs = ((a.shape, b.shape), (a.stride(), b.stride()))
-    at_same_place = statically_known_true(a.storage_offset() == b.storage_offset())
-    same = all(len(m) == len(n) and statically_known_true(sym_eq(m, n)) for m, n in pairs)
-    return a.dtype == b.dtype and at_same_place and same
+    written_part, returned_part = (
+        (*each.shape, *each.stride(), each.storage_offset()) for each in (tensor, result)
+    )
+    is_same_memory = storage(first) == storage(node) and tensor.dtype == result.dtype
+    return is_same_memory and are_equal(written_part, returned_part)
 
 
 def _is_private(target: Node, fused_nodes: Sequence[Node]) -> bool:

@@ -4,12 +4,17 @@ known of the sizes and strides of these tensors."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, get_plain_tensors
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    free_symbols,
+    is_concrete_int,
+    statically_known_true,
+)
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
@@ -35,6 +40,17 @@ def sizes_are_symbols(tensor: torch.Tensor) -> bool:
     of `torch.fx.symbolic_trace` all sizes are numbers, namely those of the example inputs."""
     mode = getattr(tensor, "fake_mode", None)
     return mode is None or mode.shape_env is not None
+
+
+def are_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Returns whether sizes or strides are known to be equal, without adding a guard."""
+    pairs = zip(sizes, others, strict=False)
+    return len(sizes) == len(others) and all(statically_known_true(m == n) for m, n in pairs)
+
+
+def known_size(size: int | torch.SymInt) -> int | None:
+    """Returns a size as a number, or None where that would add a guard."""
+    return int(size) if is_concrete_int(size) else None
 
 
 def lasting_strides(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:

@@ -59,8 +59,7 @@ def reuse_memory(graph: Graph) -> int:
         source = node.args[0]
         sharing = holders[storage(source)]
         if _has_layout_of(source, node) and _is_only_for(node, sharing, donated):
-            run = _write_over if donated.intersection(sharing) else _run_in_place
-            run(graph, node, in_place)
+            _run_in_place(graph, node, in_place, not donated.isdisjoint(sharing))
             reused += 1
     return reused
 
@@ -97,29 +96,23 @@ def _is_only_for(node: Node, holders: set[Node], donated: set[Node]) -> bool:
     )
 
 
-def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
+def _run_in_place(graph: Graph, node: Node, in_place: Any, is_donated: bool) -> None:
     """Replaces `node` by the functionalised form of the in-place op. Inductor lowers this to the
-    op in place, and copies the input first if something reads it later."""
+    op in place, and copies the input first if something reads it later. For donated memory the op
+    itself is called, because Inductor would lower the functionalised form to the op and a copy of
+    the memory onto itself."""
+    result, arguments = node.args[0], _arguments_of(node, in_place)
+    assert isinstance(result, Node)
     with graph.inserting_before(node):
-        functional = torch.ops.higher_order.auto_functionalized
-        both = graph.call_function(functional, (in_place,), _arguments_of(node, in_place))
-        both.meta["val"] = (None, node.meta["val"])
-        result = graph.call_function(operator.getitem, (both, 1))
-        result.meta.update(node.meta)
+        if is_donated:
+            graph.call_function(in_place, (), arguments).meta["val"] = None
+        else:
+            functional = torch.ops.higher_order.auto_functionalized
+            both = graph.call_function(functional, (in_place,), arguments)
+            both.meta["val"] = (None, node.meta["val"])
+            result = graph.call_function(operator.getitem, (both, 1))
+            result.meta.update(node.meta)
     node.replace_all_uses_with(result)
-    graph.erase_node(node)
-
-
-def _write_over(graph: Graph, node: Node, in_place: Any) -> None:
-    """Replaces `node` by the in-place op, which writes into donated memory. The functionalised form
-    is not used here, because Inductor would lower it to the op and a copy of the donated memory
-    onto itself."""
-    source = node.args[0]
-    assert isinstance(source, Node)
-    with graph.inserting_before(node):
-        written = graph.call_function(in_place, (), _arguments_of(node, in_place))
-        written.meta["val"] = None
-    node.replace_all_uses_with(source)
     graph.erase_node(node)
 
 

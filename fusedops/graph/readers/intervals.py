@@ -28,28 +28,25 @@ def _rows_and_columns(scores: Node) -> tuple[Any, Any]:
 
 def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
     """Returns whether each row of the scores is known to see at least one column."""
-    known_columns = [bound.known_column for bound in bounds if bound.known_column is not None]
-    if any(_every_row_has(column, bounds, scores) for column in known_columns):
-        return True
     rows, columns = _rows_and_columns(scores)
+    for column in (bound.known_column for bound in bounds if bound.known_column is not None):
+        is_before_end = statically_known_true(_in_last_row(column, rows) < columns)
+        exists = statically_known_true(column.offset >= 0) and is_before_end
+        if exists and all(_includes(bound, column, rows) for bound in bounds):
+            return True
     starts = [bound.limit for bound in bounds if bound.is_start]
     ends = [bound.limit for bound in bounds if not bound.is_start]
     if not all(limit.is_index for limit in (*starts, *ends)):
         return False
     # A limit is constant or rises by 1 per row, so that the first or the last row decides.
-    last = [limit.offset + limit.steps.get(ROWS, 0) * (rows - 1) for limit in starts]
-    before_last = all(statically_known_true(start < columns) for start in last)
+    before_last = all(statically_known_true(_in_last_row(n, rows) < columns) for n in starts)
     positive = all(statically_known_true(end.offset > 0) for end in ends)
     ordered = all(_is_below(start, end, rows) for start in starts for end in ends)
     return before_last and positive and ordered and statically_known_true(columns > 0)
 
 
-def _every_row_has(column: Affine, bounds: Sequence[Bound], scores: Node) -> bool:
-    """Returns whether `column` is known to exist and be visible under all bounds, in all rows."""
-    rows, columns = _rows_and_columns(scores)
-    last = column.offset + column.steps.get(ROWS, 0) * (rows - 1)
-    exists = statically_known_true(column.offset >= 0) and statically_known_true(last < columns)
-    return exists and all(_includes(bound, column, rows) for bound in bounds)
+def _in_last_row(limit: Affine, rows: Any) -> Any:
+    return limit.offset + limit.steps.get(ROWS, 0) * (rows - 1)
 
 
 def _includes(bound: Bound, column: Affine, rows: Any) -> bool:
@@ -65,8 +62,8 @@ def _is_below(start: Affine, end: Affine, rows: Any) -> bool:
     """Returns whether start < end is known to hold in all rows. The difference is linear in the
     row's index, so that the first and the last row decide."""
     width = end - start
-    at_last = width.offset + width.steps.get(ROWS, 0) * (rows - 1)
-    return statically_known_true(width.offset > 0) and statically_known_true(at_last > 0)
+    ends = (width.offset, _in_last_row(width, rows))
+    return all(statically_known_true(each > 0) for each in ends)
 
 
 def arguments(bounds: Sequence[Bound], scores: Node) -> dict[str, Any]:
@@ -102,8 +99,7 @@ def _is_implied(bound: Bound, scores: Node) -> bool:
     rows, columns = _rows_and_columns(scores)
     if not bound.is_start:
         return statically_known_true(bound.limit.offset >= columns)
-    last = bound.limit.offset + bound.limit.steps.get(ROWS, 0) * (rows - 1)
-    return statically_known_true(last <= 0)
+    return statically_known_true(_in_last_row(bound.limit, rows) <= 0)
 
 
 def _is_diagonal(bound: Bound, scores: Node) -> bool:

@@ -1,8 +1,10 @@
 """Recognises the cross entropy of each row of logits with a class. Models write it as one call, as
-an element of a log_softmax, and as a logsumexp minus a logit."""
+an element of a log_softmax, and as a logsumexp minus a logit. Also recognises what models do to the
+logits before: casts, views of the rows, a scale, and a soft cap, which bounds them by a tanh."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis import modes
 from fusedops.graph.analysis.calls import Call, ModuleAttribute, kind_of
-from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.nodes import is_private, users
 from fusedops.graph.analysis.steps import (
     before,
     before_view_chain,
@@ -20,11 +22,14 @@ from fusedops.graph.analysis.steps import (
     difference,
     has_shape,
     is_lossless,
+    operand_of,
     reduced_dims,
     same_value,
     upstream,
 )
 from fusedops.graph.analysis.values import constant, value
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.readers.scores import Scores, through_factor
 from fusedops.graph.readers.softmax_chain import SoftmaxChain, read_softmax
 from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
 from fusedops.graph.rule import OpCall, viewed
@@ -135,19 +140,15 @@ def _log_softmax(node: Any, reader: Node) -> SoftmaxChain | None:
     if not isinstance(node, Node) or users(node) != [reader]:
         return None
     cast = call_of(node, "cast")
-    for candidate in (node, cast.arguments["input"] if cast else None):
+    for candidate in (node, cast.input if cast else None):
         call = call_of(candidate)
         chain = (read_softmax(call) or read_softmax_decomposed(call)) if call else None
         if chain is not None and chain.last is node:
             fits = chain.op == "log_softmax" and not (chain.refusal or chain.needs_masks)
-            return chain if fits and _has_precision_of_input(chain) else None
+            # The op computes in the precision of its input, and has no argument for another.
+            is_precise = chain.dtype is None or is_lossless(value(chain.input).dtype, chain.dtype)
+            return chain if fits and is_precise else None
     return None
-
-
-def _has_precision_of_input(chain: SoftmaxChain) -> bool:
-    """Returns whether the model computes a softmax in the precision in which the cross entropy op
-    would compute on the same input. The op has no argument for another precision."""
-    return chain.dtype is None or is_lossless(value(chain.input).dtype, chain.dtype)
 
 
 def _is_over(chain: SoftmaxChain, dim: int) -> bool:
@@ -163,7 +164,7 @@ def _read_gather(call: Call) -> Loss | None:
     """Returns the loss that log_softmax(x, -1).gather(-1, target.unsqueeze(-1)) computes, or None.
     torch.distributions.Categorical broadcasts both tensors first, which is recognised too."""
     index = _class_index(call)
-    input, reader = _before_broadcast(call.arguments["input"], call.node)
+    input, reader = _before_broadcast(call.input, call.node)
     chain = None if index is None else _log_softmax(input, reader)
     if index is None or chain is None or not _is_over(chain, -1):
         return None
@@ -176,15 +177,14 @@ def _loss_if_private(
     """Returns the loss that `call` and the calls before it compute from `logits` and `target`, or
     None if something else uses one of the calls before it."""
     nodes = tuple(sorted(upstream(call.node, until={logits, viewed(target)})))
-    is_private = all(set(nodes).issuperset(users(node)) for node in nodes if node is not call.node)
     loss = Loss(logits, -1, target, nodes, is_log_probability=is_log_probability)
-    return loss if is_private else None
+    return loss if is_private(nodes, call.node) else None
 
 
 def _class_index(gather: Call) -> OpCall | None:
     """Returns a call that gives the class of each row, if a gather takes one column of each row;
     else None."""
-    source, index = value(gather.arguments["input"]), value(gather.arguments["index"])
+    source, index = value(gather.input), value(gather.arguments["index"])
     if not isinstance(source, torch.Tensor) or not isinstance(index, torch.Tensor):
         return None
     rank = source.dim()
@@ -203,7 +203,7 @@ def _before_slice(index: Node) -> Node:
     call = call_of(index, "item")
     if call is None or call.arguments["index"] != (..., slice(None, 1, None)):
         return index
-    column, _ = _before_broadcast(call.arguments["input"], index)
+    column, _ = _before_broadcast(call.input, index)
     return column if has_shape(column, value(index).shape) else index
 
 
@@ -211,7 +211,7 @@ def _before_broadcast(node: Any, reader: Node) -> tuple[Any, Node]:
     """Returns the tensor that torch.broadcast_tensors broadcasts to `node`, and that call, which is
     the tensor's user. Returns `node` and its user `reader` if `node` is something else."""
     call = call_of(node, "item")
-    source = call.arguments["input"] if call else None
+    source = call.input if call else None
     if call is None or not isinstance(source, Node) or kind_of(source) != "broadcast_tensors":
         return node, reader
     tensors: Any = source.args
@@ -223,14 +223,13 @@ def _before_broadcast(node: Any, reader: Node) -> tuple[Any, Node]:
 def _read_one_hot(call: Call) -> Loss | None:
     """Returns the loss that (log_softmax(x, -1) * one_hot(target, classes)).sum(-1) computes, or
     None for another sum."""
-    product = call_of(call.arguments["input"], "mul")
+    product = call_of(call.input, "mul")
     if product is None or users(product.node) != [call.node]:
         return None
     dims = reduced_dims(call, value(product.node))
     if dims != (value(product.node).dim() - 1,) or call.arguments.get("keepdim"):
         return None
-    first, second = product.arguments["input"], product.arguments["other"]
-    for logarithm, hot in ((first, second), (second, first)):
+    for logarithm, hot in product.orders:
         chain = _log_softmax(logarithm, product.node)
         target = _one_hot_target(hot, chain.input) if chain else None
         if chain is not None and target is not None and _is_over(chain, -1):
@@ -245,7 +244,7 @@ def _one_hot_target(node: Any, logits: Node) -> Node | None:
     classes = constant(call.arguments.get("num_classes")) if call else None
     if call is None or not statically_known_true(classes == value(logits).shape[-1]):
         return None
-    target: Node = call.arguments["input"]
+    target: Node = call.input
     return target
 
 
@@ -268,12 +267,13 @@ def _read_difference(call: Call) -> Loss | None:
 def _of_parts(call: Call, total: Any, element: Any, is_log_probability: bool) -> Loss | None:
     """Returns the loss, if `total` is logsumexp(x, -1) and `element` is x.gather(-1,
     target.unsqueeze(-1)).squeeze(-1), else None."""
-    gather = call_of(_before_squeeze(element), "gather")
+    squeezed = operand_of(before_view_chain(element), "squeeze")
+    gather = call_of(element if squeezed is None else squeezed, "gather")
     index = _class_index(gather) if gather else None
     logits = _summed_logits(total)
     if gather is None or index is None or logits is None:
         return None
-    if not same_value(logits, gather.arguments["input"]):
+    if not same_value(logits, gather.input):
         return None
     if not all(has_shape(node, value(call.node).shape) for node in (total, element)):
         return None
@@ -283,26 +283,19 @@ def _of_parts(call: Call, total: Any, element: Any, is_log_probability: bool) ->
 def _summed_logits(total: Any) -> Node | None:
     """Returns x, if `total` is logsumexp(x, -1), or the stack of logsumexp(x[i], -1) for all i;
     else None."""
-    node = before_view_chain(total)
-    logarithm, stack = call_of(node, "logsumexp"), call_of(node, "stack")
-    if logarithm is not None:
-        logits: Node = logarithm.arguments["input"]
-        dims = reduced_dims(logarithm, value(logits))
-        return logits if dims == (value(logits).dim() - 1,) else None
-    if stack is None or constant(stack.arguments.get("dim", 0)) != 0:
+    call = call_of(before_view_chain(total), "logsumexp", "stack")
+    if call is not None and call.kind == "logsumexp":
+        logits: Node = call.input
+        return logits if reduced_dims(call, value(logits)) == (value(logits).dim() - 1,) else None
+    if call is None or constant(call.arguments.get("dim", 0)) != 0:
         return None
-    parts = [call_of(_summed_logits(part), "item") for part in stack.arguments["tensors"]]
-    sources = [part.arguments["input"] if part else None for part in parts]
+    parts = [call_of(_summed_logits(part), "item") for part in call.arguments["tensors"]]
+    sources = [part.input if part else None for part in parts]
     if not isinstance(sources[0], Node) or any(source is not sources[0] for source in sources):
         return None
     places = [part.arguments["index"] for part in parts if part]
     is_whole = statically_known_true(value(sources[0]).shape[0] == len(places))
     return sources[0] if is_whole and places == list(range(len(places))) else None
-
-
-def _before_squeeze(node: Any) -> Any:
-    call = call_of(before_view_chain(node))
-    return call.arguments["input"] if call is not None and call.kind == "squeeze" else node
 
 
 # --- logsumexp beside a loss ----------------------------------------------------------------------
@@ -321,3 +314,46 @@ def log_sums(loss: Loss) -> list[Node]:
         and modes.are_alike(call.node, loss.last)
         and reduced_dims(call, value(loss.logits)) == (loss.dim % max(rank, 1),)
     ]
+
+
+# --- before the logits ----------------------------------------------------------------------------
+
+
+def read_logits(logits: Node, readers: Iterable[Node]) -> Scores:
+    """Returns the tensor, scale and soft cap from which the model computes `logits`. The tensor has
+    the same rows in its last dimension, but the dimensions before it may differ. `readers` are the
+    calls of the loss: what another call uses too is not traced further back.
+
+    For the shifted logits of a language model, the copy that makes them contiguous is skipped:
+
+        before    shifted = logits[:, :-1].contiguous();  flat = shifted.view(-1, classes)
+        after     logits[:, :-1], whose rows the op reads where they are
+    """
+    read = Scores(logits)
+    ours = set(readers)
+    while (call := call_of(read.input)) is not None:
+        further = through_factor(read, call) or _through_view(read, call)
+        ours.add(call.node)
+        if further is None or not ours.issuperset(users(call.node)) or not _is_safe(further, call):
+            break
+        read = replace(further, nodes=(call.node, *read.nodes))
+    return read
+
+
+def _through_view(read: Scores, call: Call) -> Scores | None:
+    """Returns `read` with the logits before a copy, or before a view that keeps the last dimension;
+    None if `call` is neither."""
+    source, result = value(call.input), value(call.node)
+    if call.kind not in ("same", "reshape") or not isinstance(source, torch.Tensor):
+        return None
+    has_rows = source.dim() > 0 and result.dim() > 0
+    if not has_rows or not statically_known_true(source.shape[-1] == result.shape[-1]):
+        return None
+    return replace(read, input=call.input)
+
+
+def _is_safe(read: Scores, step: Call) -> bool:
+    """Returns whether the loss's op takes the dtype of `read.input`, and computes `step` in float64
+    if and only if the model does."""
+    dtype, result = value(read.input).dtype, value(step.node).dtype
+    return dtype in KERNEL_DTYPES and (result == torch.float64) == (dtype == torch.float64)

@@ -41,11 +41,11 @@ from fusedops.graph.readers.row_scale import (
     OTHER_NORM,
     RowScale,
     as_one_per_row,
+    centred,
     in_range,
     power_of,
     read_row_scale,
 )
-from fusedops.graph.readers.statistics import centred
 from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
@@ -101,8 +101,7 @@ class Norm:
 
     @property
     def op(self) -> str:
-        """The name of the op that computes the norm, without the "add_" of ops with a residual; the
-        kind if no op of that kind normalises over these dimensions."""
+        """The name of the op that computes the norm, without the "add_" of ops with a residual."""
         return self.over.ops.get(self.kind, self.kind)
 
     @property
@@ -148,24 +147,20 @@ class _Factor:
     scale: RowScale | None = None
 
 
+@read_once
 def read_norm(call: Call) -> Norm | None:
     """Returns the norm that `call` computes, without the weight and bias that later calls apply.
     The call is F.normalize, or a product or quotient: one operand has the tensor among its factors,
     and the other the scale of its rows. Returns None for other calls."""
-    return read_once(call, "norm", _read_norm)
-
-
-def _read_norm(call: Call) -> Norm | None:
-    """Does the work of `read_norm`, which caches the result."""
     if call.refusal or not isinstance(value(call.node), torch.Tensor):
         return None
     if call.kind == "normalize":
         return _normalize(call)
     if call.kind not in ("mul", "div"):
         return None
-    first = list(_factors(call.arguments["input"]))
-    other = list(_factors(call.arguments["other"], call.kind == "div"))
-    for factors, scales in ((first, other), (other, first)):
+    first, other = call.operands
+    sides = list(_factors(first)), list(_factors(other, call.kind == "div"))
+    for factors, scales in (sides, sides[::-1]):
         for scale in scales:
             rest = [factor for factor in scales if factor is not scale]
             norm = _product(call.node, factors, scale, rest)
@@ -177,18 +172,15 @@ def _read_norm(call: Call) -> Norm | None:
 def _normalize(call: Call) -> Norm | None:
     """Returns the norm that F.normalize computes, or None if its dimension or eps is not known. The
     norm is refused unless p is 2."""
-    arguments = call.arguments
-    input, dim = arguments["input"], constant(arguments.get("dim", 1))
-    rank = value(input).dim()
-    eps = arguments.get("eps", 1e-12)
+    input, dim, rank = call.input, call.arguments["dim"], value(call.input).dim()
     if not isinstance(dim, int) or rank == 0:
         return None
-    over, eps_value = norm_dims((dim % rank,), value(input).shape), known_number(eps)
-    if over is None or eps_value is None:
+    over, eps = norm_dims((dim % rank,), value(input).shape), known_number(call.arguments["eps"])
+    if over is None or eps is None:
         return None
-    norm = Norm("l2_norm", over, cast_chain(input)[1], input, eps_value, call.node)
-    is_euclidean = constant(arguments.get("p", 2.0)) == 2
-    return replace(norm, refusal=None if is_euclidean else OTHER_NORM)
+    refusal = None if call.arguments["p"] == 2 else OTHER_NORM
+    source = cast_chain(input)[1]
+    return Norm("l2_norm", over, source, input, eps, call.node, refusal=refusal)
 
 
 def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_Factor]:
@@ -198,14 +190,14 @@ def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_
     if scale is not None:
         yield _Factor(operand, inverted, scale)
         return
-    call = call_of(operand) if steps and isinstance(value(operand), torch.Tensor) else None
-    is_product = call is not None and call.kind in ("mul", "div") and len(users(operand)) == 1
-    if call is None or not is_product or written(operand):
+    is_tensor = steps and isinstance(value(operand), torch.Tensor)
+    call = call_of(operand, "mul", "div") if is_tensor and len(users(operand)) == 1 else None
+    if call is None or written(operand):
         yield _Factor(operand, inverted)
         return
-    yield from _factors(call.arguments["input"], inverted, steps - 1)
-    divides = call.kind == "div"
-    yield from _factors(call.arguments["other"], inverted ^ divides, steps - 1)
+    first, other = call.operands
+    yield from _factors(first, inverted, steps - 1)
+    yield from _factors(other, inverted ^ (call.kind == "div"), steps - 1)
 
 
 def _product(
@@ -229,10 +221,10 @@ def _product(
     norm: Norm | None = _norm_of(by, tensor.operand, node)
     others = [factor for factor in (*factors, *rest) if factor is not tensor]
     for factor in others:
-        norm = _multiplied(norm, factor.operand, factor.inverted) if norm else None
+        norm = _multiplied(norm, factor.operand, factor.inverted, is_inside=True) if norm else None
     is_plain = by.by_norm and not others
-    if norm and norm.kind in _UNCENTRED and not is_plain and _is_computed_in_half(norm):
-        dtype = value(norm.computed_in).dtype
+    dtype = value(norm.computed_in).dtype if norm else None
+    if norm and norm.kind in _UNCENTRED and not is_plain and dtype in HALF_DTYPES:
         reason = f"it is computed in {dtype}, which rounds at every step"
         return replace(norm, refusal=norm.refusal or reason)
     return norm
@@ -248,22 +240,14 @@ def _not_centred(factors: list[_Factor], by: RowScale, node: Node) -> Norm | Non
     return replace(norm, refusal=NOT_CENTRED) if norm else None
 
 
-def _is_computed_in_half(norm: Norm) -> bool:
-    return value(norm.computed_in).dtype in HALF_DTYPES
-
-
 def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
     """Returns whether `operand` is the tensor from which `scale` is computed, cast or not. If the
     scale is a variance (`centred`), it has to be that tensor minus its mean."""
     if not isinstance(operand, Node):
         return False
     if scale.centred:
-        deviation = centred(operand)
-        return (
-            deviation is not None
-            and deviation[1] == scale.dims
-            and same_value(deviation[0], scale.input)
-        )
+        input, dims = centred(operand) or (None, None)
+        return dims == scale.dims and same_value(input, scale.input)
     return same_value(cast_chain(operand)[1], cast_chain(scale.input)[1])
 
 
@@ -277,8 +261,7 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
     # No centred op takes eps as a lower limit. l2_norm of the centred tensor does.
     if scale.centred and scale.eps_mode == "max":
         source, scale = scale.input, _as_mean_square_of(scale, tensor)
-    read = _centred_kind if scale.centred else _uncentred_kind
-    kind, eps, factor, refusal = read(scale, over)
+    kind, eps, factor, refusal = _kind(scale, over)
     if not in_range(factor, scale.input):
         refusal = refusal or OUT_OF_RANGE
     input, refusal = cast_chain(scale.input)[1], scale.refusal or refusal
@@ -298,57 +281,45 @@ def _as_mean_square_of(scale: RowScale, residue: Node) -> RowScale:
     )
 
 
-def _centred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
-    """Returns four things about a centred norm: its kind, its eps, the factor between the model's
-    result and the op's, and the refusal, or None if an op computes it. The kind is layer_norm if
-    the model adds eps to the variance, and std_norm if it adds eps to the root. Without eps it is
+def _kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
+    """Returns four things about a norm: its kind, its eps, the factor between the model's result
+    and the op's, and the refusal, or None if an op computes it. A centred norm is layer_norm if the
+    model adds eps to the variance, and std_norm if it adds eps to the root. Without eps it is
     std_norm if the variance is over the last dimensions, has the divisor N - 1 and no factor, and
-    otherwise layer_norm."""
+    otherwise layer_norm. A norm that is not centred is l2_norm if eps is a lower limit, or if there
+    is no eps and the model writes a sum over the last dimensions; otherwise it is rms_norm."""
+    # Without eps, l2_norm and rms_norm differ by a factor alone, so that either would do. Over a
+    # dimension that is not the last, only rms_norm has an op that needs no permuted input.
+    is_sum = not scale.eps_mode and scale.written_as_sum and not over.order("l2_norm")
+    if not scale.centred and (scale.eps_mode == "max" or is_sum):
+        return _l2_norm(scale)
     is_unbiased = scale.correction == 1 and scale.inner == 1 and not over.order("std_norm")
-    is_deviation = math.isclose(scale.power, 0.5) if scale.eps_mode else is_unbiased
-    kind, correction = ("std_norm", 1) if is_deviation else ("layer_norm", 0)
+    has_root = math.isclose(scale.power, 0.5) if scale.eps_mode else is_unbiased
+    is_deviation = scale.centred and has_root
+    uncorrected = "layer_norm" if scale.centred else "rms_norm"
+    kind, correction = ("std_norm", 1) if is_deviation else (uncorrected, 0)
     corrected = scale.corrected(correction)
     if corrected is None:
         return kind, scale.eps, 1.0, _why_not_corrected(scale)
-    if not corrected.eps_mode:
-        return kind, 0.0, corrected.inner, None
-    refusal = None if is_deviation or math.isclose(corrected.power, 1) else EPS_OUTSIDE
-    return (
-        kind,
-        corrected.eps / corrected.inner,
-        corrected.outer * power_of(corrected.inner, corrected.exponent),
-        refusal,
-    )
+    is_outside = scale.eps_mode and not is_deviation and not math.isclose(corrected.power, 1)
+    factor = corrected.outer * power_of(corrected.inner, corrected.exponent)
+    return kind, corrected.eps / corrected.inner, factor, EPS_OUTSIDE if is_outside else None
 
 
 def _why_not_corrected(scale: RowScale) -> str:
     return UNKNOWN_ROW if scale.columns is None else SINGLE
 
 
-def _uncentred_kind(scale: RowScale, over: NormDims) -> tuple[str, float, float, str | None]:
-    """Returns what `_centred_kind` does, for a norm that is not centred. The kind is l2_norm if eps
-    is a lower limit, or if there is no eps and the model writes a sum over the last dimensions;
-    otherwise it is rms_norm."""
-    columns = scale.columns
-    # Without eps, l2_norm and rms_norm differ by a factor alone, so that either would do. Over a
-    # dimension that is not the last, only rms_norm has an op that needs no permuted input.
-    if scale.eps_mode == "max" or (
-        not scale.eps_mode and scale.written_as_sum and not over.order("l2_norm")
-    ):
-        if columns is None:
-            return "l2_norm", scale.eps, 1.0, UNKNOWN_ROW
-        # Since sum = columns * mean, the term inner * mean ** power is unit * sum ** power.
-        unit = scale.inner * power_of(columns, -scale.power)
-        if not in_range(unit, scale.input):
-            return "l2_norm", scale.eps, 1.0, OUT_OF_RANGE
-        exponent = scale.exponent if scale.eps_mode else 1.0
-        eps = power_of(scale.eps / unit, 1 / (2 * scale.power)) if scale.eps_mode else 0.0
-        return "l2_norm", eps, scale.outer * power_of(unit, exponent), None
-    if not scale.eps_mode:
-        return "rms_norm", 0.0, scale.inner, None
-    refusal = None if math.isclose(scale.power, 1) else EPS_OUTSIDE
-    factor = scale.outer * power_of(scale.inner, scale.exponent)
-    return "rms_norm", scale.eps / scale.inner, factor, refusal
+def _l2_norm(scale: RowScale) -> tuple[str, float, float, str | None]:
+    """Returns what `_kind` does, for an l2_norm."""
+    if scale.columns is None:
+        return "l2_norm", scale.eps, 1.0, UNKNOWN_ROW
+    # Since sum = columns * mean, the term inner * mean ** power is unit * sum ** power.
+    unit = scale.inner * power_of(scale.columns, -scale.power)
+    if not in_range(unit, scale.input):
+        return "l2_norm", scale.eps, 1.0, OUT_OF_RANGE
+    eps = power_of(scale.eps / unit, 1 / (2 * scale.power)) if scale.eps_mode else 0.0
+    return "l2_norm", eps, scale.outer * power_of(unit, scale.exponent), None
 
 
 # --- weight, bias and casts -----------------------------------------------------------------------
@@ -360,32 +331,32 @@ def continued(norm: Norm | None) -> Iterator[Norm]:
     while norm is not None:
         yield norm
         step = only_user(norm.last)
-        extended = replace(norm, last=step.node) if step else None
-        norm = _extended(extended, norm, step) if step and extended else None
+        extended = _extended(norm, step) if step else None
+        norm = replace(extended, last=step.node) if step and extended else None
 
 
-def _extended(extended: Norm, norm: Norm, step: Call) -> Norm | None:
-    """Returns `extended`, which is `norm` with `step` as its last call, with what `step` does: it
-    applies a weight, a bias or a factor, or casts. Returns None if no op computes that too."""
+def _extended(norm: Norm, step: Call) -> Norm | None:
+    """Returns the norm with what the call `step`, which follows it, does: it applies a weight, a
+    bias or a factor, or casts. Returns None if no op computes that too."""
     if step.kind == "cast":
-        return _after_cast(extended, value(norm.last).dtype, step.arguments["dtype"])
+        return _after_cast(norm, step.arguments["dtype"])
     if step.kind == "addcmul":
-        return _after_addcmul(extended, norm, step)
-    first, other = step.arguments.get("input"), step.arguments.get("other")
+        return _after_addcmul(norm, step)
+    first, other = step.operands
     operand: Any = other if first is norm.last else first
     if step.kind == "add":
         has_bias = norm.kind in _CENTRED and norm.bias is None
-        return _with_bias(extended, operand) if has_bias and _is_affine(operand, norm) else None
+        return _with_bias(norm, operand) if has_bias and _is_affine(operand, norm) else None
     if step.kind not in ("mul", "div") or norm.bias is not None:
         return None
-    if step.kind == "div" and step.arguments["input"] is not norm.last:
+    if step.kind == "div" and step.input is not norm.last:
         return None
-    return _multiplied(extended, operand, step.kind == "div", norm)
+    return _multiplied(norm, operand, step.kind == "div")
 
 
-def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
-    """Returns `extended`, whose last call computes bias + weight * norm or bias + norm * weight,
-    with these parameters; None if the op cannot take them."""
+def _after_addcmul(norm: Norm, step: Call) -> Norm | None:
+    """Returns the norm with the parameters in bias + weight * norm or bias + norm * weight; None if
+    the op cannot take them."""
     arguments = step.arguments
     bias, first, second = arguments["input"], arguments["tensor1"], arguments["tensor2"]
     weight = second if first is norm.last else first
@@ -393,15 +364,15 @@ def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
     is_plain = constant(arguments.get("value", 1)) == 1
     if not (is_bare and is_plain and _is_affine(weight, norm) and _is_affine(bias, norm)):
         return None
-    return _with_bias(_with_weight(extended, weight), bias)
+    return _with_bias(_with_weight(norm, weight), bias)
 
 
-def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> Norm | None:
-    """Returns `norm`, whose last call is a cast from `input_dtype` to `result`, with its fields for
-    dtypes updated. If the cast rounds an rms_norm to 16 bits before the weight, `rounded_to`
-    becomes `result`. Returns None for a dtype that no op gives, such as int8, for two casts that
-    lose precision in different dtypes, and for a cast from 16 bits of a norm that is not centred.
-    """
+def _after_cast(norm: Norm, result: torch.dtype) -> Norm | None:
+    """Returns the norm cast to the dtype `result`. If the cast rounds an rms_norm to 16 bits before
+    the weight, `rounded_to` becomes `result`. Returns None for a dtype that no op gives, such as
+    int8, for two casts that lose precision in different dtypes, and for a cast from 16 bits of a
+    norm that is not centred."""
+    input_dtype = value(norm.last).dtype
     if input_dtype == result:
         return norm
     if not {input_dtype, result}.issubset(KERNEL_DTYPES):
@@ -419,25 +390,23 @@ def _after_cast(norm: Norm, input_dtype: torch.dtype, result: torch.dtype) -> No
     return replace(norm, rounded_to=result) if rounds else norm
 
 
-def _multiplied(
-    norm: Norm, operand: Any, inverted: bool, before: Norm | None = None
-) -> Norm | None:
+def _multiplied(norm: Norm, operand: Any, inverted: bool, is_inside: bool = False) -> Norm | None:
     """Returns the norm times `operand`, or divided by it if `inverted`; None if the op cannot do
-    that. `before` is the norm before this product. `read_norm` passes None for the factors of the
-    product that is the norm itself."""
+    that. `is_inside` says whether the operand is a factor of the product that is the norm itself.
+    """
+    takes_scalars = norm.kind in _UNCENTRED and norm.rounded_to is None and not norm.is_half
     if is_number(operand):
-        takes = before is None or (_takes_scalars(before) and not before.is_half)
+        takes = is_inside or takes_scalars
         return _times(norm, known_number(operand), inverted) if takes else None
     if inverted or not isinstance(operand, Node):
         return None
     if _is_affine(operand, norm) and norm.weight is None:
-        is_half = before is not None and before.is_half and norm.rounded_to is None
+        is_half = norm.is_half and not is_inside and norm.rounded_to is None
         # Eager mode rounds before and after this product, but the op only after it.
         if is_half and norm.kind in _UNCENTRED:
             return None
         return _with_weight(norm, operand)
-    takes = _takes_scalars(norm) and not (before or norm).is_half
-    if not takes or not _is_single(operand, norm):
+    if not takes_scalars or not _is_single(operand, norm):
         return None
     return replace(norm, scalars=(*norm.scalars, operand))
 
@@ -458,10 +427,6 @@ def _is_single(operand: Node, norm: Norm) -> bool:
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in KERNEL_DTYPES:
         return False
     return tensor.dim() <= value(norm.input).dim() and has_shape(operand, [1] * tensor.dim())
-
-
-def _takes_scalars(norm: Norm) -> bool:
-    return norm.kind in _UNCENTRED and norm.rounded_to is None
 
 
 def _with_weight(norm: Norm, weight: Node) -> Norm:

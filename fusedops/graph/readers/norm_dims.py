@@ -13,8 +13,8 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.steps import are_equal, has_shape, known_size, view_chain
-from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.steps import has_shape, view_chain
+from fusedops.graph.analysis.values import are_equal, known_size, value
 from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
@@ -31,8 +31,9 @@ class NormDims(ABC):
     dims: tuple[int, ...]
     sizes: torch.Size
 
-    #: For each kind of norm the op that computes it over these dimensions.
-    ops: ClassVar[dict[str, str]]
+    #: For kinds of norms the op that computes them over these dimensions, if it is not that of the
+    #: same name.
+    ops: ClassVar[dict[str, str]] = {}
     #: Whether the op of rms_norm has the arguments weight_offset and rounds_normalized.
     has_variants: ClassVar[bool]
 
@@ -74,9 +75,6 @@ class NormDims(ABC):
 class LastDims(NormDims):
     """The last dimensions of the input. The op takes its weight and bias in their shape."""
 
-    ops: ClassVar[dict[str, str]] = {
-        kind: kind for kind in ("layer_norm", "std_norm", "rms_norm", "l2_norm")
-    }
     has_variants: ClassVar[bool] = True
 
     def has_parameter(self, operand: Node) -> bool:
@@ -113,8 +111,6 @@ class SpatialDim(NormDims):
     ops: ClassVar[dict[str, str]] = {
         "layer_norm": "spatial_layer_norm",
         "rms_norm": "spatial_rms_norm",
-        "std_norm": "std_norm",
-        "l2_norm": "l2_norm",
     }
     has_variants: ClassVar[bool] = False
 
@@ -136,7 +132,7 @@ class SpatialDim(NormDims):
         return OpCall(aten.reshape.default, (operand, [-1]))
 
     def order(self, kind: str) -> tuple[int, ...] | None:
-        if self.ops[kind].startswith("spatial_"):
+        if kind in self.ops:
             return None
         (normalized,) = self.dims
         return (*(dim for dim in range(len(self.sizes)) if dim != normalized), normalized)

@@ -10,7 +10,7 @@ has another form, and a scale with a `refusal` if no op computes the norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,26 +20,23 @@ from torch.fx import Node
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.selections import maximum_with_number
 from fusedops.graph.analysis.steps import (
+    before,
+    before_view_chain,
     call_of,
+    difference,
     has_keepdim_shape,
-    inserts_dims,
+    has_shape,
     is_number,
     is_widening,
     known_count,
     known_number,
+    output_of,
     reduced_dims,
     same_shape,
     same_value,
     tensor_and_number,
 )
 from fusedops.graph.analysis.values import constant, value
-from fusedops.graph.readers.statistics import (
-    base_of_square,
-    before_views,
-    centred,
-    is_square_of_mean,
-    means,
-)
 
 OTHER_NORM = "it is divided by another norm than the root of its sum of squares"
 CANCELS = "mean(x^2) - mean(x)^2 cancels where the variance is small, and the op would not"
@@ -148,7 +145,9 @@ def in_range(factor: float, tensor: Any) -> bool:
 def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
     """Returns the scale of rows that `node` computes, or None if it is not known to compute one. At
     most `steps` calls are followed back from `node`."""
-    call = call_of(node)
+    # A view keeps the order of the rows, and `as_one_per_row` checks later whether its shape
+    # broadcasts to the input.
+    call = call_of(before_view_chain(node))
     if call is None or steps == 0 or not isinstance(value(node), torch.Tensor):
         return None
     reader = _STATISTICS.get(call.kind)
@@ -168,6 +167,98 @@ def as_one_per_row(scale: RowScale, node: Node) -> RowScale | None:
     return None
 
 
+# --- means, squares, and deviations from the mean -------------------------------------------------
+
+
+def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
+    """Returns x and dims, if `node` is x - mean(x, dims), else None."""
+    operands = difference(node)
+    if operands is None:
+        return None
+    matching = (mean for mean in _row_means(operands[1]) if same_value(operands[0], mean[0]))
+    return next(matching, None)
+
+
+def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """Yields each x and dims for which `node` is mean(x, dims). The node has to broadcast to x, or
+    to be an expansion to the shape of x."""
+    kept = before(node, "expand")
+    for mean in means(before_view_chain(kept)):
+        for input, dims in (mean, before_views(*mean)):
+            if has_keepdim_shape(kept, input, dims) and (kept is node or same_shape(node, input)):
+                yield input, dims
+
+
+def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """Yields x and dims, if `node` is mean(x, dims), also written as var_mean(x, dims)[1] or as
+    sum(x, dims) / N. If x is itself a mean of a tensor z, also yields z and the dimensions of z
+    over which the two means are taken."""
+    beside_variance = output_of(node, 1, "var_mean", "std_mean")
+    call = call_of(node, "mean") or beside_variance or _sum_over_size(node)
+    input: Any = call.input if call else None
+    dims = reduced_dims(call, value(input)) if call else None
+    if not dims:
+        return
+    yield input, dims
+    for source, inner in means(input):
+        shape = value(source).shape
+        left = [dim for dim in range(len(shape)) if dim not in inner]
+        if has_keepdim_shape(input, source, inner):
+            left = list(range(len(shape)))
+        elif not has_shape(input, [shape[dim] for dim in left]):
+            # A view between the means has changed the dimensions.
+            continue
+        yield source, tuple(sorted({*inner, *(left[dim] for dim in dims)}))
+
+
+def before_views(input: Node, dims: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
+    """Returns the tensor before the order-keeping views that end in `input`, and the dimensions of
+    that tensor whose elements are those along `dims` of `input`. For x.view(n, -1) and dimension 1,
+    these are all dimensions of x but the first. Returns `input` and `dims` themselves if `dims` are
+    not the last dimensions, or if a size is not known."""
+    source = before_view_chain(input)
+    shape, sizes = value(input).shape, value(source).shape
+    row = known_count(value(input), dims)
+    if source is input or row is None or dims != tuple(range(len(shape) - len(dims), len(shape))):
+        return input, dims
+    for first in reversed(range(len(sizes))):
+        last = tuple(range(first, len(sizes)))
+        if known_count(value(source), last) == row:
+            return source, last
+    return input, dims
+
+
+def _sum_over_size(node: Any) -> Call | None:
+    """Returns the sum in sum(x, dims) / N or sum(x, dims) * (1 / N), if a row has N elements."""
+    call = call_of(node, "div", "mul")
+    summed, factor = tensor_and_number(call) if call else (None, None)
+    total = call_of(before_view_chain(summed), "sum")
+    dims = reduced_dims(total, value(total.input)) if total else None
+    if call is None or total is None or dims is None:
+        return None
+    count = known_count(value(total.input), dims)
+    number = known_number(factor)
+    if count is None or not number:
+        return None
+    columns = number if call.kind == "div" else 1 / number
+    return total if math.isclose(columns, count) else None
+
+
+def base_of_square(node: Any) -> Node | None:
+    """Returns the tensor whose square `node` is, by square, by pow with exponent 2, or by a product
+    with itself; None for other nodes. If that tensor is abs(x), the result is x, which has the same
+    square."""
+    call = call_of(node, "square", "pow", "mul")
+    if call is None:
+        return None
+    is_square = (
+        call.kind == "square"
+        or (call.kind == "pow" and call.arguments["exponent"] in (2, 2.0))
+        or (call.kind == "mul" and same_value(*call.operands))
+    )
+    return before(call.input, "abs") if is_square else None
+
+
 # --- statistics -----------------------------------------------------------------------------------
 
 
@@ -180,8 +271,7 @@ def _of_mean(call: Call) -> RowScale | None:
 
 def _of_squares(squares: Node, dims: tuple[int, ...]) -> RowScale | None:
     """Returns the scale for the mean of `squares` over `dims`; None if `squares` is no square."""
-    squared = call_of(squares)
-    base = base_of_square(squared) if squared else None
+    base = base_of_square(squares)
     return _scale_of_mean_square(base, dims) if base else None
 
 
@@ -198,17 +288,16 @@ def _scale_of_mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
 
 def _of_sum(call: Call) -> RowScale | None:
     """Returns the scale x.pow(2).sum(-1, keepdim=True); None if the call is another sum."""
-    summed: Node = call.arguments["input"]
+    summed: Node = call.input
     dims = reduced_dims(call, value(summed))
-    scale = _of_squares(summed, dims) if dims else None
-    return _times_columns(scale) if scale else None
+    return _times_columns(_of_squares(summed, dims)) if dims else None
 
 
-def _times_columns(mean: RowScale) -> RowScale | None:
+def _times_columns(mean: RowScale | None) -> RowScale | None:
     """Returns the scale of a sum, which is the scale of a mean times the number of elements of a
-    row; None if that number is not known."""
-    columns = mean.columns
-    return replace(mean, written_as_sum=True, inner=float(columns)) if columns else None
+    row; None if there is none, or if that number is not known."""
+    columns = mean.columns if mean else None
+    return replace(mean, written_as_sum=True, inner=float(columns)) if mean and columns else None
 
 
 def _of_einsum(call: Call) -> RowScale | None:
@@ -225,8 +314,7 @@ def _of_einsum(call: Call) -> RowScale | None:
     if not same_value(base, others[0]):
         return None
     summed = _summed_dims(first, output, value(base).dim())
-    scale = _scale_of_mean_square(base, summed) if summed else None
-    return _times_columns(scale) if scale else None
+    return _times_columns(_scale_of_mean_square(base, summed)) if summed else None
 
 
 def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
@@ -244,7 +332,7 @@ def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
 def _of_norm(call: Call) -> RowScale | None:
     """Returns the scale x.norm(dim=-1, keepdim=True) or torch.linalg.norm(x, dim=-1). The scale has
     a refusal if the norm is not the Euclidean one."""
-    base, order = call.arguments["input"], call.arguments["p"]
+    base, order = call.input, call.arguments["p"]
     dims = reduced_dims(call, value(base))
     is_euclidean = order in (None, "fro") or constant(order) == 2
     # Over two dimensions linalg.norm computes a norm of matrices. Only the Frobenius norm ("fro")
@@ -252,8 +340,7 @@ def _of_norm(call: Call) -> RowScale | None:
     is_spectral = call.kind == "linalg_norm" and order != "fro"
     if dims is None or (is_spectral and len(dims) > 1):
         return None
-    scale = _scale_of_mean_square(base, dims)
-    scale = _times_columns(scale) if scale else None
+    scale = _times_columns(_scale_of_mean_square(base, dims))
     if scale is None:
         return None
     refusal = scale.refusal or (None if is_euclidean else OTHER_NORM)
@@ -263,7 +350,7 @@ def _of_norm(call: Call) -> RowScale | None:
 
 def _of_variance(call: Call) -> RowScale | None:
     """Returns the scale x.var(-1) or x.std(-1), where x may also be a tensor minus its mean."""
-    input, correction = call.arguments["input"], call.arguments["correction"]
+    input, correction = call.input, call.arguments["correction"]
     dims = reduced_dims(call, value(input))
     if dims is None or correction is None:
         return None
@@ -275,20 +362,18 @@ def _of_variance(call: Call) -> RowScale | None:
 
 def _of_item(call: Call) -> RowScale | None:
     """Returns the scale torch.var_mean(x, -1)[0] or torch.std_mean(x, -1)[0]."""
-    pair = call_of(call.arguments["input"])
-    if pair is None or pair.kind not in ("var_mean", "std_mean"):
-        return None
-    return _of_variance(pair) if call.arguments["index"] == 0 else None
+    pair = output_of(call.node, 0, "var_mean", "std_mean")
+    return _of_variance(pair) if pair else None
 
 
 def _of_difference(call: Call) -> RowScale | None:
     """Returns the scale mean(x^2) - mean(x)^2, a variance, which always has the refusal
     `CANCELS`."""
-    first = read_row_scale(call.arguments["input"])
-    subtracted = call.arguments["other"]
-    if first is None or first.centred or not is_square_of_mean(subtracted, first.input):
+    first, mean = read_row_scale(call.input), base_of_square(call.arguments["other"])
+    if first is None or first.centred:
         return None
-    return replace(first, centred=True, refusal=CANCELS)
+    is_of_input = any(same_value(input, first.input) for input, _ in _row_means(mean))
+    return replace(first, centred=True, refusal=CANCELS) if is_of_input else None
 
 
 #: Kind of call -> the function that reads the statistic which such a call computes from rows.
@@ -312,7 +397,7 @@ def _through_power(call: Call, steps: int) -> RowScale | None:
     """Returns the scale sqrt(s), rsqrt(s), 1 / s, s * s (square) or s ** number of another scale
     s."""
     exponent = _EXPONENTS.get(call.kind) or constant(call.arguments.get("exponent"))
-    scale = read_row_scale(call.arguments["input"], steps)
+    scale = read_row_scale(call.input, steps)
     return scale.raised_to(exponent) if scale is not None and exponent else None
 
 
@@ -333,7 +418,7 @@ def _through_mul(call: Call, steps: int) -> RowScale | None:
 
 def _through_div(call: Call, steps: int) -> RowScale | None:
     """Returns the scale s / number or number / s of another scale s."""
-    first, other = call.arguments["input"], call.arguments["other"]
+    first, other = call.operands
     inverts = is_number(first)
     scale = read_row_scale(other if inverts else first, steps)
     number = known_number(first if inverts else other) if scale else None
@@ -358,7 +443,7 @@ def _through_add(call: Call, steps: int) -> RowScale | None:
 def _through_clamp(call: Call, steps: int) -> RowScale | None:
     """Returns the scale s.clamp(min=eps) or torch.maximum(s, eps) of another scale s."""
     least = call.arguments.get("min", call.arguments.get("other"))
-    scale = read_row_scale(call.arguments["input"], steps)
+    scale = read_row_scale(call.input, steps)
     limit = known_number(least) if scale and call.arguments.get("max") is None else None
     return scale.with_eps("max", limit) if scale and limit is not None else None
 
@@ -378,27 +463,16 @@ def _through_larger(call: Call, steps: int) -> RowScale | None:
 
 def _through_cast(call: Call, steps: int) -> RowScale | None:
     """Returns the scale s.to(dtype) of another scale s, with a refusal if the cast rounds s."""
-    scale = read_row_scale(call.arguments["input"], steps)
+    scale = read_row_scale(call.input, steps)
     if scale is None or is_widening(call):
         return scale
     reason = f"the scale of its rows is rounded to {call.arguments['dtype']}"
     return replace(scale, refusal=scale.refusal or reason)
 
 
-def _through_reshape(call: Call, steps: int) -> RowScale | None:
-    """Returns the scale of which the call is a view. A view keeps the order of the rows, and
-    `as_one_per_row` checks later whether its shape broadcasts to the input."""
-    return read_row_scale(call.arguments["input"], steps)
-
-
-def _through_index(call: Call, steps: int) -> RowScale | None:
-    """Returns the scale s[..., None] of another scale s; None if the index does something else."""
-    return _through_reshape(call, steps) if inserts_dims(call.arguments["index"]) else None
-
-
 def _through_expand(call: Call, steps: int) -> RowScale | None:
     """Returns the scale s.expand(shape) of another scale s, if s has one element for each row."""
-    source = call.arguments["input"]
+    source = call.input
     scale = read_row_scale(source, steps)
     return as_one_per_row(scale, source) if scale is not None else None
 
@@ -414,8 +488,5 @@ _STEPS: dict[str, Callable[[Call, int], RowScale | None]] = {
     "maximum": _through_clamp,
     **dict.fromkeys(("max", "where", "masked_fill"), _through_larger),
     "cast": _through_cast,
-    "reshape": _through_reshape,
-    "unsqueeze": _through_reshape,
-    "item": _through_index,
     "expand": _through_expand,
 }

@@ -22,7 +22,7 @@ from fusedops.graph.analysis.masks import Mask
 from fusedops.graph.analysis.masks.positions import Bound
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.products import is_product, unscaled
-from fusedops.graph.analysis.selections import selection
+from fusedops.graph.analysis.selections import fillings, selection
 from fusedops.graph.analysis.steps import (
     broadcasts,
     call_of,
@@ -37,7 +37,7 @@ from fusedops.graph.analysis.steps import (
 from fusedops.graph.analysis.values import constant, rounded, value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers import intervals
-from fusedops.graph.readers.softmax_chain import Hidden, SoftmaxChain
+from fusedops.graph.readers.softmax_chain import SoftmaxChain
 from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
@@ -107,12 +107,13 @@ def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
 
 def _read(chain: SoftmaxChain, scores: Scores) -> Scores:
     """Returns `scores`, whose input is that of the softmax, with the calls that the op can fuse."""
-    if chain.hidden is not None:
-        scores = _with_hidden(scores, chain.hidden) or scores
+    if (hidden := chain.hidden) is not None:
+        masked = _filled(scores, hidden.node, scores.input, hidden.mask, -math.inf, hidden.hides)
+        scores = masked or scores
     while scores.product is None:
         call = call_of(scores.input)
-        steps = _STEPS if scores.softcap is None else _STEPS_UNDER_A_CAP
-        extended = steps[call.kind](scores, call) if call and call.kind in steps else None
+        kinds = _STEPS if scores.softcap is None else _UNDER_A_CAP
+        extended = _STEPS[call.kind](scores, call) if call and call.kind in kinds else None
         if call is None or extended is None:
             break
         ours = {*scores.nodes, *chain.nodes, call.node}
@@ -141,27 +142,17 @@ def _is_safe(scores: Scores, step: Call, chain: SoftmaxChain) -> bool:
 
 
 def _through_cast(scores: Scores, call: Call) -> Scores | None:
-    return replace(scores, input=call.arguments["input"]) if is_widening(call) else None
+    return replace(scores, input=call.input) if is_widening(call) else None
 
 
-def _through_mul(scores: Scores, call: Call) -> Scores | None:
-    return _scaled(scores, *tensor_and_number(call), inverse=False)
-
-
-def _through_div(scores: Scores, call: Call) -> Scores | None:
-    return _scaled(scores, call.arguments["input"], call.arguments["other"], inverse=True)
-
-
-def _scaled(scores: Scores, input: Any, factor: Any, inverse: bool) -> Scores | None:
-    """Returns the scores of `input` times `factor`, or divided by it if `inverse`. Returns None if
-    `input` is not a node, if `factor` is not a number, or if the factor or the product of all
-    factors is infinite, NaN or 0."""
-    if not isinstance(input, Node) or not is_number(factor):
+def _through_factor(scores: Scores, call: Call) -> Scores | None:
+    """Includes a product with a number, or a quotient by one. Returns None for others, or if the
+    number or the product of all factors is infinite, NaN or 0."""
+    input, operand = tensor_and_number(call) if call.kind == "mul" else call.operands
+    factor = known_number(operand)
+    if not isinstance(input, Node) or not factor or not math.isfinite(factor):
         return None
-    factor = number(factor)
-    if not math.isfinite(factor) or factor == 0:
-        return None
-    scale = scores.scale * (1 / factor if inverse else factor)
+    scale = scores.scale * (factor if call.kind == "mul" else 1 / factor)
     # The op rounds the scale to the precision of its sums. There it must neither overflow nor
     # become 0, since an infinite scale times a score of 0, and 0 times an infinite score, are NaN.
     precision = torch.promote_types(value(input).dtype, torch.float32)
@@ -181,7 +172,7 @@ def _through_tanh(scores: Scores, call: Call) -> Scores | None:
     cap = abs(scores.scale)
     if cap == 1 or not _LEAST_CAP <= cap <= _GREATEST_CAP:
         return None
-    return replace(scores, input=call.arguments["input"], softcap=cap)
+    return replace(scores, input=call.input, softcap=cap)
 
 
 def _through_add(scores: Scores, call: Call) -> Scores | None:
@@ -215,7 +206,7 @@ def _noted(scores: Scores, note: str) -> Scores:
 
 def _through_sub(scores: Scores, call: Call) -> Scores | None:
     """Includes the difference scores - bias."""
-    input, other = call.arguments["input"], call.arguments["other"]
+    input, other = call.operands
     if not _is_addend(other, input) or same_shape(other, input):
         return None
     return _added(scores, input, OpCall(aten.neg.default, (other,)))
@@ -244,7 +235,7 @@ def _has_product(node: Any) -> bool:
     """Returns whether a node is a matrix product, or computed from one by calls of the kinds that
     this module reads."""
     while (call := call_of(node := unscaled(node))) is not None and call.kind in _STEPS:
-        node = call.arguments.get("input")
+        node = call.input
     return is_product(node)
 
 
@@ -266,28 +257,28 @@ def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
 def _through_selection(scores: Scores, call: Call) -> Scores | None:
     """Includes torch.where(visible, scores, number) or torch.where(hidden, number, scores). The
     latter is the same as scores.masked_fill(hidden, number)."""
-    condition, taken, other = selection(call) or (None, None, None)
-    if is_number(other):
-        return _filled(scores, call, taken, condition, other, hides=False)
-    return _filled(scores, call, other, condition, taken, hides=True)
+    for input, fill, condition, hides in fillings(call):
+        if is_number(fill):
+            return _filled(scores, call.node, input, condition, fill, hides)
+    return None
 
 
 def _filled(
-    scores: Scores, call: Call, input: Any, mask: Any, fill: Any, hides: bool
+    scores: Scores, node: Node, input: Any, mask: Any, fill: Any, hides: bool
 ) -> Scores | None:
     """Returns the scores of `input` with the number `fill` wherever the bool tensor `mask` equals
-    `hides`, or None if the op cannot compute them."""
+    `hides`, which `node` computes, or None if the op cannot compute them."""
     if not isinstance(input, Node) or not isinstance(mask, Node) or not is_number(fill):
         return None
     if (fill_number := number(fill)) is None:
         return None
-    fill = rounded(fill_number, value(call.node).dtype) * scores.scale
+    fill = rounded(fill_number, value(node).dtype) * scores.scale
     if scores.addends or not fill < math.inf or not broadcasts(mask, input):
         return None
     if value(mask).dtype != torch.bool or (scores.is_masked and fill != scores.mask_value):
         return None
     scores = replace(scores, mask_absorbs_scores=False)
-    known_mask = masks.read_bool(mask, hides, call.node)
+    known_mask = masks.read_bool(mask, hides, node)
     extended = _bounded(scores, input, known_mask, fill) if known_mask else None
     if extended is not None:
         return extended
@@ -296,13 +287,6 @@ def _filled(
         scores, mask = _inverted(scores, mask)
     extended = replace(scores, visible=_and(mask, scores.visible))
     return extended if _keeps_values(extended) else None
-
-
-def _with_hidden(scores: Scores, hidden: Hidden) -> Scores | None:
-    """Returns the scores with a mask for the columns whose exponentials the model sets to 0, or
-    None if the op cannot take this mask."""
-    call = Call("masked_fill", "masked_fill", hidden.node)
-    return _filled(scores, call, scores.input, hidden.mask, -math.inf, hidden.hides)
 
 
 def _and(mask: Operand, other: Operand | None) -> Operand:
@@ -440,15 +424,15 @@ def _inverted(scores: Scores, mask: Node) -> tuple[Scores, Operand]:
     """Returns the scores and the inverse of a mask. If the mask is ~visible, the inverse is the
     tensor `visible`, and the call of ~ is added to the nodes that the op replaces."""
     call = call_of(mask, "not")
-    if call is not None and value(call.arguments["input"]).dtype == torch.bool:
-        return replace(scores, nodes=(*scores.nodes, mask)), call.arguments["input"]
+    if call is not None and value(call.input).dtype == torch.bool:
+        return replace(scores, nodes=(*scores.nodes, mask)), call.input
     return scores, OpCall(aten.logical_not.default, (mask,))
 
 
 _STEPS = {
     "cast": _through_cast,
-    "mul": _through_mul,
-    "div": _through_div,
+    "mul": _through_factor,
+    "div": _through_factor,
     "add": _through_add,
     "sub": _through_sub,
     "baddbmm": _through_baddbmm,
@@ -456,16 +440,13 @@ _STEPS = {
     "where": _through_selection,
     "tanh": _through_tanh,
 }
-#: The calls that are read inside the tanh of a soft cap. The op has no bias and no mask there, so
-#: that these are only casts and factors.
-_STEPS_UNDER_A_CAP = {kind: _STEPS[kind] for kind in ("cast", "mul", "div")}
+#: The kinds of calls that are read inside the tanh of a soft cap. The op has no bias and no mask
+#: there, so that these are only casts and factors.
+_UNDER_A_CAP = ("cast", "mul", "div")
 
 
 def through_factor(scores: Scores, call: Call) -> Scores | None:
     """Returns the scores with `call` included, if it is a cast, a factor or a soft cap; else
     None."""
-    steps = _STEPS_UNDER_A_CAP if scores.softcap is not None else _STEPS_UNDER_A_CAP | _CAP
-    return steps[call.kind](scores, call) if call.kind in steps else None
-
-
-_CAP = {"tanh": _through_tanh}
+    kinds = _UNDER_A_CAP if scores.softcap is not None else (*_UNDER_A_CAP, "tanh")
+    return _STEPS[call.kind](scores, call) if call.kind in kinds else None

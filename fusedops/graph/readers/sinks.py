@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.nodes import is_private
 from fusedops.graph.analysis.products import feeds_products
 from fusedops.graph.analysis.selections import filled_number
 from fusedops.graph.analysis.steps import (
@@ -29,8 +29,8 @@ from fusedops.graph.analysis.steps import (
     upstream,
 )
 from fusedops.graph.analysis.values import rounded, value
-from fusedops.graph.readers.exponentials import maximum_of
 from fusedops.graph.readers.softmax_chain import SoftmaxChain, with_casts
+from fusedops.graph.readers.softmax_decomposed import maximum_of
 from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
@@ -74,7 +74,7 @@ def read_sink(chain: SoftmaxChain) -> tuple[SoftmaxChain, Sink] | None:
     if chain.sink is not None:
         sink = _sink(chain.sink) if isinstance(chain.sink, Node) else Sink(chain.sink)
         return replace(chain, sink=None), replace(sink, is_joined=False)
-    shorter = only_user(chain.last, "item") or only_user(chain.last, "slice")
+    shorter = only_user(chain.last, "item", "slice")
     if shorter is None or not _drops_last_column(shorter):
         return None
     joined = _without_maximum(chain.input)
@@ -82,17 +82,18 @@ def read_sink(chain: SoftmaxChain) -> tuple[SoftmaxChain, Sink] | None:
     if scores_and_sink is None:
         return None
     scores, sink = scores_and_sink
-    inner = upstream(chain.last, until=set(joined.all_input_nodes))
-    nodes = tuple(sorted({*inner, shorter.node}))
-    private = all(inner.union([shorter.node]).issuperset(users(node)) for node in inner)
-    if not private or not _is_seen_by_products_alone(shorter.node):
+    nodes = {*upstream(chain.last, until=set(joined.all_input_nodes)), shorter.node}
+    # In eager mode the result is a slice of longer rows, so that its strides differ from the op's.
+    # Nothing may depend on them, or on the memory of the result.
+    is_read_alone = feeds_products(shorter.node) and not storages.writers_of(shorter.node)
+    if not is_private(nodes, shorter.node) or not is_read_alone:
         return None
-    return with_casts(replace(chain, input=scores, nodes=nodes)), sink
+    return with_casts(replace(chain, input=scores, nodes=tuple(sorted(nodes)))), sink
 
 
 def _drops_last_column(call: Call) -> bool:
     """Returns whether a call is y[..., :-1]."""
-    source, result = value(call.arguments["input"]), value(call.node)
+    source, result = value(call.input), value(call.node)
     if call.kind == "slice":
         dim, start, end, step = (call.arguments.get(n) for n in ("dim", "start", "end", "step"))
         is_last = dim in (-1, source.dim() - 1)
@@ -107,13 +108,13 @@ def _without_maximum(joined: Node) -> Node:
     """Returns x, if `joined` is x - x.max(-1, keepdim=True), since x has the same softmax; else
     `joined`."""
     shifted = call_of(joined, "sub")
-    maximum = maximum_of(shifted.arguments["other"]) if shifted else None
+    maximum = maximum_of(shifted.arguments["other"])[0] if shifted else None
     if shifted is None or maximum is None:
         return joined
-    x: Node = shifted.arguments["input"]
+    x: Node = shifted.input
     dim, keeps = maximum.arguments.get("dim"), maximum.arguments.get("keepdim")
     last = dim in (-1, [-1], (-1,), value(x).dim() - 1)
-    return x if same_value(maximum.arguments["input"], x) and last and keeps else joined
+    return x if same_value(maximum.input, x) and last and keeps else joined
 
 
 def _joined(joined: Node) -> tuple[Node, Sink] | None:
@@ -123,7 +124,7 @@ def _joined(joined: Node) -> tuple[Node, Sink] | None:
         pad, fill = padded.arguments.get("pad"), known_number(padded.arguments.get("value") or 0.0)
         is_constant = padded.arguments.get("mode", "constant") == "constant"
         one_column = isinstance(pad, (tuple, list)) and tuple(pad) == (0, 1) and is_constant
-        scores = padded.arguments["input"]
+        scores = padded.input
         if not one_column or fill is None:
             return None
         return scores, Sink(float(rounded(fill, value(joined).dtype)))
@@ -131,16 +132,12 @@ def _joined(joined: Node) -> tuple[Node, Sink] | None:
     if call is None or call.arguments.get("dim", 0) not in (-1, value(joined).dim() - 1):
         return None
     tensors = call.arguments["tensors"]
-    if not isinstance(tensors, (tuple, list)) or len(tensors) != 2 or not _is_per_row(*tensors):
+    if not isinstance(tensors, (tuple, list)) or len(tensors) != 2:
         return None
-    return tensors[0], _sink(tensors[1])
-
-
-def _is_per_row(scores: Node, logit: Node) -> bool:
-    """Returns whether `logit` has one element for each row of `scores`, in a last dimension of size
-    1."""
-    one = statically_known_true(value(logit).shape[-1] == 1)
-    return one and value(logit).dim() == value(scores).dim() and broadcasts(logit, scores)
+    scores, logit = tensors
+    is_per_row = statically_known_true(value(logit).shape[-1] == 1) and broadcasts(logit, scores)
+    has_same_rank = value(logit).dim() == value(scores).dim()
+    return (scores, _sink(logit)) if is_per_row and has_same_rank else None
 
 
 def _sink(logit: Node) -> Sink:
@@ -151,12 +148,6 @@ def _sink(logit: Node) -> Sink:
     if fill is not None:
         return Sink(fill, frozenset([logit]))
     expanded = call_of(logit, "expand")
-    if expanded is not None and value(expanded.arguments["input"]).dim() == value(logit).dim():
-        return Sink(expanded.arguments["input"], frozenset([logit]))
+    if expanded is not None and value(expanded.input).dim() == value(logit).dim():
+        return Sink(expanded.input, frozenset([logit]))
     return Sink(logit)
-
-
-def _is_seen_by_products_alone(result: Node) -> bool:
-    """Returns whether nothing depends on the strides of a result or on its memory. In eager mode
-    the result is a slice of longer rows, so that its strides differ from those of the op's."""
-    return feeds_products(result) and not storages.writers_of(result)

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.nodes import is_private
 from fusedops.graph.analysis.steps import cast_chain, only_user, upstream
 from fusedops.graph.analysis.values import value
 
@@ -48,8 +48,8 @@ class SoftmaxChain:
     op: str
     input: Node
     dim: Any
-    dtype: torch.dtype | None
     nodes: tuple[Node, ...]
+    dtype: torch.dtype | None = None
     sink: Node | float | None = None
     hidden: Hidden | None = None
     zeroes_hidden_rows: bool = False
@@ -70,14 +70,13 @@ def read_softmax(call: Call) -> SoftmaxChain | None:
     log_softmax; None if `call` computes something else."""
     if call.kind not in ("softmax", "log_softmax", "safe_softmax"):
         return None
-    arguments, is_safe = call.arguments, call.kind == "safe_softmax"
     chain = SoftmaxChain(
         call.kind.removeprefix("safe_"),
-        arguments["input"],
-        arguments["dim"],
-        arguments["dtype"],
+        call.input,
+        call.arguments["dim"],
         (call.node,),
-        zeroes_hidden_rows=is_safe,
+        call.arguments["dtype"],
+        zeroes_hidden_rows=call.kind == "safe_softmax",
         refusal=call.refusal,
     )
     if call.refusal or not isinstance(value(call.node), torch.Tensor):
@@ -88,26 +87,16 @@ def read_softmax(call: Call) -> SoftmaxChain | None:
     return with_casts(chain)
 
 
-def decomposed(
-    op: str,
-    input: Node,
-    dim: int,
-    last: Node,
-    refusal: str | None = None,
-    sink: Node | float | None = None,
-    hidden: Hidden | None = None,
-    zeroes_hidden_rows: bool = False,
-) -> SoftmaxChain:
-    """Returns the description of a softmax of `input` that several calls compute, the last of which
-    is `last`. It gets a refusal if something else uses the result of a call before `last`."""
-    nodes: tuple[Node, ...] = (last,)
-    if not refusal:
-        operands = (input, sink, hidden.mask if hidden else None)
-        until = {node for node in operands if isinstance(node, Node)}
-        nodes = tuple(sorted(upstream(last, until=until)))
-        is_private = all(set(nodes).issuperset(users(node)) for node in nodes if node is not last)
-        refusal = None if is_private else SHARED
-    return SoftmaxChain(op, input, dim, None, nodes, sink, hidden, zeroes_hidden_rows, refusal)
+def decomposed(chain: SoftmaxChain) -> SoftmaxChain:
+    """Returns a softmax that several calls compute, and of which `chain` has only the last one,
+    with all of them, unless it is refused. It gets a refusal if something else uses the result of a
+    call before the last."""
+    if chain.refusal:
+        return chain
+    operands = (chain.input, chain.sink, chain.hidden.mask if chain.hidden else None)
+    calls = upstream(chain.last, until={node for node in operands if isinstance(node, Node)})
+    refusal = None if is_private(calls, chain.last) else SHARED
+    return replace(chain, nodes=tuple(sorted(calls)), refusal=refusal)
 
 
 def with_casts(chain: SoftmaxChain) -> SoftmaxChain:

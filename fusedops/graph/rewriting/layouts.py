@@ -23,8 +23,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.steps import are_equal
-from fusedops.graph.analysis.values import bytes_of, lasting_strides, value
+from fusedops.graph.analysis.values import are_equal, bytes_of, lasting_strides, value
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rule import Match, OpCall, Output, arguments_by_name, schema_of
 
@@ -60,7 +59,11 @@ def replacements(call: OpCall, match: Match, evaluation: Evaluation) -> Iterator
     unless these leave gaps in memory."""
     used = {old: index for old, index in match.results.items() if old.users}
     if match.order is not None:
-        yield _permuted_by_rule(call, match.order, used, evaluation)
+        replacement = _with_results(call, match.order, used, evaluation)
+        # If the permuted input is not contiguous, the op copies it.
+        input = evaluation.value(arguments_by_name(call)["input"])
+        copied = 0 if input.is_contiguous() else 2 * bytes_of(input)
+        yield replace(replacement, copied_bytes=replacement.copied_bytes + copied)
         return
     yield _with_results(call, None, used, evaluation)
     orders = (memory_order(value(old)) for old in used)
@@ -174,7 +177,8 @@ def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
             return _permute(argument, of_input)
         if name == "inputs":
             return [_permute(each, of_input) for each in argument]
-        if name in _BROADCAST and argument is not None and not _is_parameter(name, arguments):
+        # Only masked softmaxes have `causal`. The bias of a norm is a parameter, and stays.
+        if name in _BROADCAST and argument is not None and "causal" in arguments:
             return _permuted_broadcast(argument, of_input, evaluation)
         if name in _PER_ROW and argument is not None:
             return _permuted_broadcast(argument, of_input[:-1], evaluation)
@@ -183,12 +187,6 @@ def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
         return order.index(stack) if name == "stack_dim" and stack is not None else argument
 
     return replace(call, args=tuple(moved(name, argument) for name, argument in arguments.items()))
-
-
-def _is_parameter(name: str, arguments: Mapping[str, Any]) -> bool:
-    """Returns whether an argument is the bias of a norm, which is not permuted, and not the bias of
-    a masked softmax."""
-    return name == "bias" and ("normalized_shape" in arguments or "dim" in arguments)
 
 
 def _permuted_broadcast(argument: Any, order: Order, evaluation: Evaluation) -> Any:
@@ -203,17 +201,6 @@ def _permuted_broadcast(argument: Any, order: Order, evaluation: Evaluation) -> 
 
 
 # --- its results ----------------------------------------------------------------------------------
-
-
-def _permuted_by_rule(
-    call: OpCall, order: Order, used: Mapping[Node, Output], evaluation: Evaluation
-) -> Replacement:
-    """Returns the replacement by `call`, whose input the rule has permuted to the order `order`. If
-    the permuted input is not contiguous, the op copies it, and its bytes count as copied."""
-    replacement = _with_results(call, order, used, evaluation)
-    input = evaluation.value(arguments_by_name(call)["input"])
-    copied = 0 if input.is_contiguous() else 2 * bytes_of(input)
-    return replace(replacement, copied_bytes=replacement.copied_bytes + copied)
 
 
 def _with_results(

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import map_aggregate
 
 from fusedops import config
@@ -25,7 +24,7 @@ from fusedops.graph import availability
 from fusedops.graph.analysis import modes, storages
 from fusedops.graph.analysis.calls import Call, ModuleAttribute, as_call
 from fusedops.graph.analysis.nodes import annotate, is_assertion, subgraphs, users, walk
-from fusedops.graph.analysis.values import lasting_strides, value
+from fusedops.graph.analysis.values import are_equal, lasting_strides, value
 from fusedops.graph.policy.decision import Decision, decide
 from fusedops.graph.rewriting import checkpoints, layouts, saved_tensors
 from fusedops.graph.rewriting.evaluation import Evaluation
@@ -177,11 +176,9 @@ def _written_operand(match: Match) -> str | None:
     """Returns why the op cannot read its operands where it is inserted, or None. An operand may
     have been written since the model read it. The model reads a tensor from which it computes a
     mask much earlier, for example, than the op that gets this tensor."""
-    site = match.call.node
-    readers = {site, *match.fused_nodes, *match.mask_calls}
-    place = match.insert_before or site
+    readers = {*match.nodes, *match.mask_calls}
     for operand in nodes_of(match.call.arguments.values()):
-        if storages.written_after_read(operand, readers, place):
+        if storages.written_after_read(operand, readers, match.place):
             return f"{operand.name} is written between its first use and the last call"
     return None
 
@@ -220,9 +217,8 @@ def _choose(rule: Rule, match: Match) -> Replacement | str:
     the reason why there is none."""
     refusals = []
     evaluation = Evaluation(match.call.node)
-    is_unsavable = saved_tensors.unsavable(match)
     for emitted in rule.emit(match):
-        new = saved_tensors.with_cloned_inputs(emitted, is_unsavable)
+        new = saved_tensors.with_cloned_inputs(emitted, match)
         try:
             new = saved_tensors.with_kept_masks(new, match, evaluation)
             evaluation.value(new)
@@ -231,7 +227,7 @@ def _choose(rule: Rule, match: Match) -> Replacement | str:
             continue
         replacement = _with_eagers_metadata(new, match, evaluation)
         if isinstance(replacement, Replacement):
-            return saved_tensors.with_cloned_results(replacement, match, is_unsavable)
+            return saved_tensors.with_cloned_results(replacement, match)
         refusals.append(replacement)
     return next(iter(refusals), f"{rule.name} has no op for these arguments")
 
@@ -246,8 +242,7 @@ def _with_eagers_metadata(call: OpCall, match: Match, evaluation: Evaluation) ->
     results of `call` differ from eager's."""
     candidates: list[Replacement] = []
     for replacement in layouts.replacements(call, match, evaluation):
-        difference = _difference(match, replacement)
-        if difference is not None:
+        if difference := _difference(match, replacement):
             return difference
         candidates.append(replacement)
         if not replacement.copied_bytes:
@@ -260,33 +255,28 @@ def _difference(match: Match, replacement: Replacement) -> str | None:
     none differs."""
     properties = ("dtype", "device", "shape", *([] if match.any_strides else ["stride"]))
     for old, result in replacement.results.items():
-        new, eager = replacement.evaluation.value(result), value(old)
+        tensors = replacement.evaluation.value(result), value(old)
         for what in properties:
-            ours, theirs = _property(new, what), _property(eager, what)
-            if not _same(ours, theirs):
+            ours, theirs = (
+                lasting_strides(each) if what == "stride" else getattr(each, what)
+                for each in tensors
+            )
+            # Comparing symbolic sizes with == would add a guard.
+            if not (are_equal(ours, theirs) if isinstance(ours, tuple) else ours == theirs):
                 return f"output {what} would be {ours}, eager gives {theirs}"
     return None
-
-
-def _property(tensor: torch.Tensor, what: str) -> Any:
-    return lasting_strides(tensor) if what == "stride" else getattr(tensor, what)
-
-
-def _same(ours: Any, theirs: Any) -> bool:
-    if not isinstance(ours, tuple):
-        return bool(ours == theirs)
-    # Comparing symbolic sizes with == would add a guard.
-    return len(ours) == len(theirs) and statically_known_true(sym_eq(ours, theirs))
 
 
 def _replace(match: Match, replacement: Replacement) -> None:
     """Inserts the calls of a replacement, and erases what it replaces."""
     site = match.call.node
     insertion = _Insertion(site, replacement.evaluation)
-    with site.graph.inserting_before(match.insert_before or site):
+    with site.graph.inserting_before(match.place):
         insertion.insert(replacement.call)
         for old in match.results:
-            _drop_assertions(old)
+            # Capture has proven these assertions, which may come before the op.
+            for assertion in filter(is_assertion, list(old.users)):
+                assertion.graph.erase_node(assertion)
             if old.users:
                 new = insertion.insert(replacement.results[old])
                 # `new` keeps the recorded value of `old`, whose storage the views of `old` share.
@@ -295,14 +285,6 @@ def _replace(match: Match, replacement: Replacement) -> None:
                 modes.inherit(new, site)
                 old.replace_all_uses_with(new)
     _erase(match)
-    _erase_masks(match)
-
-
-def _drop_assertions(node: Node) -> None:
-    """Erases the assertions about a tensor's metadata that export has inserted for `node`. Capture
-    has proven them, and they may come before the op that replaces `node`."""
-    for user in [user for user in node.users if is_assertion(user)]:
-        user.graph.erase_node(user)
 
 
 class _Insertion:
@@ -335,28 +317,27 @@ class _Insertion:
         return argument
 
 
-def _erase_masks(match: Match) -> None:
-    """Erases the mask calls that nothing uses any more, from the last to the first."""
-    for node in sorted(match.mask_calls, reverse=True):
-        if not users(node):
-            for dead in (*node.users, node):
-                dead.graph.erase_node(dead)
-
-
 def _erase(match: Match) -> None:
-    """Erases the replaced nodes, the fused nodes without other users, and reads of scalars, such as
-    eps, that are no longer used."""
+    """Erases the replaced nodes, and the fused nodes, mask calls and reads of scalars, such as eps,
+    that nothing uses any more."""
     replaced = dict.fromkeys((*match.results, match.call.node))
-    inputs = dict.fromkeys(
-        i for old in (*replaced, *match.fused_nodes) for i in old.all_input_nodes
-    )
+    inputs = dict.fromkeys(i for old in (*replaced, *match.nodes) for i in old.all_input_nodes)
     for old in replaced:
         old.graph.erase_node(old)
-    for old in reversed(match.fused_nodes):
-        if old not in replaced and not users(old):
-            for node in (*old.users, old):
-                node.graph.erase_node(node)
+    for old in reversed(match.nodes):
+        if old not in replaced:
+            _erase_if_unused(old)
     for node in inputs:
         scalar = isinstance(value(node), (torch.SymFloat, float))
         if scalar and not node._erased and not node.users and node.op != "placeholder":
             node.graph.erase_node(node)
+    for node in sorted(match.mask_calls, reverse=True):
+        _erase_if_unused(node)
+
+
+def _erase_if_unused(node: Node) -> None:
+    """Erases a call that nothing uses, with the assertions and outputs that export leaves behind
+    (see `users`)."""
+    if not users(node):
+        for dead in (*node.users, node):
+            dead.graph.erase_node(dead)

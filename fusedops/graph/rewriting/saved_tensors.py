@@ -25,7 +25,6 @@ The copy is no clone, which Inductor would remove, and its node says that Induct
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +40,7 @@ from fusedops.graph.analysis.values import value
 from fusedops.graph.rewriting import layouts
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.layouts import Replacement
-from fusedops.graph.rule import Match, OpCall, Output, arguments_by_name, nodes_of, schema_of
+from fusedops.graph.rule import Match, OpCall, arguments_by_name, nodes_of, schema_of
 
 aten = torch.ops.aten
 
@@ -55,41 +54,32 @@ _PARAMETERS = {"mask", "weight", "bias", "weights", "biases", "start", "end", "s
 #: The arguments that hide columns.
 _HIDING = ("mask", "start", "end")
 
-IsUnsavable = Callable[[Node], bool]
 
-
-def unsavable(match: Match) -> IsUnsavable:
-    """Returns a function that returns True for a node whose memory the op of `match` must not save
-    for its backward pass. It is always False if the op replaces a single call that saves the same
-    tensors, since eager's backward pass would raise the same error."""
-    if not match.fused_nodes and match.op in _SAVE_THE_SAME:
-        return lambda node: False
-    site = match.call.node
-
-    def is_unsavable(node: Node) -> bool:
-        if storages.storage(node) is None:
-            return False
-        holders = storages.holders_of(node)
-        has_left = any(modes.has_left_inference_mode(site, each) for each in holders)
-        return has_left or _is_written_later(node, match)
-
-    return is_unsavable
+def _is_unsavable(node: Node, match: Match) -> bool:
+    """Returns whether the op of `match` must not save the memory of a node for its backward pass.
+    It may if it replaces a single call that saves the same tensors, since eager's backward pass
+    would raise the same error."""
+    saves_the_same = not match.fused_nodes and match.op in _SAVE_THE_SAME
+    if saves_the_same or storages.storage(node) is None:
+        return False
+    holders = storages.holders_of(node)
+    has_left = any(modes.has_left_inference_mode(match.call.node, each) for each in holders)
+    return has_left or _is_written_later(node, match)
 
 
 def _is_written_later(node: Node, match: Match) -> bool:
     """Returns whether a call after the place of the op writes into the memory of a node. The calls
     that the op replaces do not count."""
-    site = match.call.node
-    return storages.is_written_after(node, match.insert_before or site, {site, *match.fused_nodes})
+    return storages.is_written_after(node, match.place, {*match.nodes})
 
 
-def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:
+def with_cloned_inputs(new: OpCall, match: Match) -> OpCall:
     """Returns `new` with clones in place of the inputs that it would save but must not."""
 
     def copied(argument: Any) -> Any:
         if isinstance(argument, OpCall):
             return replace(argument, args=map_aggregate(argument.args, copied))
-        copies = isinstance(argument, Node) and is_unsavable(argument)
+        copies = isinstance(argument, Node) and _is_unsavable(argument, match)
         return _clone(argument) if copies else argument
 
     saved = _saved_inputs(new)
@@ -144,14 +134,12 @@ def _kept(argument: Node | OpCall, tensor: torch.Tensor) -> OpCall:
     return OpCall(aten.bitwise_and.Tensor, (argument, argument), meta=meta)
 
 
-def with_cloned_results(
-    replacement: Replacement, match: Match, is_unsavable: IsUnsavable
-) -> Replacement:
+def with_cloned_results(replacement: Replacement, match: Match) -> Replacement:
     """Returns the replacement with a clone in place of each result that must not share memory with
     the op's output."""
 
     def cloned(old: Node, result: OpCall) -> OpCall:
-        saved = _saves_unsavable(old, match.results[old], is_unsavable)
+        saved = _saves_unsavable(old, match)
         # A result that is a view of the op's output is cloned too if the graph writes into it
         # later, because autograd refuses writes into views that were made in no_grad mode.
         must_be_own = saved or (result.op in layouts.VIEWS and _is_written_later(old, match))
@@ -162,21 +150,16 @@ def with_cloned_results(
     )
 
 
-def _saves_unsavable(old: Node, output: Output, is_unsavable: IsUnsavable) -> bool:
+def _saves_unsavable(old: Node, match: Match) -> bool:
     """Returns whether the op saves the output that replaces `old`, although it must not. The first
     of several outputs is never saved. If eager's call saves its own result, there are no writes
     from which the op's output would need protection."""
-    call = as_call(old)
+    output, call = match.results[old], as_call(old)
     if output == 0 or (call is not None and call.kind in _SAVE_THEIR_RESULT):
         return False
-    is_whole = not isinstance(output, int)
-    return is_unsavable(old) or (is_whole and _may_be_written_outside(old))
-
-
-def _may_be_written_outside(node: Node) -> bool:
-    """Returns whether the graph returns a tensor that requires grad to its caller, who may write
-    into it."""
-    return value(node).requires_grad and storages.is_returned(node)
+    # The graph's caller may write into a tensor that the graph returns.
+    may_be_written_outside = value(old).requires_grad and storages.is_returned(old)
+    return _is_unsavable(old, match) or (not isinstance(output, int) and may_be_written_outside)
 
 
 def _clone(argument: Node | OpCall) -> OpCall:

@@ -9,9 +9,9 @@ x * sigmoid(x) by an op `silu(input)`, which has to be registered as `torch.ops.
         def match(self, call: Call) -> Match | None:
             if call.kind != "mul":
                 return None
-            x, other = call.arguments["input"], call.arguments["other"]
+            x, other = call.operands
             sigmoid = call_of(other, "sigmoid")
-            if sigmoid is None or sigmoid.arguments["input"] is not x:
+            if sigmoid is None or sigmoid.input is not x:
                 return None
             site = Call("silu", "silu", call.node, {"input": x})
             return Match(site, "silu", {call.node: None}, (sigmoid.node, call.node))
@@ -50,6 +50,8 @@ graph, while a reader recognises all orders and casts in which models write a no
 
 from __future__ import annotations
 
+from fusedops.graph.readers.softmax_chain import read_softmax
+from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
 from fusedops.graph.rule import Rule
 from fusedops.graph.rules.add_norm import AddNorm
 from fusedops.graph.rules.cross_entropy import CrossEntropy
@@ -61,7 +63,6 @@ from fusedops.graph.rules.norm import Norm
 from fusedops.graph.rules.norm_decomposed import NormDecomposed
 from fusedops.graph.rules.permuted_norm import PermutedNorm
 from fusedops.graph.rules.softmax import Softmax
-from fusedops.graph.rules.softmax_decomposed import SoftmaxDecomposed
 from fusedops.graph.rules.stack import Stack
 
 NORMS: tuple[Rule, ...] = (
@@ -73,8 +74,8 @@ NORMS: tuple[Rule, ...] = (
 #: The rules in the order in which they are tried: those that fuse more nodes come first.
 RULES: tuple[Rule, ...] = (
     MaskedSoftmax(),
-    Softmax(),
-    SoftmaxDecomposed(),
+    Softmax("softmax", read_softmax),
+    Softmax("softmax_decomposed", read_softmax_decomposed),
     *map(PermutedNorm, NORMS),
     *map(AddNorm, NORMS),
     *NORMS,

@@ -20,11 +20,11 @@ from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import users
-from fusedops.graph.analysis.steps import are_equal, call_of, is_widening, same_shape
-from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.steps import call_of, is_widening, same_shape
+from fusedops.graph.analysis.values import are_equal, value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
-from fusedops.graph.rule import Match, OpCall, Output, Rule, nodes_of
+from fusedops.graph.rule import Match, OpCall, Output, Rule, nodes_of, ordered_arguments
 
 #: The index of the sum among the op's results, which are the norm, the sum and the statistics.
 _SUM = 1
@@ -59,44 +59,26 @@ class AddNorm(Rule):
         norm = self.norm.match(call)
         if norm is None or norm.call.refusal or self.norm.refusal(norm):
             return None
-        if f"add_{norm.op}" not in _OPS:
-            return None
-        residual = _residual(norm)
+        residual = _residual(norm) if norm.op in ("layer_norm", "rms_norm") else None
         return _with_residual(norm, residual) if residual else None
-
-
-#: Op -> its arguments after the two summands and before those of the dropout, with defaults.
-_OPS: dict[str, dict[str, Any]] = {
-    "add_layer_norm": {"normalized_shape": None, "weight": None, "bias": None, "eps": None},
-    "add_rms_norm": {
-        "normalized_shape": None,
-        "weight": None,
-        "eps": None,
-        "weight_offset": 0.0,
-        "rounds_normalized": False,
-    },
-}
 
 
 def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     """Returns the match of the norm and the sum before it. Returns None if another user of the sum
     comes before one of the op's operands, because the op would have to stand between the two."""
     op = f"add_{norm.op}"
-    norm_arguments = norm.call.arguments
-    seed = drawn_seed(value(residual.sum).device) if residual.p else None
-    arguments = {
+    given = norm.call.arguments | {
         "input": residual.branch,
         "residual": residual.residual,
-        **{name: norm_arguments.get(name, default) for name, default in _OPS[op].items()},
         "p": residual.p,
-        "seed": seed,
+        "seed": drawn_seed(value(residual.sum).device) if residual.p else None,
     }
-    norm_nodes = norm.fused_nodes or (norm.call.node,)
+    arguments = ordered_arguments(op, given)
     indices = {old: index for old, index in norm.results.items() if isinstance(index, int)}
     # The sum comes before the statistics, whose indices are therefore one higher than the norm's.
     results: dict[Node, Output] = {old: index + (index >= _SUM) for old, index in indices.items()}
-    remaining = _remaining(norm_nodes, norm)
-    others = [user for user in users(residual.sum) if user not in norm_nodes or user in remaining]
+    remaining = _remaining(norm)
+    others = [user for user in users(residual.sum) if user not in norm.nodes or user in remaining]
     if others:
         results[residual.sum] = _SUM
     # The op computes the sum, and must therefore come before all other users of the sum.
@@ -105,15 +87,15 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     if any(node.op != "placeholder" and not node < insert_before for node in operands):
         return None
     site = Call(op, op, norm.call.node, arguments)
-    return Match(site, op, results, (*residual.nodes, *norm_nodes), insert_before)
+    return Match(site, op, results, (*residual.nodes, *norm.nodes), insert_before)
 
 
-def _remaining(norm_nodes: tuple[Node, ...], norm: Match) -> set[Node]:
+def _remaining(norm: Match) -> set[Node]:
     """Returns the nodes of the norm that remain in the graph because they have other users."""
     remaining: set[Node] = set()
-    for node in reversed(norm_nodes):
+    for node in reversed(norm.nodes):
         inner = node is not norm.call.node and node not in norm.results
-        if inner and not (set(norm_nodes) - remaining).issuperset(users(node)):
+        if inner and not (set(norm.nodes) - remaining).issuperset(users(node)):
             remaining.add(node)
     return remaining
 
@@ -121,13 +103,13 @@ def _remaining(norm_nodes: tuple[Node, ...], norm: Match) -> set[Node]:
 def _residual(norm: Match) -> _Residual | None:
     """Returns the sum that is normalised, directly or after a reshape, or None if the norm's input
     is something else."""
-    total = norm.call.arguments["input"]
+    total = norm.call.input
     view = call_of(total, "reshape")
     if view is None:
         return _sum(total)
-    inner, row = view.arguments["input"], value(norm.call.arguments["normalized_shape"])
+    inner, rank = view.input, len(value(norm.call.arguments["normalized_shape"]))
     residual = _sum(inner) if isinstance(inner, Node) and users(inner) == [total] else None
-    if residual is None or not _keeps_rows(inner, total, len(row)):
+    if residual is None or not are_equal(value(inner).shape[-rank:], value(total).shape[-rank:]):
         return None
     branch, summand = (
         OpCall(torch.ops.aten.reshape.default, (operand, _shape(view)))
@@ -145,18 +127,13 @@ def _shape(view: Call) -> Any:
     return shape if isinstance(shape, Node) else list(shape)
 
 
-def _keeps_rows(node: Node, reshaped: Node, rank: int) -> bool:
-    """Returns whether a reshape from `node` to `reshaped` keeps the last `rank` sizes."""
-    return are_equal(value(node).shape[-rank:], value(reshaped).shape[-rank:])
-
-
 def _sum(node: Any) -> _Residual | None:
     """Returns the residual connection that `node` is. Returns None unless `node` is a sum of two
     floating-point tensors of its own shape, whose dtypes promote to its dtype."""
     call = call_of(node, "add")
     if call is None:
         return None
-    first, other = call.arguments["input"], call.arguments["other"]
+    first, other = call.operands
     if not all(isinstance(n, Node) and same_shape(n, node) for n in (first, other)):
         return None
     if not _adds_to(first, other, node):
@@ -185,7 +162,7 @@ def _from_branch(branch: Node, residual: Node, total: Node) -> _Residual:
             p = float(call.arguments["p"])
         elif not _is_unneeded_cast(call, residual, total):
             break
-        nodes, node = (node, *nodes), call.arguments["input"]
+        nodes, node = (node, *nodes), call.input
     return _Residual(node, residual, nodes, p)
 
 
@@ -193,4 +170,4 @@ def _is_unneeded_cast(call: Call, residual: Node, total: Node) -> bool:
     """Returns whether `call` is a cast whose input the op can take in place of its result: the cast
     loses nothing, and the op adds its input to `residual` in the dtype of `total` anyway."""
     is_lossless = call.kind == "cast" and is_widening(call)
-    return is_lossless and _adds_to(call.arguments["input"], residual, total)
+    return is_lossless and _adds_to(call.input, residual, total)

@@ -30,8 +30,7 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import has_shape
 from fusedops.graph.analysis.values import sizes_are_symbols, value
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.readers.logits import read_logits
-from fusedops.graph.readers.losses import Loss, log_sums, read_loss
+from fusedops.graph.readers.losses import Loss, log_sums, read_logits, read_loss
 from fusedops.graph.readers.scores import Scores
 from fusedops.graph.rule import Match, OpCall, Output, Rule, viewed
 
@@ -48,10 +47,10 @@ class CrossEntropy(Rule):
         return None if loss is None else _match(loss)
 
     def refusal(self, match: Match) -> str | None:
-        logits, site = viewed(match.call.arguments["input"]), match.call.node
+        logits, site = viewed(match.call.input), match.call.node
         if value(logits).dtype not in KERNEL_DTYPES:
             return f"unsupported dtype {value(logits).dtype}"
-        if storages.is_written_after(logits, site, {site, *match.fused_nodes}):
+        if storages.is_written_after(logits, site, {*match.nodes}):
             return "the logits are written in place after the loss, which the backward pass reads"
         made_elsewhere = modes.has_left_inference_mode(site, logits)
         return "the logits were made in inference mode" if made_elsewhere else None
@@ -74,7 +73,8 @@ def _match(loss: Loss) -> Match:
         "softcap": logits.softcap,
         "reads_ignored": bool(beside),
     }
-    if logits.input is not loss.logits and not refusal and not _same_rows(logits.input, loss):
+    is_reshaped = not has_shape(logits.input, value(loss.logits).shape)
+    if logits.input is not loss.logits and not refusal and is_reshaped:
         rows = value(logits.input).shape[:-1]
         arguments["target"] = _shaped(loss.target, _sizes(rows, (logits.input,)))
     nodes = tuple(sorted({*logits.nodes, *loss.nodes, *beside}))
@@ -91,10 +91,6 @@ def _match(loss: Loss) -> Match:
         nodes if len(nodes) > 1 else (),
         insert_before=min(results),
     )
-
-
-def _same_rows(logits: Node, loss: Loss) -> bool:
-    return has_shape(logits, value(loss.logits).shape)
 
 
 def _before_target(loss: Loss, beside: Sequence[Node]) -> list[Node]:

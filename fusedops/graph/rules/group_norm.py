@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.steps import known_size
-from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.values import known_size, value
 from fusedops.graph.rule import Match, OpCall, Rule
 from fusedops.graph.rules.norm import unsupported_row
 

@@ -21,11 +21,10 @@ from torch.fx import Node
 from fusedops import config
 from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.nodes import is_private
 from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import value
-from fusedops.graph.readers.logits import read_logits
-from fusedops.graph.readers.losses import Loss, log_sums, read_loss
+from fusedops.graph.readers.losses import Loss, log_sums, read_logits, read_loss
 from fusedops.graph.readers.scores import Scores
 from fusedops.graph.rule import Match, OpCall, Rule, viewed
 from fusedops.graph.rules.cross_entropy import as_dtype, counted_rows, row_weights, wide_dtype
@@ -46,16 +45,15 @@ class LinearCrossEntropy(Rule):
         logits = read_logits(loss.logits, loss.nodes)
         linear = call_of(logits.input, "linear")
         nodes = (logits.input, *logits.nodes, *loss.nodes)
-        is_private = all(set(nodes).issuperset(users(node)) for node in nodes if node != loss.last)
         is_rows = loss.are_classes_last and logits.scale == 1
-        if linear is None or not is_private or not is_rows:
+        if linear is None or not is_private(nodes, loss.last) or not is_rows:
             return None
         return _match(loss, logits, linear, tuple(sorted(nodes)))
 
     def refusal(self, match: Match) -> str | None:
         ours, saved = set(match.fused_nodes), ("linear_weight", "linear_bias")
         operands = (
-            viewed(match.call.arguments["input"]),
+            viewed(match.call.input),
             *(match.call.arguments[name] for name in saved),
         )
         for node in operands:
@@ -73,7 +71,7 @@ def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) ->
     counted = counted_rows(loss, target)
     weights = row_weights(loss, target, counted)
     arguments = {
-        "input": OpCall(aten.reshape.default, (linear.arguments["input"], rows)),
+        "input": OpCall(aten.reshape.default, (linear.input, rows)),
         "linear_weight": weight,
         "target": target,
         "linear_bias": linear.arguments.get("bias"),

@@ -36,7 +36,7 @@ from fusedops.graph.readers.softmax_chain import (
     read_softmax,
 )
 from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
-from fusedops.graph.rule import Match, OpCall, Rule, viewed
+from fusedops.graph.rule import Match, OpCall, Rule, ordered_arguments, viewed
 
 
 class MaskedSoftmax(Rule):
@@ -63,7 +63,7 @@ class MaskedSoftmax(Rule):
         nodes = tuple(sorted({*scores.nodes, *chain.nodes, *([dropout.node] if dropout else [])}))
         op = _op(chain, dropout, sink)
         refusal = ZEROES if chain.zeroes_hidden_rows and not scores.hides_by_masks else None
-        arguments = _arguments(scores, chain, dropout, sink)
+        arguments = _arguments(op, scores, chain, dropout, sink)
         site = Call(op, op, nodes[-1], arguments, refusal)
         return Match(
             site,
@@ -113,36 +113,31 @@ def _op(chain: SoftmaxChain, dropout: Call | None, sink: Sink | None) -> str:
 
 
 def _arguments(
-    scores: Scores, chain: SoftmaxChain, dropout: Call | None, sink: Sink | None
+    op: str, scores: Scores, chain: SoftmaxChain, dropout: Call | None, sink: Sink | None
 ) -> dict[str, Any]:
-    """Returns the op's arguments by name, in the op's order."""
+    """Returns the op's arguments by name, in the op's order. The last ones, from zero_masked_rows
+    on, are left out if all of them have their defaults."""
     operands = [scores.visible, *scores.addends] if scores.visible else [*scores.addends]
     mask, bias = map(_with_adjacent_values, (*operands, None, None)[:2])
-    result = value(chain.last)
-    limits = intervals.arguments(scores.bounds, scores.input)
-    arguments = {
+    result, input = value(chain.last), value(scores.input)
+    given = intervals.arguments(scores.bounds, scores.input) | {
         "input": scores.product or scores.input,
         "mask": mask,
         "scale": scores.scale,
-        "causal": limits.pop("causal"),
         "mask_value": scores.mask_value,
-    }
-    device = value(scores.input).device
-    if dropout:
-        arguments |= {"p": float(dropout.arguments["p"]), "seed": drawn_seed(device)}
-    elif _op(chain, dropout, sink) == "masked_softmax_sinks":
-        arguments |= {"p": 0.0, "seed": None}
-    arguments |= {
+        "p": float(dropout.arguments["p"]) if dropout else 0.0,
+        "seed": drawn_seed(input.device) if dropout else None,
         "bias": bias,
-        "dtype": None if value(scores.input).dtype == result.dtype else result.dtype,
-        "diagonal": limits.pop("diagonal"),
-    }
-    rest = limits | {
+        "dtype": None if input.dtype == result.dtype else result.dtype,
+        "zero_masked_rows": chain.zeroes_hidden_rows,
         "sinks": sink.operand(result) if sink else None,
         "softcap": scores.softcap,
     }
-    has_rest = chain.zeroes_hidden_rows or any(argument is not None for argument in rest.values())
-    return arguments | ({"zero_masked_rows": chain.zeroes_hidden_rows} | rest if has_rest else {})
+    arguments = ordered_arguments(op, given)
+    first, *rest = [*arguments][[*arguments].index("zero_masked_rows") :]
+    if arguments[first] or any(arguments[name] is not None for name in rest):
+        return arguments
+    return {name: arguments[name] for name in arguments if name not in (first, *rest)}
 
 
 def _with_adjacent_values(operand: Operand | None) -> Operand | None:
@@ -151,13 +146,11 @@ def _with_adjacent_values(operand: Operand | None) -> Operand | None:
     the op would make one at every call. With the copy in the graph, Inductor computes the operand
     in the new layout, once for all layers that share it."""
     # An operand that is an elementwise call has the layout of that call's first operand.
-    source = None if operand is None else viewed(operand)
-    if source is None or value(source).dim() == 0 or not _has_strided_rows(value(source)):
+    tensor = None if operand is None else value(viewed(operand))
+    if tensor is None or tensor.dim() == 0:
+        return operand
+    if not statically_known_true(sym_and(tensor.size(-1) > 1, tensor.stride(-1) > 1)):
         return operand
     return OpCall(
         torch.ops.aten.clone.default, (operand,), {"memory_format": torch.contiguous_format}
     )
-
-
-def _has_strided_rows(tensor: torch.Tensor) -> bool:
-    return statically_known_true(sym_and(tensor.size(-1) > 1, tensor.stride(-1) > 1))

@@ -66,7 +66,7 @@ class Norm(Rule):
 
 def unsupported_dtype(match: Match) -> str | None:
     """Returns why no kernel takes the dtype of a norm's input, or None if one does."""
-    dtype = value(match.call.arguments["input"]).dtype
+    dtype = value(match.call.input).dtype
     return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
 
 
@@ -81,7 +81,7 @@ def _with_casts(call: Call) -> Match | None:
     """Returns the match of norm(x.float()).to(x.dtype), which the op computes from x. Returns None
     if one of the two casts is missing."""
     cast = None if call.refusal else only_user(call.node, "cast")
-    casts, input = cast_chain(call.arguments["input"])
+    casts, input = cast_chain(call.input)
     if cast is None or not casts or cast.arguments["dtype"] != value(input).dtype:
         return None
     site = replace(call, node=cast.node, arguments=call.arguments | {"input": input})

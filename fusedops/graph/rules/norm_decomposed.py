@@ -32,11 +32,6 @@ The product with the weight stays in the graph if the model rounds before it and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
-import torch
-
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.readers.norm_chain import (
     UNKNOWN_ROW,
@@ -45,7 +40,7 @@ from fusedops.graph.readers.norm_chain import (
     input_of,
     read_norm,
 )
-from fusedops.graph.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.rule import Match, Rule
 from fusedops.graph.rules.norm import unsupported_row
 
 
@@ -77,13 +72,3 @@ class NormDecomposed(Rule):
 
     def refusal(self, match: Match) -> str | None:
         return unsupported_row(match)
-
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        """Yields the op's call, with its input permuted if the op needs another order of
-        dimensions."""
-        call = op_of(match)
-        if match.order is None:
-            yield call
-        else:
-            permuted = OpCall(torch.ops.aten.permute.default, (call.args[0], list(match.order)))
-            yield replace(call, args=(permuted, *call.args[1:]))

@@ -20,10 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import before, call_of, only_user, permutation
 from fusedops.graph.analysis.values import value
-from fusedops.graph.rule import Match, Rule
-
-#: Op -> the arguments that the `spatial_` op of the same norm has too, after the dimension.
-_SHARED = {"layer_norm": ("weight", "bias", "eps"), "rms_norm": ("weight", "eps")}
+from fusedops.graph.rule import Match, Rule, ordered_arguments
 
 
 class PermutedNorm(Rule):
@@ -38,7 +35,7 @@ class PermutedNorm(Rule):
         if norm is None or not _is_spatial(norm) or self.norm.refusal(norm):
             return None
         (result,) = norm.results
-        input = norm.call.arguments["input"]
+        input = norm.call.input
         permuted = call_of(before(input, "same"))
         restored = only_user(result)
         if permuted is None or restored is None:
@@ -51,9 +48,9 @@ class PermutedNorm(Rule):
         # The channels are side by side in memory, so that the other rule's op needs no copy.
         if statically_known_true(value(last).stride(order[-1]) == 1):
             return None
-        arguments = {"input": permuted.arguments["input"], "dim": order[-1]}
-        arguments |= {name: norm.call.arguments.get(name) for name in _SHARED[norm.op]}
         op = f"spatial_{norm.op}"
+        given = norm.call.arguments | {"input": permuted.input, "dim": order[-1]}
+        arguments = ordered_arguments(op, given)
         norm_nodes = norm.fused_nodes or (norm.call.node, result)
         nodes = tuple(sorted({permuted.node, input, *norm_nodes, restored.node, last}))
         return Match(Call(op, op, last, arguments), op, {last: 0}, nodes)
@@ -63,7 +60,8 @@ def _is_spatial(norm: Match) -> bool:
     """Returns whether the norm is over a single dimension, and a `spatial_` op computes it too."""
     arguments: Mapping[str, Any] = norm.call.arguments
     has_variant = arguments.get("weight_offset") or arguments.get("rounds_normalized")
-    is_shared = norm.op in _SHARED and not norm.call.refusal and not has_variant
+    is_plain = not norm.call.refusal and not has_variant
+    is_shared = norm.op in ("layer_norm", "rms_norm") and is_plain
     row = arguments.get("normalized_shape")
     one_dim = isinstance(row, (list, tuple)) and len(row) == 1
     return is_shared and one_dim and list(norm.results.values()) == [0]

@@ -1,33 +1,58 @@
-"""Replaces softmax and log_softmax over any dimension, with the casts around them.
+"""Replaces softmax and log_softmax over any dimension, with the casts around them, and those that
+models write as several calls.
 
 before    y = torch.softmax(x.float(), dim).to(x.dtype)
           y = torch.softmax(x, dim, dtype=dtype)
           y = torch.exp(torch.log_softmax(x, dim))
 after     y = torch.ops.fusedops.softmax(x, dim, dtype)
+
+before    e = torch.exp(x - x.amax(dim, keepdim=True))
+          y = e / e.sum(dim, keepdim=True)
+          y = torch.exp(x - torch.logsumexp(x, dim, keepdim=True))
+after     y = torch.ops.fusedops.softmax(x, dim)
+
+before    s = x - x.amax(dim, keepdim=True)
+          y = s - torch.log(torch.exp(s).sum(dim, keepdim=True))
+          y = x - torch.logsumexp(x, dim, keepdim=True)
+after     y = torch.ops.fusedops.log_softmax(x, dim)
+
+`readers/softmax_decomposed.py` recognises the quotients, which may also have a mask, or a sink (one
+more logit for each row). A softmax that does not subtract the maximum is refused, because its exp
+overflows where the op does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.readers.softmax_chain import ZEROES, SoftmaxChain, read_softmax
+from fusedops.graph.readers.softmax_chain import ZEROES, SoftmaxChain
 from fusedops.graph.rule import Match, OpCall, Rule, op_of
 
 NOT_MASKED = "only masked_softmax has sinks and masks, over the last dimension"
 
 
 class Softmax(Rule):
-    """Replaces a call of softmax or log_softmax, together with the casts around it."""
+    """Replaces a softmax or log_softmax that `read` finds, unless masked_softmax is the only op
+    that computes it."""
 
-    name = "softmax"
+    def __init__(self, name: str, read: Callable[[Call], SoftmaxChain | None]) -> None:
+        self.name, self.read = name, read
 
     def match(self, call: Call) -> Match | None:
-        chain = read_softmax(call)
-        return None if chain is None else match_softmax(chain)
+        chain = self.read(call)
+        if chain is None:
+            return None
+        arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
+        refusal = chain.refusal
+        if chain.needs_masks:
+            refusal = refusal or (ZEROES if chain.zeroes_hidden_rows else NOT_MASKED)
+        site = Call(chain.op, chain.op, chain.last, arguments, refusal)
+        fused_nodes = chain.nodes if len(chain.nodes) > 1 else ()
+        return Match(site, chain.op, {chain.last: None}, fused_nodes)
 
     def refusal(self, match: Match) -> str | None:
         arguments = match.call.arguments
@@ -49,15 +74,3 @@ class Softmax(Rule):
         yield call
         # On some devices autocast runs softmax in float32; with this dtype the op does the same.
         yield replace(call, args=(*call.args[:2], value(match.call.node).dtype))
-
-
-def match_softmax(chain: SoftmaxChain) -> Match:
-    """Returns the site of the softmax that a reader found. The site is refused if masked_softmax is
-    the only op that computes this softmax."""
-    arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
-    refusal = chain.refusal
-    if chain.needs_masks:
-        refusal = refusal or (ZEROES if chain.zeroes_hidden_rows else NOT_MASKED)
-    site = Call(chain.op, chain.op, chain.last, arguments, refusal)
-    fused_nodes = chain.nodes if len(chain.nodes) > 1 else ()
-    return Match(site, chain.op, {chain.last: None}, fused_nodes)

@@ -15,6 +15,7 @@ by one, with ops that cannot write into the stacked tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from torch.fx import Node
@@ -51,7 +52,7 @@ class Stack(Rule):
             return None
         op, arguments = stacked
         site = Call(op, op, call.node, {**arguments, "stack_dim": stack_dim}, call.refusal)
-        fused = {node for match in matches for node in match.fused_nodes or (match.call.node,)}
+        fused = {node for match in matches for node in match.nodes}
         index = 0 if op == "stack_layer_norm" else None
         return Match(site, op, {call.node: index}, (*sorted(fused), call.node))
 
@@ -61,20 +62,12 @@ class Stack(Rule):
         if not isinstance(result, Node) or users(result) != [stack]:
             return None
         cast = call_of(result, "cast")
-        anchors = (result, cast.arguments["input"]) if cast else (result,)
-        for anchor in anchors:
-            call = as_call(anchor)
-            match = self._first_match(call) if call is not None else None
-            if match is not None:
-                return match if result in match.results and match.op in _STACKED else None
-        return None
-
-    def _first_match(self, call: Call) -> Match | None:
-        """Returns the match of the first rule that does not refuse the call, or None."""
-        for rule in self.rules:
+        anchors = (result, cast.input) if cast else (result,)
+        calls = [call for anchor in anchors if (call := as_call(anchor)) is not None]
+        for call, rule in product(calls, self.rules):
             match = rule.match(call)
             if match is not None and not (match.call.refusal or rule.refusal(match)):
-                return match
+                return match if result in match.results and match.op in _STACKED else None
         return None
 
 
