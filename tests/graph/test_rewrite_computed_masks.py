@@ -498,12 +498,20 @@ def _repeated_row_after_row(segments, x):
     return numbers[:, None, :], numbers
 
 
+def _picked_from_a_diagonal(segments, x):
+    counted = (segments[0] > segments[0, :, None]).cumsum(-1)
+    places = torch.arange(x.shape[-1])
+    numbers = counted[places, places][None].expand(2, -1)
+    return numbers[:, None, :], numbers
+
+
 NOT_ASCENDING = [
     _with_the_last_first,
     _written_before_they_are_counted,
     _written_after_they_are_counted,
     _written_places,
     _repeated_row_after_row,
+    _picked_from_a_diagonal,
 ]
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.masks import choices
-from fusedops.graph.analysis.masks.choices import TwoValued
 from fusedops.graph.analysis.masks.interpreter import (
     INTEGERS,
     Ascending,
@@ -26,7 +24,14 @@ from fusedops.graph.analysis.masks.interpreter import (
     as_affine,
     is_selectable,
 )
-from fusedops.graph.analysis.masks.positions import COLUMNS, Affine, BoolTensor, Bound
+from fusedops.graph.analysis.masks.positions import (
+    COLUMNS,
+    Affine,
+    BoolTensor,
+    Bound,
+    TwoValued,
+    elementwise,
+)
 from fusedops.graph.analysis.steps import call_of, number, reduced_dims, same_shape
 from fusedops.graph.analysis.values import value
 
@@ -49,7 +54,7 @@ def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
         if is_selectable(a) and is_selectable(b):
-            return choices.elementwise(compute, a, b)
+            return elementwise(compute, a, b)
         if value(call.node).dtype not in INTEGERS:
             return None
         if compute is operator.mul:
@@ -72,14 +77,14 @@ def _floor_quotient(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _magnitude(reader: Interpreter, call: Call) -> Known | None:
-    signed = reader.read(call.arguments["input"])
+    signed = reader.read(call.input)
     return Magnitude(signed) if isinstance(signed, Affine) else None
 
 
 def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
     """Interprets cumsum. The cumulative sums of a constant are affine in the index along the summed
     dimension, and the cumulative sums of numbers >= 0 ascend along this dimension."""
-    added, dim = reader.read(call.arguments["input"]), call.arguments["dim"]
+    added, dim = reader.read(call.input), call.arguments["dim"]
     tensor = value(call.node)
     if tensor.dtype not in INTEGERS or type(dim) is not int or tensor.dim() == 0:
         return None
@@ -95,11 +100,11 @@ def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
 def _without_jumps(count: Call) -> Node | None:
     """Returns x, if `count` is (x.diff(prepend=...) != 1).cumsum(-1), else None. The sum counts the
     jumps of x: from a column to the next, either x rises by one or the sum grows."""
-    jumps = call_of(count.arguments["input"], "ne")
-    differences = call_of(jumps.arguments["input"], "diff") if jumps else None
+    jumps = call_of(count.input, "ne")
+    differences = call_of(jumps.input, "diff") if jumps else None
     if jumps is None or differences is None or _differenced_dim(differences) != COLUMNS:
         return None
-    x: Node = differences.arguments["input"]
+    x: Node = differences.input
     rises_by_one = number(jumps.arguments["other"]) == 1 and same_shape(x, count.node)
     return x if rises_by_one and differences.arguments.get("append") is None else None
 
@@ -108,14 +113,14 @@ def _differenced_dim(call: Call) -> int | None:
     """Returns the dimension, counted from the end, along which a diff subtracts from each element
     the one before it. Returns None if the dimension is not known, or if the call takes differences
     of differences (n > 1)."""
-    tensor, dim = value(call.arguments["input"]), call.arguments.get("dim", -1)
+    tensor, dim = value(call.input), call.arguments.get("dim", -1)
     once = call.arguments.get("n", 1) == 1 and type(dim) is int and tensor.dim() > 0
     return dim % tensor.dim() - tensor.dim() if once else None
 
 
 def _differences(reader: Interpreter, call: Call) -> Known | None:
     """Interprets diff: numbers that rise evenly have equal differences, which are one number."""
-    dim, input = _differenced_dim(call), reader.affine(call.arguments["input"])
+    dim, input = _differenced_dim(call), reader.affine(call.input)
     if dim is None or input is None or input.tensors or call.arguments.get("append") is not None:
         return None
     step = input.steps.get(dim, 0)
@@ -123,7 +128,7 @@ def _differences(reader: Interpreter, call: Call) -> Known | None:
     # that the input would have at index -1.
     before = input + Affine(-step, {dim: -step})
     prepended = call.arguments.get("prepend")
-    one_more = same_shape(call.arguments["input"], call.node)
+    one_more = same_shape(call.input, call.node)
     is_even = prepended is None or (one_more and reader.affine(prepended) == before)
     return step if is_even else None
 
@@ -134,16 +139,16 @@ def _count_below(reader: Interpreter, call: Call) -> Known | None:
     boundaries = call.arguments.get("sorted_sequence", call.arguments.get("boundaries"))
     if not isinstance(boundaries, Node) or value(boundaries).dim() != 1:
         return None
-    return _ascending_as(reader, call.arguments["input"], call.node)
+    return _ascending_as(reader, call.input, call.node)
 
 
 def _count_reached(reader: Interpreter, call: Call) -> Known | None:
     """Interprets (columns >= limits[:, None]).sum(0), which counts the limits that each column has
     reached. This count ascends from column to column."""
-    reached = reader.read(call.arguments["input"])
+    reached = reader.read(call.input)
     parts = reached.when_true if isinstance(reached, BoolTensor) else None
-    dims = reduced_dims(call, value(call.arguments["input"]))
-    rank = value(call.arguments["input"]).dim()
+    dims = reduced_dims(call, value(call.input))
+    rank = value(call.input).dim()
     if not parts or not dims or rank - 1 in dims or value(call.node).dtype not in INTEGERS:
         return None
     ascends = all(isinstance(part, Bound) and part.is_start for part in parts)
@@ -153,7 +158,7 @@ def _count_reached(reader: Interpreter, call: Call) -> Known | None:
 def _repeated(reader: Interpreter, call: Call) -> Known | None:
     """Interprets repeat_interleave. The result ascends if the call repeats ascending numbers. A
     call whose only argument is `repeats` does so: it repeats the indices 0, 1, ..."""
-    input, repeats = call.arguments.get("input"), call.arguments.get("repeats")
+    input, repeats = call.input, call.arguments.get("repeats")
     if input is None or repeats is None:
         return Ascending(call.node, COLUMNS)
     return _ascending_as(reader, input, call.node) if value(input).dim() == 1 else None

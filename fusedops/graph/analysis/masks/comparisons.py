@@ -14,8 +14,6 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.masks import choices
-from fusedops.graph.analysis.masks.choices import Selectable
 from fusedops.graph.analysis.masks.interpreter import (
     Ascending,
     Interpreter,
@@ -25,7 +23,6 @@ from fusedops.graph.analysis.masks.interpreter import (
     Step,
     is_selectable,
 )
-from fusedops.graph.analysis.masks.picks import Pick
 from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
     ROWS,
@@ -37,22 +34,18 @@ from fusedops.graph.analysis.masks.positions import (
     Leaf,
     Logical,
     Search,
+    Selectable,
     Within,
     at_most_zero,
     both,
     column_of_zero,
+    elementwise,
     inverse,
 )
-from fusedops.graph.analysis.steps import are_equal, upstream
+from fusedops.graph.analysis.masks.views import Pick, pick_of
+from fusedops.graph.analysis.steps import upstream
 from fusedops.graph.analysis.storages import written_before_read
-from fusedops.graph.analysis.values import rounded, value
-
-
-def _is_unwritten(*nodes: Node) -> bool:
-    """Returns whether no tensor that `nodes` depend on is written before it is read."""
-    calls = {call for node in nodes for call in upstream(node, until=set())}
-    return not written_before_read(calls, set(), nodes[0])
-
+from fusedops.graph.analysis.values import are_equal, rounded, value
 
 _RELATIONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 
@@ -68,11 +61,11 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
     known order within one document of a packed sequence (`_ordered_in_document`)."""
     a, b = reader.operands(call)
     if is_selectable(a) and is_selectable(b):
-        first, other = (value(call.arguments.get(name)) for name in ("input", "other"))
+        first, other = map(value, call.operands)
         a, b = _as_compared(a, first, other), _as_compared(b, other, first)
-        return choices.elementwise(_RELATIONS[call.kind], a, b)
-    names = ("other", "input") if call.kind in _MIRRORED else ("input", "other")
-    x, y = (reader.position(call.arguments.get(name)) for name in names)
+        return elementwise(_RELATIONS[call.kind], a, b)
+    operands = call.orders[call.kind in _MIRRORED]
+    x, y = map(reader.position, operands)
     kind = _MIRRORED.get(call.kind, call.kind)
     if kind in ("eq", "ne"):
         equal = _equal(reader, x, y)
@@ -82,8 +75,10 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
     ordered = _ordered(kind, x, y)
     if ordered is not None:
         return ordered
-    x, y = (reader.affine(call.arguments.get(name)) for name in names)
-    return _ordered_in_document(reader, kind, x - y, call.node) if x and y else None
+    first, other = map(reader.affine, operands)
+    if first is None or other is None:
+        return None
+    return _ordered_in_document(reader, kind, first - other, call.node)
 
 
 def _as_compared(operand: Selectable, argument: Any, other: Any) -> Selectable:
@@ -98,8 +93,13 @@ def _as_compared(operand: Selectable, argument: Any, other: Any) -> Selectable:
 
 
 def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
-    """Returns where x <= y (`kind` is "le") or x < y ("lt"), or None if that is not known."""
-    return _at_most(x, y) if kind == "le" else _less(x, y)
+    """Returns where x <= y (`kind` is "le") or x < y ("lt"), or None if that is not known. For
+    integers, x < y is x <= y - 1 or x + 1 <= y."""
+    if kind == "le":
+        return _at_most(x, y)
+    if isinstance(y, Affine):
+        return _at_most(x, y - 1)
+    return _at_most(x + 1, y) if isinstance(x, Affine) else None
 
 
 def _ordered_in_document(
@@ -114,7 +114,7 @@ def _ordered_in_document(
     rows = [term for term in tensors if term not in columns]
     if len(columns) != 1 or len(rows) != 1 or len(difference.tensors) != 2:
         return None
-    document = _document(reader.pick(rows[0]), reader.pick(columns[0]))
+    document = _document(pick_of(reader, rows[0]), pick_of(reader, columns[0]))
     step = difference.terms[columns[0]]
     if document is None or difference.terms[rows[0]] != -step:
         return None
@@ -157,13 +157,6 @@ def _with_known_column(equal: BoolTensor, x: Known | None, y: Known | None) -> B
     return replace(equal, when_true=tuple(replace(bound, known_column=column) for bound in bounds))
 
 
-def _less(x: Any, y: Any) -> Logical | None:
-    """Returns where x < y, which for integers is x <= y - 1 or x + 1 <= y."""
-    if isinstance(y, Affine):
-        return _at_most(x, y - 1)
-    return _at_most(x + 1, y) if isinstance(x, Affine) else None
-
-
 def _at_most(x: Any, y: Any) -> Logical | None:
     """Returns where x <= y, if that is in one interval of each row's columns, or outside of one;
     else None."""
@@ -200,9 +193,10 @@ def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> Bool
     row = next(iter(rows.terms), None)
     if not isinstance(row, Node) or rows != Affine(terms={row: 1}):
         return None
-    if not _can_search(keys.node, row) or not _is_unwritten(keys.node, row):
+    calls = upstream(keys.node, until=set()) | upstream(row, until=set())
+    if not _can_search(keys.node, row) or written_before_read(calls, set(), keys.node):
         return None
-    document = _document(reader.pick(row), reader.pick(keys.node))
+    document = _document(pick_of(reader, row), pick_of(reader, keys.node))
     column = column_of_zero(document.difference) if document else None
     start, end = (Affine(terms={Search(keys.node, row, right): 1}) for right in (False, True))
     bounds = (

@@ -11,10 +11,15 @@ import torch
 from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.masks import choices
-from fusedops.graph.analysis.masks.choices import Number, Selectable, TwoValued
-from fusedops.graph.analysis.masks.picks import Pick, pick_of
-from fusedops.graph.analysis.masks.positions import Affine, BoolTensor, without_short_dims
+from fusedops.graph.analysis.masks.positions import (
+    Affine,
+    BoolTensor,
+    Number,
+    Selectable,
+    TwoValued,
+    two_valued,
+    without_short_dims,
+)
 from fusedops.graph.analysis.modes import is_barrier
 from fusedops.graph.analysis.steps import call_of, number
 from fusedops.graph.analysis.values import rounded, value
@@ -100,7 +105,7 @@ class Interpreter:
         return _unknown(node) if result is None else _fitted(result, node)
 
     def operands(self, call: Call) -> tuple[Known | None, Known | None]:
-        first, other = (self.read(call.arguments.get(name)) for name in ("input", "other"))
+        first, other = map(self.read, call.operands)
         return first, other
 
     def position(self, argument: Any) -> Known | None:
@@ -122,9 +127,6 @@ class Interpreter:
         """Returns an argument as an affine number, or None if it is not known to be one."""
         operand = as_affine(self.read(argument))
         return operand if isinstance(operand, Affine) else None
-
-    def pick(self, node: Node) -> Pick:
-        return pick_of(self.affine, node)
 
 
 def as_affine(operand: Known | None) -> Known | None:
@@ -164,7 +166,7 @@ def _fitted(result: Known, node: Node) -> Known:
     if not isinstance(result, TwoValued):
         return result
     yes, no = (rounded(one, tensor.dtype) for one in (result.yes, result.no))
-    fitted = choices.two_valued(result.truth, yes, no)
+    fitted = two_valued(result.truth, yes, no)
     if tensor.dtype != torch.bool or not isinstance(fitted, TwoValued):
         return fitted
     return (fitted.truth if fitted.yes else fitted.truth.inverted).with_leaf(node)

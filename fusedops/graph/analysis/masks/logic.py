@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.masks import choices
 from fusedops.graph.analysis.masks.interpreter import (
     INTEGERS,
     Ascending,
@@ -31,7 +30,9 @@ from fusedops.graph.analysis.masks.positions import (
     at_most_zero,
     both,
     either,
+    elementwise,
     inverse,
+    selected,
     without_short_dims,
 )
 from fusedops.graph.analysis.selections import selection
@@ -53,12 +54,12 @@ def _logic(connect: Callable[[Logical, Logical], Logical]) -> Step:
 
 def _negation(reader: Interpreter, call: Call) -> Known | None:
     """Interprets ~mask, or logical_not(x), which is x == 0."""
-    operand = reader.read(call.arguments["input"])
+    operand = reader.read(call.input)
     if isinstance(operand, (BoolTensor, bool)):
         return inverse(operand)
     if not is_selectable(operand) or value(call.node).dtype != torch.bool:
         return None
-    return choices.elementwise(operator.eq, operand, 0)
+    return elementwise(operator.eq, operand, 0)
 
 
 def _selection(reader: Interpreter, call: Call) -> Known | None:
@@ -72,14 +73,14 @@ def _selected(condition: Any, yes: Any, no: Any) -> Known | None:
         is_selectable(yes) and is_selectable(no)
     ):
         return None
-    return choices.selected(condition, yes, no)
+    return selected(condition, yes, no)
 
 
 def _triangle(sign: int) -> Step:
     """Returns the function that interprets tril (`sign` 1) or triu (-1)."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
-        input = reader.read(call.arguments["input"])
+        input = reader.read(call.input)
         diagonal = as_affine(reader.read(call.arguments.get("diagonal", 0)))
         if not isinstance(diagonal, Affine) or value(call.node).dim() < 2:
             return None
@@ -94,12 +95,12 @@ def _triangle(sign: int) -> Step:
 def _cast(reader: Interpreter, call: Call) -> Known | None:
     """Interprets a cast. Numbers and tensors with at most two values stay known in any dtype,
     positions only between integer dtypes."""
-    operand = reader.read(call.arguments["input"])
+    operand = reader.read(call.input)
     if is_selectable(operand):
         if value(call.node).dtype == torch.bool and not isinstance(operand, BoolTensor):
-            return choices.elementwise(operator.ne, operand, 0)
+            return elementwise(operator.ne, operand, 0)
         return operand
-    kept = {value(node).dtype for node in (call.arguments["input"], call.node)} <= {*INTEGERS}
+    kept = {value(node).dtype for node in (call.input, call.node)} <= {*INTEGERS}
     return operand if kept and not isinstance(operand, Ascending) else None
 
 

@@ -1,7 +1,7 @@
 """Reads the mask that a graph computes, which says which columns each row sees: as bounds if they
 follow from the positions of row and column, else as bool tensors.
 
-The calls that build a mask are interpreted with the values of `positions.py` and `choices.py`:
+The calls that build a mask are interpreted with the values of `positions.py`:
 `arithmetic.py` begins with aranges, `comparisons.py` makes bounds of them, and `logic.py` and
 `views.py` take these through logical calls and views to the mask. A tensor that is a graph input or
 a buffer has unknown elements, but can still be a bound: `keys <= position[:, None]` ends each row
@@ -17,7 +17,6 @@ from torch.fx import Node
 
 from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.masks import arithmetic, comparisons, logic, views
-from fusedops.graph.analysis.masks.choices import Number, TwoValued
 from fusedops.graph.analysis.masks.interpreter import Interpreter
 from fusedops.graph.analysis.masks.positions import (
     BoolTensor,
@@ -25,6 +24,8 @@ from fusedops.graph.analysis.masks.positions import (
     Condition,
     Leaf,
     Logical,
+    Number,
+    TwoValued,
     inverse,
     operands,
     resolved,

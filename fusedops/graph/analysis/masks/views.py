@@ -1,49 +1,224 @@
-"""Interprets views of tensors, and tensors that are indexed by integer tensors.
-
-Each function returns what is known of the tensor that a call computes (`Known`), or None.
-"""
+"""Interprets views of tensors, and tensors that are indexed by integer tensors, and finds the
+tensor from which these pick their elements."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.masks.choices import TwoValued
 from fusedops.graph.analysis.masks.interpreter import Ascending, Interpreter, Known, Step, changed
-from fusedops.graph.analysis.masks.picks import at, indices_of, through_view
 from fusedops.graph.analysis.masks.positions import (
     Affine,
     BoolTensor,
     Bound,
     Condition,
     Document,
+    Places,
+    TwoValued,
     Within,
     operands,
+    without_short_dims,
 )
-from fusedops.graph.analysis.values import value
-from fusedops.graph.analysis.views import DimMap, dim_map_of
+from fusedops.graph.analysis.steps import call_of
+from fusedops.graph.analysis.values import constant, value
+
+# --- the dimensions of a view ---------------------------------------------------------------------
+
+#: Maps each dimension of a view, counted from the end (-1 is the last), to the dimension of the
+#: viewed tensor and the first index along it. Dimensions that the view adds are absent.
+DimMap = dict[int, tuple[int, Any]]
+
+
+def dim_map_of(call: Call) -> DimMap | None:
+    """Returns the dimension map of a view, or None for calls that may skip or reorder elements."""
+    find = _DIM_MAPS.get(call.kind)
+    source = value(call.input)
+    return find(call, source) if find and isinstance(source, torch.Tensor) else None
+
+
+def _unchanged(call: Call, source: torch.Tensor) -> DimMap:
+    return {dim: (dim, 0) for dim in range(-source.dim(), 0)}
+
+
+def _unsqueezed(call: Call, source: torch.Tensor) -> DimMap | None:
+    dim, rank = constant(call.arguments["dim"]), source.dim() + 1
+    if not isinstance(dim, int):
+        return None
+    return _in_order([d for d in range(rank) if d != dim % rank], rank)
+
+
+def _in_order(places: Sequence[int], rank: int) -> DimMap:
+    """Returns the dimension map of a view with `rank` dimensions. The dimensions at `places` are
+    those of the viewed tensor, in the same order and with the same indices. The view adds the
+    others."""
+    count = len(places)
+    return {place - rank: (old - count, 0) for old, place in enumerate(places)}
+
+
+def _reshaped(call: Call, source: torch.Tensor) -> DimMap | None:
+    """Returns the dimension map of a view that only adds or removes dimensions of size 1; None for
+    any other reshape."""
+    result = value(call.node)
+    old, new = _long_dims(source), _long_dims(result)
+    if len(old) != len(new):
+        return None
+    pairs = list(zip(new, old, strict=True))
+    if not all(statically_known_true(result.shape[m] == source.shape[n]) for m, n in pairs):
+        return None
+    both_have = range(-min(source.dim(), result.dim()), 0)
+    short = {d: (d, 0) for d in both_have if d not in new and d not in old}
+    return short | {m: (n, 0) for m, n in pairs}
+
+
+def _long_dims(tensor: torch.Tensor) -> list[int]:
+    """Returns the dimensions whose size is not known to be 1."""
+    dims = range(-tensor.dim(), 0)
+    return [dim for dim in dims if not statically_known_true(tensor.shape[dim] == 1)]
+
+
+def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
+    """Returns the dimension map of aten.slice; None if its dimension or its first index (`_start`)
+    is not known. The end of a slice does not matter, since it moves no element."""
+    arguments = call.arguments
+    rank, start = source.dim(), _start(slice(arguments.get("start"), None, arguments.get("step")))
+    dim = constant(arguments.get("dim", 0))
+    if start is None or not isinstance(dim, int):
+        return None
+    place = dim % rank - rank
+    return _unchanged(call, source) | {place: (place, start)}
+
+
+def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
+    """Returns the dimension map of tensor[index]. Returns None if an item of the index is neither a
+    slice nor None nor an ellipsis, or if the first index of a slice (`_start`) is not known."""
+    index = call.arguments["index"]
+    items = list(index) if isinstance(index, (tuple, list)) else [index]
+    if not all(item is None or item is ... or isinstance(item, slice) for item in items):
+        return None
+    missing = source.dim() - sum(isinstance(item, slice) for item in items)
+    place = items.index(...) if ... in items else len(items)
+    items[place : place + 1] = [slice(None)] * missing
+    starts = [_start(item) for item in items if item is not None]
+    if None in starts:
+        return None
+    places = [at for at, item in enumerate(items) if item is not None]
+    dim_map = _in_order(places, len(items))
+    return {dim: (old, starts[old]) for dim, (old, _) in dim_map.items()}
+
+
+def _start(part: slice) -> Any:
+    """Returns the first index of a slice. Returns None if the slice has a step other than 1, or if
+    that index may be negative, since it then counts from the end."""
+    if part.step not in (None, 1):
+        return None
+    start = 0 if part.start is None else part.start
+    recorded = value(start)
+    counted = isinstance(recorded, (int, torch.SymInt)) and statically_known_true(recorded >= 0)
+    return start if counted and isinstance(start, (int, Node)) else None
+
+
+_DIM_MAPS = {
+    **dict.fromkeys(("same", "detach", "expand"), _unchanged),
+    "unsqueeze": _unsqueezed,
+    "reshape": _reshaped,
+    "slice": _sliced,
+    "item": _indexed,
+}
+
+
+# --- where a call reads its input -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A tensor that consists of the elements of `source` at `places`. Each place is a function of
+    the indices in that tensor."""
+
+    source: Node
+    places: Places
+
+
+def pick_of(reader: Interpreter, node: Node) -> Pick:
+    """Returns the tensor from which views and indexing pick the elements of `node`, and the places
+    of these elements in that tensor. If `node` is not known to be picked from another tensor, it
+    counts as picked from itself."""
+    call, sizes = call_of(node), value(node).shape
+    places = _places_of(reader, call) if call else None
+    source, picked_at = node, [Affine(steps={dim: 1}) for dim in range(-len(sizes), 0)]
+    if call is not None and places is not None:
+        picked = pick_of(reader, call.input)
+        found = [place for one in picked.places if (place := _at(one, places)) is not None]
+        if len(found) == len(picked.places):
+            source, picked_at = picked.source, found
+    return Pick(source, tuple(without_short_dims(place, sizes) for place in picked_at))
+
+
+def _places_of(reader: Interpreter, call: Call) -> Mapping[int, Affine] | None:
+    """Returns the index along each dimension of its input at which a view, or an indexing by
+    integer tensors, reads this input, in terms of the indices in the call's result. Dimensions that
+    a view lacks, or whose first index is not known, are left out. Returns None for other calls."""
+    dim_map = dim_map_of(call)
+    if dim_map is None:
+        return _indices_of(reader, call) if call.kind in ("item", "index") else None
+    starts = {old: (dim, reader.affine(start)) for dim, (old, start) in dim_map.items()}
+    return {old: start + Affine(steps={dim: 1}) for old, (dim, start) in starts.items() if start}
+
+
+def _indices_of(reader: Interpreter, call: Call) -> Mapping[int, Affine] | None:
+    """Returns the indices in tensor[i, j, ...] with an affine integer for each dimension. Returns
+    None for other indices, and if one may be negative, since it then counts from the end."""
+    index, source = call.arguments.get("index"), value(call.input)
+    items = index if isinstance(index, (tuple, list)) else [index]
+    if not isinstance(source, torch.Tensor) or len(items) != source.dim():
+        return None
+    places = [place for item in items if (place := reader.affine(item)) is not None]
+    are_nonnegative = all(not place.tensors and (place + 1).is_positive for place in places)
+    if len(places) != len(items) or not are_nonnegative:
+        return None
+    return dict(zip(range(-len(places), 0), places, strict=True))
+
+
+def _at(number: Affine, places: Mapping[int, Affine]) -> Affine | None:
+    """Returns `number`, which depends on the indices in a tensor, in terms of the indices in the
+    result of a call that reads the tensor at `places`. Returns None if the number depends on the
+    elements of tensors, or on a dimension that is not in `places`."""
+    if number.tensors or not places.keys() >= number.steps.keys():
+        return None
+    total = replace(number, steps={})
+    for dim, step in number.steps.items():
+        total = total + places[dim] * step
+    return total
+
+
+# --- what is known of the result ------------------------------------------------------------------
 
 
 def _view(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets a view, or the elements that a tensor has at integer indices (`_gathered`)."""
-    operand, dim_map = reader.read(call.arguments.get("input")), dim_map_of(call)
-    if operand is None or dim_map is None:
-        return _gathered(reader, call) if call.kind in ("item", "index") else None
+    """Interprets a view, or the elements that a tensor has at integer indices, as in
+    segments[batch, keys]."""
+    operand, places = reader.read(call.input), _places_of(reader, call)
+    if places is None:
+        return None
     if isinstance(operand, (int, float)):
         return operand
+    if isinstance(operand, Ascending):
+        return _ascending_at(operand, places, call.node)
+    if isinstance(operand, Affine):
+        return _at(operand, places)
+    dim_map = dim_map_of(call)
+    if operand is None or dim_map is None:
+        return None
     if isinstance(operand, BoolTensor):
         return _bool_tensor_view(operand, dim_map, call)
     if isinstance(operand, TwoValued):
         return replace(operand, truth=_bool_tensor_view(operand.truth, dim_map, call))
-    if isinstance(operand, Ascending):
-        dims = (dim for dim, (old, _) in dim_map.items() if old == operand.dim)
-        return next((replace(operand, node=call.node, dim=dim) for dim in dims), None)
-    return changed(operand, lambda affine: through_view(reader.affine, affine, dim_map))
+    return changed(operand, lambda affine: _at(affine, places))
 
 
 def _bool_tensor_view(truth: BoolTensor, dim_map: DimMap, call: Call) -> BoolTensor:
@@ -57,7 +232,7 @@ def _keeps_size(call: Call, dim: int) -> bool:
     """Returns whether a dimension has the same size before and after a view, or has size 1 before
     it, so that no element depends on that index. A slice that keeps the first index is a change
     too: mask[:1] may be broadcast later where mask is not."""
-    before, after = (value(node).shape[dim] for node in (call.arguments["input"], call.node))
+    before, after = (value(node).shape[dim] for node in (call.input, call.node))
     return statically_known_true(before == after) or statically_known_true(before == 1)
 
 
@@ -74,28 +249,16 @@ def _viewed(condition: Condition | None, kept: set[int]) -> Condition | None:
     return condition if kept.issuperset(range(-max(ranks), 0)) else None
 
 
-def _gathered(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets a tensor that is indexed by integer tensors, as in segments[batch, keys]."""
-    source, places = reader.read(call.arguments["input"]), indices_of(reader.affine, call)
-    if places is None:
-        return None
-    if isinstance(source, (int, float)):
-        return source
-    if isinstance(source, Affine):
-        return None if source.tensors else at(source, places)
-    return _ascending_at(source, places, call.node) if isinstance(source, Ascending) else None
-
-
-def _ascending_at(ascending: Ascending, places: Sequence[Affine], node: Node) -> Ascending | None:
+def _ascending_at(
+    ascending: Ascending, places: Mapping[int, Affine], node: Node
+) -> Ascending | None:
     """Returns `node`, which has the elements of `ascending` at `places`, as a tensor that ascends;
     None if it may not ascend."""
-    steps = places[ascending.dim].steps
-    others = {dim for place in places if place is not places[ascending.dim] for dim in place.steps}
+    steps = places[ascending.dim].steps if ascending.dim in places else {}
+    others = {d for dim, place in places.items() if dim != ascending.dim for d in place.steps}
     dims = [dim for dim, step in steps.items() if step > 0 and dim not in others]
     ascends = len(dims) == len(steps) == 1
     return Ascending(node, dims[0], ascending.numbers) if ascends else None
 
 
-#: The kinds of calls that are views or indexing.
-KINDS = ("same", "detach", "expand", "unsqueeze", "reshape", "slice", "item", "index")
-STEPS: dict[str, Step] = dict.fromkeys(KINDS, _view)
+STEPS: dict[str, Step] = dict.fromkeys((*_DIM_MAPS, "index"), _view)
