@@ -193,9 +193,9 @@ def _tables() -> Iterator[Table]:
     """Yields all readable tables. Raises ValueError if a table that ships with fusedops is damaged.
     A damaged table of the user is skipped, with one warning."""
     for file in sorted(SHIPPED.glob("*.csv")):
-        yield from _shipped_tables(file, _stamp(file))
+        yield from _tables_in(file, _stamp(file), tuned=False)
     for file in user_files():
-        yield from _user_tables(file, _stamp(file))
+        yield from _tables_in(file, _stamp(file), tuned=True)
 
 
 def _stamp(file: Path) -> tuple[int, int]:
@@ -208,20 +208,16 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 
 @functools.cache
-def _user_tables(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
-    """Returns the tables in one of the user's files; warns and returns () if it is damaged. `stamp`
-    is part of the cache's key only, so that a changed file is read again."""
+def _tables_in(file: Path, stamp: tuple[int, int], tuned: bool) -> tuple[Table, ...]:
+    """Returns the tables in a file; warns and returns () if it is the user's (`tuned`) and damaged.
+    `stamp` is part of the cache's key only, so that a changed file is read again."""
     try:
-        return read(file, tuned=True)
+        return read(file, tuned)
     except ValueError as error:
+        if not tuned:
+            raise
         warnings.warn(f"{error}. It is not used.", stacklevel=2)
         return ()
-
-
-@functools.cache
-def _shipped_tables(file: Path, stamp: tuple[int, int]) -> tuple[Table, ...]:
-    """Returns the tables in a file that ships with fusedops. `stamp` is as for `_user_tables`."""
-    return read(file, tuned=False)
 
 
 def read(file: Path, tuned: bool) -> tuple[Table, ...]:

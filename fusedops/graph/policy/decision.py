@@ -24,7 +24,7 @@ from fusedops.graph.analysis.values import hints, value
 from fusedops.graph.policy import costs
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost, Size, Table
 from fusedops.graph.policy.machine import Machine
-from fusedops.graph.policy.neighbours import ends_in_reduction, is_pointwise, readers
+from fusedops.graph.policy.traffic import ends_in_reduction, is_pointwise, readers
 from fusedops.graph.rule import Match, OpCall, viewed
 
 _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
@@ -203,7 +203,7 @@ def _size(match: Match) -> Size | None:
 def _rows_of_classes(match: Match) -> torch.Tensor:
     """Returns the recorded value of a cross entropy's logits as the op gets them, which is with the
     classes in the last dimension."""
-    input, logits = match.call.arguments["input"], value(viewed(match.call.arguments["input"]))
+    input, logits = match.call.input, value(viewed(match.call.input))
     rows: torch.Tensor = logits.permute(input.args[1]) if isinstance(input, OpCall) else logits
     return rows
 
@@ -295,7 +295,7 @@ def _keeps_logits(match: Match) -> str | None:
     """Returns why the backward pass of a cross entropy has to allocate a gradient as large as the
     logits, which costs more than its kernel. Returns None if the gradient can be written over the
     logits, because the graph computes them and nothing needs them later."""
-    logits = viewed(match.call.arguments["input"])
+    logits = viewed(match.call.input)
     holders = storages.holders_of(logits)
     if not all(holder.op.startswith("call") for holder in holders):
         return "the logits are an input of the graph: compile the model with its loss"
@@ -303,7 +303,7 @@ def _keeps_logits(match: Match) -> str | None:
         return "the logits are returned: compile the step with its loss"
     if not _rows_of_classes(match).is_contiguous():
         return "the loss reads a part of the logits: shift the labels instead, as transformers does"
-    ours = {*holders, *match.fused_nodes, match.call.node}
+    ours = {*holders, *match.nodes}
     others = (user for holder in holders for user in users(holder) if user not in ours)
     if any(_is_differentiated(user) for user in others):
         return "something else is differentiated with respect to the logits"
@@ -325,7 +325,7 @@ def _is_trained(match: Match) -> bool:
 def _barrier_bytes(match: Match) -> int:
     """Returns the bytes that are read or written only because Inductor cannot fuse across the
     op."""
-    ours = {match.call.node, *match.results, *match.fused_nodes, *match.mask_calls}
+    ours = {*match.results, *match.nodes, *match.mask_calls}
     inputs = {node for old in ours for node in old.all_input_nodes} - ours
     before = [node for node in inputs if is_pointwise(node)]
     after = [user for old in match.results for user in readers(old) if user not in ours]

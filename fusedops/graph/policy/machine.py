@@ -91,20 +91,16 @@ def count_of(threads: int) -> str:
 
 
 def here(device: torch.device) -> Machine:
-    """Returns the description of the machine for a device of this process."""
+    """Returns the description of the machine for a device of this process. All builds of one
+    version of torch, such as +cpu, generate the same code."""
+    torch_version = str(torch.__version__).partition("+")[0]
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         capability = "sm{}{}".format(*torch.cuda.get_device_capability(device))
-        return Machine("cuda", name, f"cuda-{capability}", capability, 1, _torch_version())
+        return Machine("cuda", name, f"cuda-{capability}", capability, 1, torch_version)
     processor, family = _processor()
     isa = importlib.import_module("fusedops.ops.registration.libraries").cpu_isa()
-    return Machine("cpu", processor, family, isa, torch.get_num_threads(), _torch_version())
-
-
-def _torch_version() -> str:
-    """Returns torch's version without the name of the build, such as +cpu, since all builds of one
-    version generate the same code."""
-    return str(torch.__version__).partition("+")[0]
+    return Machine("cpu", processor, family, isa, torch.get_num_threads(), torch_version)
 
 
 @functools.cache
