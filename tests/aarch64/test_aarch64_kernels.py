@@ -20,7 +20,7 @@ from simt.cases import rows as row_cases
 from simt.cases.masked import MaskedCase
 from simt.cases.norm import NormCase
 from simt.cases.rows import Case
-from simt.cases.spatial_norm import SpatialNormCase
+from simt.cases.spatial import SpatialCase
 from simt.cases.stack import StackCase
 from simt.emulator.library import DTYPES
 from simt.families import AnyCase
@@ -65,7 +65,8 @@ def on_cpu(case: AnyCase) -> AnyCase:
         return replace(case, of=on_cpu(case.of))
     if isinstance(case, MaskedCase) and not case.is_forward and case.mask[:4] != "bool":
         return replace(case, mask="")
-    if not isinstance(case, (NormCase, SpatialNormCase)) or KINDS[case.kind].has_mean:
+    is_norm = isinstance(case, NormCase) or (isinstance(case, SpatialCase) and case.is_norm)
+    if not is_norm or KINDS[case.kind].has_mean:
         return case
     return replace(case, bias=False, wanted=(*case.wanted[:2], False))
 

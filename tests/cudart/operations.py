@@ -18,7 +18,6 @@ from simt.cases.masked import MaskedCase
 from simt.cases.norm import NormCase
 from simt.cases.rows import Case
 from simt.cases.spatial import SpatialCase
-from simt.cases.spatial_norm import SpatialNormCase
 from simt.cases.stack import StackCase
 from simt.cases.statistics import StatisticsCase
 from simt.families import AnyCase
@@ -161,8 +160,10 @@ _CASES: dict[str, AnyCase] = {
     "spatial softmax backward": SpatialCase(
         *("spatial_softmax_backward", "float16", "float16", 2, 300, 24, 8)
     ),
-    "spatial norm": SpatialNormCase("spatial_norm_forward", "float32", 2, SHORT, 16, 4),
-    "spatial norm backward": SpatialNormCase("spatial_norm_backward", "float32", 2, 64, 16, 4),
+    "spatial norm": SpatialCase(*("spatial_norm_forward", "float32", "float32", 2, SHORT, 16, 4)),
+    "spatial norm backward": SpatialCase(
+        *("spatial_norm_backward", "float32", "float32", 2, 64, 16, 4)
+    ),
     "add_norm": NormCase("norm_forward", "bfloat16", 3, SHORT, 8, adds=True, p=0.3),
     "norm backward": NormCase("norm_backward", "float32", 40, FEW, 4),
     "norm backward of long rows": NormCase(

@@ -12,16 +12,15 @@ from .cases import masked as masked_cases
 from .cases import norm as norm_cases
 from .cases import rows as row_cases
 from .cases import spatial as spatial_cases
-from .cases import spatial_norm as spatial_norm_cases
 from .cases import stack as stack_cases
 from .cases import statistics as statistics_cases
 from .cases.column_sums import ColumnSumsCase
 from .cases.cross_entropy import CrossEntropyCase
 from .cases.masked import MaskedCase
 from .cases.norm import NormCase
-from .cases.rows import Arrays, Case
+from .cases.prepared import Arrays
+from .cases.rows import Case
 from .cases.spatial import SpatialCase
-from .cases.spatial_norm import SpatialNormCase
 from .cases.stack import StackCase
 from .cases.statistics import StatisticsCase
 from .emulator.library import Args, Emulator
@@ -31,7 +30,6 @@ RowsCase = Case | NormCase
 AnyCase = (
     RowsCase
     | SpatialCase
-    | SpatialNormCase
     | MaskedCase
     | StackCase
     | StatisticsCase
@@ -42,7 +40,6 @@ _MODULES = {
     Case: row_cases,
     NormCase: norm_cases,
     SpatialCase: spatial_cases,
-    SpatialNormCase: spatial_norm_cases,
     MaskedCase: masked_cases,
     StackCase: stack_cases,
     StatisticsCase: statistics_cases,
@@ -53,10 +50,6 @@ _MODULES = {
 
 def inputs(case: AnyCase) -> Arrays:
     return _MODULES[type(case)].inputs(case)
-
-
-def output_dtypes(case: AnyCase) -> dict[str, str]:
-    return _MODULES[type(case)].output_dtypes(case)
 
 
 def prepare(emulator: Emulator, case: AnyCase, given: Arrays, **options: str) -> Any:
@@ -80,17 +73,19 @@ def bases() -> list[tuple[AnyCase, int]]:
     return [(base, module.MAX_LENGTH) for module in _MODULES.values() for base in module.bases()]
 
 
-def groups() -> dict[str, list[RowsCase]]:
-    """The cases of plain rows by op and dtypes, for a test each."""
-    found: dict[str, list[RowsCase]] = {}
-    for module in (row_cases, norm_cases):
-        for base in module.bases():
-            found.setdefault(module.group_of(base), []).append(base)
+def groups(*kinds: type) -> dict[str, list[AnyCase]]:
+    """The base cases of some kinds by op and dtypes, for a test each; of plain rows by default."""
+    found: dict[str, list[AnyCase]] = {}
+    for kind in kinds or (Case, NormCase):
+        for base in _MODULES[kind].bases():
+            adds = "adds" if getattr(base, "adds", False) else ""
+            words = base.op, base.dtype, getattr(base, "other", ""), adds
+            found.setdefault("-".join(filter(None, words)), []).append(base)
     return found
 
 
-def boundary_cases(emulator: Emulator, base: RowsCase, elements: int = 1000) -> Iterator[RowsCase]:
-    return _MODULES[type(base)].boundary_cases(emulator, base, elements)
+def boundary_cases(emulator: Emulator, base: AnyCase, **options: int) -> Iterator[AnyCase]:
+    return _MODULES[type(base)].boundary_cases(emulator, base, **options)
 
 
 def candidates(emulator: Emulator) -> list[AnyCase]:
@@ -113,10 +108,9 @@ def cluster_cases(emulator: Emulator) -> list[AnyCase]:
 def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
     """The softmax and the norm of rows at every boundary. The other families have more elaborate
     kernels over the same tiles: each of them once."""
-    others = (spatial_cases, spatial_norm_cases, masked_cases, stack_cases, statistics_cases)
-    others += (column_sums_cases, cross_entropy_cases)
-    rows = (row_cases, norm_cases)
-    boundaries = [case for module in rows for case in module.all_boundary_cases(emulator)]
+    bases = [base for group in groups().values() for base in group]
+    boundaries = [case for base in bases for case in boundary_cases(emulator, base)]
+    others = [module for kind, module in _MODULES.items() if kind not in (Case, NormCase)]
     return [*boundaries, *_racing_cases(emulator, others), *cluster_cases(emulator)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import bounds
@@ -11,15 +11,15 @@ import torch
 from bounds import Bounded
 from oracle import DTYPES
 
-from . import families, philox
+from . import families
 from .cases import cross_entropy as cross_entropy_cases
 from .cases.column_sums import ColumnSumsCase, joined
 from .cases.cross_entropy import CrossEntropyCase
-from .cases.masked import SEED, MaskedCase
+from .cases.masked import MaskedCase
 from .cases.norm import NormCase
-from .cases.rows import Arrays, Case, encode
+from .cases.prepared import Arrays
+from .cases.rows import Case, encode
 from .cases.spatial import SpatialCase
-from .cases.spatial_norm import SpatialNormCase
 from .cases.stack import StackCase
 from .cases.statistics import StatisticsCase
 from .emulator.library import Emulator
@@ -43,16 +43,30 @@ def without_what_rows_share(case: RowsCase) -> RowsCase:
     return case
 
 
+def assert_row_is_alike(
+    emulator: Emulator, case: AnyCase, row: int, given: Arrays, batch: Arrays
+) -> None:
+    """A row of a batch has the bits that it has alone."""
+    one = slice(row, row + 1)
+    of_columns = ("weight", "bias")
+    own = {name: values if name in of_columns else values[one] for name, values in given.items()}
+    alone = families.run(emulator, with_rows(case, 1), own)
+    assert same_bits(alone, {name: values[one] for name, values in batch.items()}), (case, row)
+
+
+def with_rows(case: AnyCase, rows: int) -> AnyCase:
+    if isinstance(case, StatisticsCase):
+        return replace(case, of=replace(case.of, rows=rows))
+    return replace(case, rows=rows)
+
+
 def assert_rows_are_independent(emulator: Emulator, case: RowsCase) -> None:
     """A row alone and in a batch has equal bits."""
-    case, columns = without_what_rows_share(case), ("weight", "bias")
+    case = without_what_rows_share(case)
     given = families.inputs(case)
     batch = families.run(emulator, case, given)
     for row in (0, case.rows - 2):
-        one = slice(row, row + 1)
-        own = {name: values if name in columns else values[one] for name, values in given.items()}
-        alone = families.run(emulator, replace(case, rows=1), own)
-        assert same_bits(alone, {name: values[one] for name, values in batch.items()}), (case, row)
+        assert_row_is_alike(emulator, case, row, given, batch)
 
 
 INF, NAN = np.inf, np.nan
@@ -88,8 +102,13 @@ class Judge:
     def __init__(self) -> None:
         self._tallies: dict[str, bounds.Tally] = {}
 
+    def run(self, emulator: Emulator, case: AnyCase, given: Arrays | None = None) -> None:
+        """Adds what a case computes, from its own inputs or from given ones."""
+        given = families.inputs(case) if given is None else given
+        self.add(case, given, families.run(emulator, case, given))
+
     def add(self, case: AnyCase, given: Arrays, outputs: Arrays) -> None:
-        if isinstance(case, (SpatialCase, SpatialNormCase)):
+        if isinstance(case, SpatialCase):
             return self.add(case.of_rows, case.as_rows(given), case.as_rows(outputs))
         if isinstance(case, StackCase):
             for i in range(case.count):
@@ -100,7 +119,7 @@ class Judge:
         if "lse" in outputs:  # its error is that of the number that was returned
             given = given | {"lse": outputs["lse"]}
         wanted = _WANTED[case.op](case, given)
-        dtypes = families.output_dtypes(case)
+        dtypes = case.output_dtypes()
         for name, stored in outputs.items():
             actual, bound = tensor(stored, dtypes[name]), wanted[name]
             actual = actual.reshape(bound.exact.shape)
@@ -116,6 +135,14 @@ class Judge:
                 tally.assert_typical()
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from None
+
+
+def assert_within_bounds(emulator: Emulator, cases: Iterable[AnyCase]) -> None:
+    """The cases on their own inputs."""
+    judge = Judge()
+    for case in cases:
+        judge.run(emulator, case)
+    judge.conclude()
 
 
 #: The exact value of each output, and its error bound, by name.
@@ -148,14 +175,6 @@ def _softmax_backward(case: Case, given: Arrays) -> Wanted:
     return {"grad_input": formula(output, grad, dtype).rounded_to(dtype)}
 
 
-def _factors(case: MaskedCase) -> np.ndarray:
-    """The factors of dropout."""
-    if not case.p:
-        return np.ones((case.rows, case.cols))
-    kept = philox.kept(case.rows, case.cols, SEED, case.threshold)
-    return np.where(kept, 0.0 if case.p == 1 else 1 / (1 - case.p), 0.0)
-
-
 def _scores(case: MaskedCase, given: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The scores, the errors of their terms and sums, and where nothing hides them."""
     dtype, shown = DTYPES[case.other], case.shown(given)
@@ -178,7 +197,7 @@ def _masked_softmax_forward(case: MaskedCase, given: Arrays) -> Wanted:
     blank = ~(shown & (scores != -np.inf)).any(-1, keepdims=True) & case.zero_masked_rows
     scores = np.where(blank, 0.0, np.where(shown, scores, case.mask_value))
     error = np.where(blank, 0.0, error)
-    factors = {"output": _factors(case), "probabilities": np.ones_like(scores)}
+    factors = {"output": case.factors(), "probabilities": np.ones_like(scores)}
     if not case.sinks:
         parts = bounds.Softmax.of(scores, dtype, error)
         return {
@@ -203,13 +222,14 @@ def _masked_softmax_backward(case: MaskedCase, given: Arrays) -> Wanted:
         bounds.exactly(tensor(given[name], case.other)) for name in ("grad_output", "probabilities")
     )
     dtype = DTYPES[case.dtype]
-    slope = bounds.softmax_gradient(probabilities, grad * _factors(case), dtype)
+    grad = grad * case.factors()
+    slope = bounds.softmax_gradient(probabilities, grad, dtype)
     scale = np.where(case.shown(given), case.scale, 0.0)
     wanted = {"grad_input": slope.scaled(scale, dtype).rounded_to(dtype)}
     if not case.sinks:
         return wanted
     sinks = bounds.exactly(tensor(given["sink_probabilities"], case.wide))
-    total = bounds.total_of_products(grad * _factors(case), probabilities, dtype)
+    total = bounds.total_of_products(grad, probabilities, dtype)
     wide = DTYPES[case.wide]
     return wanted | {"grad_sinks": total.scaled(-sinks, wide).rounded_to(wide)}
 

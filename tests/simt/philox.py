@@ -8,6 +8,8 @@ _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 #: kPhiloxRounds of args.h.
 ROUNDS = 7
+#: Of the cases that have dropout.
+SEED = 0x0123_4567_89AB_CDEF
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -35,3 +37,19 @@ def words(rows: int, cols: int, seed: int, first_row: int = 0, rounds: int = ROU
 def kept(rows: int, cols: int, seed: int, threshold: int, first_row: int = 0) -> np.ndarray:
     """Whether each element is kept."""
     return words(rows, cols, seed, first_row) >= threshold
+
+
+def threshold(p: float) -> int:
+    """The least word of an element that is kept, where others are dropped with probability p."""
+    return min(round(p * 2**32), 2**32 - 1)
+
+
+def scale(p: float) -> float:
+    return 0.0 if p == 1 else 1 / (1 - p)
+
+
+def factors(rows: int, cols: int, p: float) -> np.ndarray:
+    """What dropout with SEED multiplies with."""
+    if not p:
+        return np.ones((rows, cols))
+    return np.where(kept(rows, cols, SEED, threshold(p)), scale(p), 0.0)

@@ -14,7 +14,7 @@ from .cases.norm import KINDS, NormCase
 from .cases.rows import Case, encode
 from .emulator.library import Config, Emulator
 from .families import RowsCase
-from .judge import Judge, same_bits, tensor
+from .judge import Judge, assert_row_is_alike, assert_within_bounds, tensor
 
 ROWS_ONLY = (True, False, False)
 #: The longest row that a block holds, and those that clusters of so many blocks hold.
@@ -80,10 +80,7 @@ def executed_by(emulator: Emulator, case: RowsCase, config: Config) -> set[str]:
     """The kernels that ran under that configuration; the results must be within their bounds."""
     before = emulator.launch_count()
     emulator.configure(config)
-    given = families.inputs(case)
-    judge = Judge()
-    judge.add(case, given, families.run(emulator, case, given))
-    judge.conclude()
+    assert_within_bounds(emulator, [case])
     return {name.split("<")[0].rpartition("_")[2] for name in emulator.records(before)}
 
 
@@ -94,12 +91,8 @@ def has_narrow(case: RowsCase) -> bool:
 
 @of_every_size
 def test_errors_are_within_their_bounds(emulator, base, blocks):
-    judge = Judge()
-    for cols in (shortest(base, blocks), LIMITS[base][blocks]):
-        case = held(base, 2, cols)
-        given = families.inputs(case)
-        judge.add(case, given, families.run(emulator, case, given))
-    judge.conclude()
+    lengths = shortest(base, blocks), LIMITS[base][blocks]
+    assert_within_bounds(emulator, [held(base, 2, cols) for cols in lengths])
 
 
 @of_every_size
@@ -146,9 +139,7 @@ def test_no_schedule_no_grid_limit_and_no_other_row_changes_a_bit(
     case = replace(case, p=0.0) if isinstance(case, NormCase) else case
     given = families.inputs(case)
     first = in_any_order(case, given, Config(max_grid=2 * blocks))
-    last = {name: values[-1:] for name, values in given.items()}
-    alone = families.run(emulator, replace(case, rows=1), last)
-    assert same_bits(alone, {name: values[-1:] for name, values in first.items()})
+    assert_row_is_alike(emulator, case, 4, given, first)
 
 
 INF, NAN = np.inf, np.nan
@@ -179,14 +170,11 @@ def test_rows_far_from_zero_and_of_uneven_blocks_are_within_their_bounds(emulato
     for values in (1e4 + normal, normal * 1e-3 + np.arange(33_000)):
         case = held(NormCase("norm_forward", "float32", 1, 4, 4, kind=kind), 6, 33_000)
         given = families.inputs(case) | {"input": encode(values, "float32")}
-        judge.add(case, given, families.run(emulator, case, given))
+        judge.run(emulator, case, given)
     judge.conclude()
 
 
 @pytest.mark.parametrize("dtype, width, adds", [("float32", 4, True), ("bfloat16", 8, False)])
 def test_column_sums_of_rows_in_clusters_are_right(emulator, dtype, width, adds):
     case = NormCase("norm_backward", dtype, 20, 8192 + width, width, adds, clusters=True)
-    given = families.inputs(case)
-    judge = Judge()
-    judge.add(case, given, families.run(emulator, case, given))
-    judge.conclude()
+    assert_within_bounds(emulator, [case])

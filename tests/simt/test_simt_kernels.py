@@ -4,41 +4,51 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 import pytest
 
 from . import families, inventory
+from .cases import cross_entropy, spatial
+from .cases import masked as masked_cases
+from .cases import norm as norm_cases
 from .cases import rows as row_cases
+from .cases.cross_entropy import CrossEntropyCase
+from .cases.masked import MaskedCase
+from .cases.norm import NormCase
 from .cases.rows import Case
 from .cases.spatial import SpatialCase
-from .cases.spatial_norm import SpatialNormCase
+from .cases.statistics import StatisticsCase
 from .emulator import build
 from .emulator.library import DTYPES, Config, Emulator
-from .families import RowsCase
+from .families import AnyCase, RowsCase
 from .judge import (
-    Judge,
     assert_rows_are_independent,
     assert_special_rows_are_as_in_eager,
+    assert_within_bounds,
     same_bits,
     without_what_rows_share,
 )
 
 GROUPS = families.groups()
+OTHER_GROUPS = families.groups(SpatialCase, MaskedCase, StatisticsCase, CrossEntropyCase)
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_errors_are_within_their_bounds_at_every_length_that_changes_a_launch(
     emulator, group, request
 ):
-    judge = Judge()
     elements = 20_000 if request.config.getoption("exhaustive") else 1000
-    for base in GROUPS[group]:
-        for case in families.boundary_cases(emulator, base, elements):
-            given = families.inputs(case)
-            judge.add(case, given, families.run(emulator, case, given))
-    judge.conclude()
+    at_lengths = (families.boundary_cases(emulator, b, elements=elements) for b in GROUPS[group])
+    assert_within_bounds(emulator, chain.from_iterable(at_lengths))
+
+
+@pytest.mark.parametrize("group", OTHER_GROUPS)
+def test_errors_of_other_families_are_within_their_bounds(emulator, group):
+    """At each length that changes a launch, with every operand and option."""
+    at_lengths = (families.boundary_cases(emulator, base) for base in OTHER_GROUPS[group])
+    assert_within_bounds(emulator, chain.from_iterable(at_lengths))
 
 
 @pytest.mark.exhaustive
@@ -92,7 +102,7 @@ def launch_every_length(emulator: Emulator) -> None:
     others."""
     for base, last in families.bases():
         args = families.prepared_args(emulator, base)
-        is_spatial = isinstance(base, (SpatialCase, SpatialNormCase))
+        is_spatial = isinstance(base, SpatialCase)
         many, count = ("inner", 100_000) if is_spatial else ("rows", 1000)
         for value in (1, count):
             setattr(getattr(args, "each", args), many, value)
@@ -114,13 +124,38 @@ def test_no_row_is_launched_with_more_threads_than_its_kernel_is_compiled_for(em
     assert build.compile_errors("\n".join(lines)) == ""
 
 
-@pytest.mark.parametrize("op", row_cases.OPS)
-def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op):
-    case = Case(op, "bfloat16", "float32", rows=5, cols=264, width=8)
-    given = row_cases.inputs(case)
-    expected = row_cases.run(emulator, replace(case, width=1), given)
-    for name in row_cases.Prepared(emulator, case, given).arrays:
-        prepared = row_cases.Prepared(emulator, case, given, misaligned=name)
+#: Of vectors of eight elements: every kind of array is there.
+OF_VECTORS: list[AnyCase] = [
+    *(Case(op, "bfloat16", "float32", 5, 264, 8) for op in row_cases.OPS),
+    *(
+        NormCase(op, "bfloat16", 5, 264, 8, adds, parameters="float32", p=0.3)
+        for op, adds in product(norm_cases.OPS, (False, True))
+    ),
+    *(
+        MaskedCase(
+            *(op, "bfloat16", "float32", (2, 3), 264, 8),
+            **{"mask": "bool 111", "bias": bias, "zero_masked_rows": True},
+        )
+        for op, bias in zip(masked_cases.OPS, ("bfloat16 011", ""), strict=True)
+    ),
+    *(
+        SpatialCase(op, "bfloat16", other, 2, 20, 24, 8, wanted=(True, False, False))
+        for ops, other in ((spatial.SOFTMAXES, "float32"), (spatial.NORMS, "bfloat16"))
+        for op in ops
+    ),
+]
+#: Arrays whose vectors are single elements anyway.
+SINGLE = {*norm_cases.STATISTICS, "grad_weight", "grad_bias"}
+
+
+@pytest.mark.parametrize("case", OF_VECTORS, ids=lambda case: case.op)
+def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, case):
+    given = families.inputs(case)
+    expected = families.run(emulator, replace(case, width=1), given)
+    of_columns = norm_cases.PARAMETERS if isinstance(case, SpatialCase) else ()
+    arrays = families.prepare(emulator, case, given).arrays
+    for name in arrays.keys() - SINGLE - {*of_columns}:
+        prepared = families.prepare(emulator, case, given, misaligned=name)
         emulator.launch(prepared.args)
         assert same_bits(prepared.outputs(), expected), name
 
@@ -130,10 +165,9 @@ def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op):
 @pytest.mark.parametrize("cols", [1, 96, 2000, 9001])
 def test_a_launch_split_at_the_grids_limit_gives_the_same_bits(emulator, op, dtype, cols):
     case = Case(op, dtype, dtype, rows=1050 // cols + 9, cols=cols, width=1)
-    given = row_cases.inputs(case)
-    whole = row_cases.run(emulator, case, given)
+    whole = families.run(emulator, case)
     emulator.configure(Config(max_grid=4))
-    assert same_bits(row_cases.run(emulator, case, given), whole)
+    assert same_bits(families.run(emulator, case), whole)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -147,7 +181,7 @@ def test_one_row_of_gradients_may_stand_for_all(emulator, cols):
     case = Case("softmax_backward", "float32", "float32", rows=9, cols=cols, width=4)
     given = row_cases.inputs(case)
     given["grad_output"][:] = given["grad_output"][0]
-    expected = row_cases.run(emulator, case, given)
+    expected = families.run(emulator, case, given)
     given["grad_output"][1:] = np.nan
     prepared = row_cases.Prepared(emulator, case, given)
     prepared.args.grad_output.spacing.stride = 0
@@ -155,9 +189,21 @@ def test_one_row_of_gradients_may_stand_for_all(emulator, cols):
     assert same_bits(prepared.outputs(), expected)
 
 
-@pytest.mark.parametrize("op", row_cases.OPS)
-def test_no_rows_launch_nothing(emulator, op):
-    case = Case(op, "float32", "float32", rows=1, cols=96, width=4)
-    prepared = row_cases.Prepared(emulator, case, row_cases.inputs(case))
-    prepared.args.rows = 0
-    assert emulator.kernels_of(prepared.args) == set()
+#: Rows of every kind but backward norms, whose gradients of parameters are then zeros.
+OF_ROWS: list[AnyCase] = [
+    *(Case(op, "float32", "float32", 1, 96, 4) for op in row_cases.OPS),
+    NormCase("norm_forward", "float32", 1, 96, 4),
+    *(MaskedCase(op, "float32", "float32", (1,), 96, 4) for op in masked_cases.OPS),
+    *(CrossEntropyCase(op, "float32", 1, 20_000) for op in cross_entropy.OPS),
+    *(
+        SpatialCase(op, "float32", "float32", 1, 9, 8, 4, wanted=(True, False, False))
+        for op in spatial.OPS
+    ),
+]
+
+
+@pytest.mark.parametrize("case", OF_ROWS, ids=lambda case: case.op)
+def test_no_rows_launch_nothing(emulator, case):
+    args = families.prepared_args(emulator, case)
+    setattr(args, "outer" if isinstance(case, SpatialCase) else "rows", 0)
+    assert emulator.kernels_of(args) == set()

@@ -10,7 +10,7 @@ import pytest
 from .cases.masked import OPS, MaskedCase, Prepared, cluster_bases, inputs, varied
 from .emulator.library import Config, Emulator
 from .families import run
-from .judge import Judge, same_bits
+from .judge import assert_within_bounds, same_bits
 
 BASES = cluster_bases()
 of_every_kernel = pytest.mark.parametrize(
@@ -33,12 +33,9 @@ def launched(emulator: Emulator, case: MaskedCase) -> tuple[str, int]:
 
 @of_every_kernel
 def test_errors_are_within_their_bounds_with_every_operand_and_option(emulator, base):
-    judge = Judge()
-    for i, cols in enumerate((base.cols, limits(base)[4], limits(base)[4] + base.width)):
-        case = varied(replace(base, cols=cols, dims=(1, 1, 3)), i)
-        given = inputs(case)
-        judge.add(case, given, run(emulator, case, given))
-    judge.conclude()
+    lengths = base.cols, limits(base)[4], limits(base)[4] + base.width
+    cases = (replace(base, cols=cols, dims=(1, 1, 3)) for cols in lengths)
+    assert_within_bounds(emulator, [varied(case, i) for i, case in enumerate(cases)])
 
 
 @of_every_kernel
@@ -59,20 +56,13 @@ def test_the_smallest_cluster_holds_a_row_that_no_block_holds(emulator, base):
 @pytest.mark.parametrize("op", OPS)
 def test_blocks_whose_columns_causality_hides_hold_nothing(emulator, op, zeros, mask_value):
     """The rows see none, one, and the columns up to the second block."""
-    judge = Judge()
-    for diagonal in (-1, 4095, 8200):
-        case = MaskedCase(
-            *(op, "bfloat16", "bfloat16", (1, 1, 3), 17_000, 8),
-            mask="bool 0001",
-            diagonal=diagonal,
-            mask_value=mask_value,
-            zero_masked_rows=zeros,
-            clusters=True,
-        )
-        assert launched(emulator, case) == ("cluster", 4)
-        given = inputs(case)
-        judge.add(case, given, run(emulator, case, given))
-    judge.conclude()
+    options = {"mask_value": mask_value, "zero_masked_rows": zeros, "clusters": True}
+    case = MaskedCase(
+        *(op, "bfloat16", "bfloat16", (1, 1, 3), 17_000, 8), mask="bool 0001", **options
+    )
+    cases = [replace(case, diagonal=diagonal) for diagonal in (-1, 4095, 8200)]
+    assert {launched(emulator, case) for case in cases} == {("cluster", 4)}
+    assert_within_bounds(emulator, cases)
 
 
 @of_every_kernel
@@ -85,8 +75,5 @@ def test_no_schedule_no_grid_limit_and_no_other_row_changes_a_bit(in_any_order, 
 def test_rows_whose_clusters_are_refused_are_right_without_them(emulator, base):
     case = varied(replace(base, dims=(1, 1, 2)), 1)
     emulator.configure(Config(cluster_limit=1))
-    given = inputs(case)
-    judge = Judge()
-    judge.add(case, given, run(emulator, case, given))
-    judge.conclude()
+    assert_within_bounds(emulator, [case])
     assert same_bits(run(emulator, case), run(emulator, replace(case, clusters=False)))

@@ -17,7 +17,7 @@ from .cases.norm import KINDS, NormCase
 from .cases.rows import Case, encode
 from .emulator.library import DTYPES, EmulatorError
 from .families import RowsCase
-from .judge import Judge, same_bits, tensor
+from .judge import Judge, assert_row_is_alike, assert_within_bounds, tensor
 
 #: Columns of a segment, in rows of up to 64 segments.
 SEGMENT = 4096
@@ -58,11 +58,7 @@ LENGTHS = [
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cols, width", LENGTHS)
 def test_errors_are_within_their_bounds_where_segments_begin(emulator, dtype, cols, width):
-    judge = Judge()
-    for case in long_cases(cols, 2 if cols < DOUBLES else 1, width, dtype):
-        given = families.inputs(case)
-        judge.add(case, given, families.run(emulator, case, given))
-    judge.conclude()
+    assert_within_bounds(emulator, long_cases(cols, 2 if cols < DOUBLES else 1, width, dtype))
 
 
 def test_segments_double_with_the_row_and_are_never_more_than_1024(emulator):
@@ -79,11 +75,7 @@ def test_no_schedule_and_no_other_row_changes_a_bit(emulator, in_any_order, dtyp
     for case in long_cases(cols, 3, width, dtype):
         case = replace(case, p=0.0) if isinstance(case, NormCase) else case
         given = families.inputs(case)
-        first = in_any_order(case, given)
-        of_rows = {name for name, values in given.items() if len(values) == case.rows}
-        last = {name: given[name][-1:] if name in of_rows else given[name] for name in given}
-        alone = families.run(emulator, replace(case, rows=1), last)
-        assert same_bits(alone, {name: values[-1:] for name, values in first.items()}), case
+        assert_row_is_alike(emulator, case, 2, given, in_any_order(case, given))
 
 
 def test_a_row_of_more_segments_than_a_block_has_threads_is_right(emulator):
@@ -157,7 +149,7 @@ def test_segments_of_different_means_are_within_their_bounds(emulator, dtype, ro
         case = NormCase("norm_forward", dtype, 12, cols, width, kind=kind)
         uneven = UNEVEN_ROWS[rows](random.standard_normal((12, cols)))
         given = families.inputs(case) | {"input": encode(uneven, dtype)}
-        judge.add(case, given, families.run(emulator, case, given))
+        judge.run(emulator, case, given)
     judge.conclude()
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..emulator.library import DTYPES, DeviceArray, Emulator
+from ..emulator.library import DTYPES, Args, Emulator
 from ..emulator.structs import ColumnSums
-from .rows import Arrays, encode
+from .prepared import Arrays, Form, InDeviceMemory
+from .rows import encode
 
 #: A block has 2048 columns.
 LENGTHS = (1, 300, 2048, 2049, 5000)
@@ -37,6 +38,16 @@ class ColumnSumsCase:
         """Whether sums between calls are in halves."""
         return DTYPES[self.dtype].itemsize == 2
 
+    def output_dtypes(self) -> dict[str, str]:
+        has_lower = self.has_halves and not self.is_last
+        return {"sums": self.dtype} | ({"lower": "bfloat16"} if has_lower else {})
+
+    def form(self, name: str) -> Form:
+        if name == "input":
+            return Form((self.rows, self.cols), self.dtype, padded=self.padded)
+        # Any array of 16 bits will do for the lower halves.
+        return Form((1, self.cols), "bfloat16" if name == "lower" else self.dtype)
+
 
 def kept(case: ColumnSumsCase, sums: np.ndarray) -> Arrays:
     """Sums as they are between calls."""
@@ -62,30 +73,12 @@ def inputs(case: ColumnSumsCase) -> Arrays:
     return {"input": encode(x, case.dtype), **kept(case, sums)}
 
 
-def output_dtypes(case: ColumnSumsCase) -> dict[str, str]:
-    return {"sums": case.dtype}
-
-
-class Prepared:
-    """A case in device memory."""
-
-    def __init__(self, emulator: Emulator, case: ColumnSumsCase, given: Arrays) -> None:
-        size, shape = DTYPES[case.dtype].itemsize, (case.rows, case.cols)
-        self.arrays: dict[str, DeviceArray] = {
-            "input": emulator.array(shape, case.dtype, size, case.padded),
-            "sums": emulator.array((1, case.cols), case.dtype, size),
-            # Any array of 16 bits will do.
-            "lower": emulator.array((1, case.cols if case.has_halves else 0), "bfloat16", size),
-        }
-        for name, values in given.items():
-            self.arrays[name].values[:] = values
-        sums, lower = (self.arrays[name].address for name in ("sums", "lower"))
-        flags = case.is_first, case.is_last
-        self.args = ColumnSums(self.arrays["input"].rows, sums, lower, *shape, *flags)
-
-    def outputs(self) -> Arrays:
-        names = ["sums"] if self.args.is_last else ["sums", "lower"]
-        return {name: self.arrays[name].read() for name in names}
+class Prepared(InDeviceMemory):
+    def _args(self) -> Args:
+        case = self._case
+        return ColumnSums(
+            rows=case.rows, cols=case.cols, is_first=case.is_first, is_last=case.is_last
+        )
 
 
 def bases() -> list[ColumnSumsCase]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..emulator.library import DTYPES, Args, DeviceArray, Emulator
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, DeviceArray, Emulator
 from ..emulator.structs import CrossEntropyBackward, CrossEntropyForward, Logits, Targets
-from .rows import Arrays, decode, encode
+from .prepared import Arrays, Form, InDeviceMemory
+from .rows import decode, encode
 
 FORWARD, BACKWARD = "cross_entropy_forward", "cross_entropy_backward"
 OPS = [FORWARD, BACKWARD]
@@ -45,6 +46,19 @@ class CrossEntropyCase:
     def wide(self) -> str:
         """The dtype of statistics."""
         return "float64" if self.dtype == "float64" else "float32"
+
+    def output_dtypes(self) -> dict[str, str]:
+        if self.op == FORWARD:
+            return dict.fromkeys(("losses", "lse", "lse_error"), self.wide)
+        return {"grad_input": self.dtype}
+
+    def form(self, name: str) -> Form:
+        if name in ("input", "grad_input"):
+            width = VECTOR_BYTES // DTYPES[self.dtype].itemsize if self.aligned else 1
+            return Form((self.rows, self.cols), self.dtype, width, self.padded)
+        if name == "target":
+            return Form((self.rows, 1), "int32" if self.int32 else "int64")
+        return Form((self.rows, 1), self.wide)
 
 
 def logits_of(case: CrossEntropyCase, stored: np.ndarray) -> np.ndarray:
@@ -123,59 +137,23 @@ def inputs(case: CrossEntropyCase) -> Arrays:
     }
 
 
-def output_dtypes(case: CrossEntropyCase) -> dict[str, str]:
-    if case.op == FORWARD:
-        return dict.fromkeys(("losses", "lse", "lse_error"), case.wide)
-    return {"grad_input": case.dtype}
-
-
-class Prepared:
-    """A case in device memory: launch ``args``, then read the outputs."""
-
-    def __init__(self, emulator: Emulator, case: CrossEntropyCase, given: Arrays) -> None:
-        self._emulator, self._case, self.arrays = emulator, case, {}
-        outputs = output_dtypes(case)
-        for name in (*given, *outputs):
-            if name == "grad_input" and case.in_place:
-                self.arrays[name] = self.arrays["input"]
-                continue
-            self.arrays[name] = self._array(name, outputs)
-            if name in given:
-                self.arrays[name].values[:] = given[name]
-        self._outputs = outputs
-        self.args = self._args()
-        self._workspace = emulator.workspace(self.args)
-
-    def _array(self, name: str, outputs: dict[str, str]) -> DeviceArray:
-        case = self._case
-        if name in ("input", "grad_input"):
-            alignment = 16 if case.aligned else DTYPES[case.dtype].itemsize
-            shape = (case.rows, case.cols)
-            return self._emulator.array(shape, case.dtype, alignment, case.padded)
-        dtype = outputs.get(name, case.wide)
-        if name == "target":
-            dtype = "int32" if case.int32 else "int64"
-        return self._emulator.array((case.rows, 1), dtype, 8)
+class Prepared(InDeviceMemory):
+    def _array(self, name: str) -> DeviceArray:
+        if name == "grad_input" and self._case.in_place:
+            return self.arrays["input"]
+        return super()._array(name)
 
     def _args(self) -> Args:
         case, arrays = self._case, self.arrays
-        logits = Logits(arrays["input"].rows, case.scale, case.softcap)
-        targets = Targets(arrays["target"].address, not case.int32, case.has_ignored, IGNORED)
-        common = {"rows": case.rows, "cols": case.cols, "label_smoothing": case.label_smoothing}
-        statistics = {
-            name: arrays[name].address
-            for name in ("losses", "lse", "lse_error", "grad_losses", "grad_lse")
-            if name in arrays
-        }
-        if case.op == FORWARD:
-            return CrossEntropyForward(
-                logits, targets, **statistics, **common, reads_ignored=case.reads_ignored
-            )
-        grad_input = arrays["grad_input"].rows
-        return CrossEntropyBackward(logits, targets, **statistics, grad_input=grad_input, **common)
-
-    def outputs(self) -> Arrays:
-        return {name: self.arrays[name].read() for name in self._outputs}
+        options = {"reads_ignored": case.reads_ignored} if case.op == FORWARD else {}
+        return (CrossEntropyForward if case.op == FORWARD else CrossEntropyBackward)(
+            Logits(arrays["input"].rows, case.scale, case.softcap),
+            Targets(arrays["target"].address, not case.int32, case.has_ignored, IGNORED),
+            rows=case.rows,
+            cols=case.cols,
+            label_smoothing=case.label_smoothing,
+            **options,
+        )
 
 
 def bases() -> list[CrossEntropyCase]:
@@ -188,7 +166,7 @@ def bases() -> list[CrossEntropyCase]:
     ]
 
 
-def length_cases(base: CrossEntropyCase) -> Iterator[CrossEntropyCase]:
+def boundary_cases(emulator: Emulator, base: CrossEntropyCase) -> Iterator[CrossEntropyCase]:
     """Rows of each length, with other options each time."""
     for i, cols in enumerate(LENGTHS):
         yield replace(

@@ -11,22 +11,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..emulator.library import DTYPES, VECTOR_BYTES, Args, DeviceArray, Emulator
+from .. import philox
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, Emulator
 from ..emulator.structs import (
     Causal,
-    Dropout,
     MaskedSoftmaxBackward,
     MaskedSoftmaxForward,
-    Operand,
     RowDims,
-    Rows,
     Scores,
 )
 from . import rows as row_cases
-from .rows import PAIRS, Arrays, encode
+from .prepared import Arrays, Form, InDeviceMemory
+from .rows import PAIRS, encode
 
 OPS = ["masked_softmax_forward", "masked_softmax_backward"]
-SEED = 0x0123_4567_89AB_CDEF
 #: The last length that dry launches look at; the kernels that keep a row end at 32768 at most.
 MAX_LENGTH = 33_000
 #: Two tiles of the looped kernels in float64, which has no other kernels. One vector more needs a
@@ -38,6 +36,11 @@ TERMS = ["none", "causal", "bool", "numbers", "any", "capped"]
 GENERAL = ("any", "capped")
 #: Short rows of single elements have one kernel for the terms before these, or several of them.
 PLAIN = "plain"
+
+#: Arrays with one value for each row, adjacent.
+STATISTICS = ("sink_probabilities", "grad_sinks")
+#: Arrays that are no rows of the launch.
+OPERANDS = ("mask", "bias", "start", "end", "sinks")
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,36 @@ class MaskedCase:
         return self.op == "masked_softmax_forward"
 
     @property
-    def threshold(self) -> int:
-        return min(round(self.p * 2**32), 2**32 - 1)
+    def drops(self) -> bool:
+        return self.p > 0
+
+    @property
+    def operands(self) -> dict[str, str]:
+        """Those of the launch by name. Backward, the probabilities of sinks stand for them."""
+        names = OPERANDS if self.is_forward else OPERANDS[:-1]
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+    def factors(self) -> np.ndarray:
+        """What dropout multiplies with."""
+        return philox.factors(self.rows, self.cols, self.p)
+
+    def output_dtypes(self) -> dict[str, str]:
+        if not self.is_forward:
+            of_sinks = {"grad_sinks": self.wide} if self.sinks else {}
+            return {"grad_input": self.dtype} | of_sinks
+        names = ["output", "probabilities"] if self.wants_probabilities else ["output"]
+        of_sinks = {"sink_probabilities": self.wide} if self.sinks else {}
+        return dict.fromkeys(names, self.other) | of_sinks
+
+    def form(self, name: str) -> Form:
+        if name in OPERANDS:
+            *of_rows, cols = self.operand_shape(self.operands[name])
+            dtype = self.wide if name == "sinks" else self.operands[name].split()[0]
+            return Form((math.prod(of_rows), cols), dtype, min(self.width, cols), self.padded)
+        if name in STATISTICS:
+            return Form((self.rows, 1), self.wide)
+        dtype = self.dtype if name in ("input", "grad_input") else self.other
+        return Form((self.rows, self.cols), dtype, self.width, self.padded)
 
     def operand_shape(self, operand: str) -> tuple[int, ...]:
         kept = operand.split()[1]
@@ -121,25 +152,8 @@ def inputs(case: MaskedCase) -> Arrays:
     shape = (case.rows, case.cols)
     random = np.random.default_rng(zlib.crc32(repr((case.op, shape, case.mask)).encode()))
     normal = random.standard_normal
-    given = {}
-    for name, operand in (("mask", case.mask), ("bias", case.bias)):
-        if operand.startswith("bool"):
-            given[name] = (random.random(case.operand_shape(operand)) < 0.7).astype(np.uint8)
-        elif operand:
-            values = normal(case.operand_shape(operand))
-            if name == "mask":  # column 0 stays visible in every row
-                values[..., 1:][values[..., 1:] < -1] = -np.inf
-            given[name] = encode(values, operand.split()[0])
-    for name, operand, low, high in (
-        ("start", case.start, -3, case.cols // 2 + 2),
-        ("end", case.end, case.cols // 3, case.cols + 3),
-    ):
-        if operand:
-            bounds = random.integers(low, high, case.operand_shape(operand))
-            given[name] = bounds.astype(operand.split()[0])
+    given = {name: _operand(case, name, random) for name in case.operands}
     if case.is_forward:
-        if case.sinks:
-            given["sinks"] = encode(normal(case.operand_shape(case.sinks)) * 3, case.wide)
         return given | {"input": encode(normal(shape) * 3, case.dtype)}
     shown = case.shown(given)
     power = np.where(shown, np.exp(normal(shape) * 2), 0)
@@ -154,67 +168,26 @@ def inputs(case: MaskedCase) -> Arrays:
     }
 
 
-#: Arrays with one value for each row, adjacent.
-STATISTICS = ("sink_probabilities", "grad_sinks")
-#: Arrays that are no rows of the launch.
-OPERANDS = ("mask", "bias", "start", "end", "sinks")
+def _operand(case: MaskedCase, name: str, random: np.random.Generator) -> np.ndarray:
+    dtype, shape = case.operands[name].split()[0], case.operand_shape(case.operands[name])
+    if dtype == "bool":
+        return (random.random(shape) < 0.7).astype(np.uint8)
+    if name in ("start", "end"):
+        low, high = (-3, case.cols // 2 + 2) if name == "start" else (case.cols // 3, case.cols + 3)
+        return random.integers(low, high, shape).astype(dtype)
+    values = random.standard_normal(shape)
+    if name == "sinks":
+        return encode(values * 3, case.wide)
+    if name == "mask":  # column 0 stays visible in every row
+        values[..., 1:][values[..., 1:] < -1] = -np.inf
+    return encode(values, dtype)
 
 
-def output_dtypes(case: MaskedCase) -> dict[str, str]:
-    if not case.is_forward:
-        return {"grad_input": case.dtype} | ({"grad_sinks": case.wide} if case.sinks else {})
-    names = ["output", "probabilities"] if case.wants_probabilities else ["output"]
-    of_sinks = {"sink_probabilities": case.wide} if case.sinks else {}
-    return dict.fromkeys(names, case.other) | of_sinks
-
-
-class Prepared:
-    """A case in device memory: launch ``args``, then read the outputs."""
-
-    def __init__(
-        self, emulator: Emulator, case: MaskedCase, given: Arrays, misaligned: str = ""
-    ) -> None:
-        self._emulator, self._case, self._misaligned = emulator, case, misaligned
-        emulator.use_clusters(case.clusters)
-        self.arrays: dict[str, DeviceArray] = {}
-        for name, values in given.items():
-            rows = values.reshape(-1, values.shape[-1])
-            self.arrays[name] = self._array(name, rows.shape)
-            self.arrays[name].values[:] = rows
-        self.seed = emulator.array((1, 1), "int64", 8)
-        self.seed.values[:] = SEED
-        shape = (case.rows, case.cols)
-        self._outputs = {
-            name: self._array(name, (case.rows, 1) if name in STATISTICS else shape)
-            for name in output_dtypes(case)
-        }
-        self.arrays |= self._outputs
-        self.args = self._args()
-
-    def _array(self, name: str, shape: tuple[int, int]) -> DeviceArray:
-        case = self._case
-        operands = {"mask": case.mask, "bias": case.bias, "start": case.start, "end": case.end}
-        if name in operands:
-            dtype = operands[name].split()[0]
-        elif name in ("sinks", *STATISTICS):
-            dtype = case.wide
-        else:
-            dtype = case.dtype if name in ("input", "grad_input") else case.other
-        width = 1 if name == self._misaligned else case.width
-        item = 1 if dtype == "bool" else np.dtype(DTYPES.get(dtype, dtype)).itemsize
-        alignment = min(VECTOR_BYTES, (width if shape[1] > 1 else 1) * item)
-        padded = case.padded and name not in STATISTICS
-        return self._emulator.array(shape, dtype, alignment, padded)
-
+class Prepared(InDeviceMemory):
     def _scores(self) -> Scores:
         case = self._case
-        operands = {
-            name: self.arrays[name].operand(case.operand_shape(text)) if text else Operand()
-            for name, text in (("bias", case.bias), ("mask", case.mask))
-        }
-        return Scores(
+        scores = Scores(
             RowDims(len(case.dims), tuple(case.dims)),
-            **operands,
             causal=Causal(
                 *(case.diagonal is not None, case.dims[-1], case.diagonal or 0),
                 *(case.lower is not None, case.lower or 0),
@@ -222,43 +195,22 @@ class Prepared:
             scale=case.scale,
             mask_value=case.mask_value,
             softcap=case.softcap,
-            **{
-                name: self.arrays[name].bound(case.operand_shape(text))
-                for name, text in (("start", case.start), ("end", case.end))
-                if text
-            },
-            **(
-                {"sinks": self.arrays["sinks"].row_values(case.operand_shape(case.sinks))}
-                if "sinks" in self.arrays
-                else {}
-            ),
         )
+        for name, operand in case.operands.items():
+            kind, shape = dict(Scores._fields_)[name], case.operand_shape(operand)
+            setattr(scores, name, self.arrays[name].operand(kind, shape))
+        return scores
 
     def _args(self) -> Args:
         case = self._case
-        rows = {name: a.rows for name, a in self.arrays.items() if name not in OPERANDS}
-        of_sinks = {name: self.arrays[name].address for name in STATISTICS if name in self.arrays}
-        scale = 0.0 if case.p == 1 else 1 / (1 - case.p)
-        given = {
-            "scores": self._scores(),
-            "dropout": Dropout(self.seed.address if case.p else None, case.threshold, scale),
-            "rows": case.rows,
-            "cols": case.cols,
-        }
-        if case.is_forward:
-            return MaskedSoftmaxForward(
-                rows["input"],
-                rows["output"],
-                rows.get("probabilities", Rows()),
-                **given,
-                zero_masked_rows=case.zero_masked_rows,
-                **of_sinks,
-            )
-        gradients = rows["grad_output"], rows["probabilities"], rows["grad_input"]
-        return MaskedSoftmaxBackward(*gradients, **given, **of_sinks)
-
-    def outputs(self) -> Arrays:
-        return {name: array.read() for name, array in self._outputs.items()}
+        options = {"zero_masked_rows": case.zero_masked_rows} if case.is_forward else {}
+        return (MaskedSoftmaxForward if case.is_forward else MaskedSoftmaxBackward)(
+            scores=self._scores(),
+            dropout=self._dropout(),
+            rows=case.rows,
+            cols=case.cols,
+            **options,
+        )
 
 
 def bases() -> list[MaskedCase]:
@@ -380,5 +332,4 @@ def cluster_cases(emulator: Emulator) -> list[MaskedCase]:
 def racing_candidates(emulator: Emulator) -> list[MaskedCase]:
     """In the order of those of rows.py."""
     candidates = [case for base in bases() for case in boundary_cases(emulator, base)]
-    candidates = [replace(case, dims=(1, 1, 3)) for case in candidates]
-    return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))
+    return row_cases.several_warps_first([replace(case, dims=(1, 1, 3)) for case in candidates])

@@ -12,15 +12,17 @@ import numpy as np
 from norm_kinds import KINDS as DEFINITIONS
 
 from .. import philox
-from ..emulator.library import DTYPES, VECTOR_BYTES, Args, DeviceArray, Emulator
-from ..emulator.structs import Columns, Dropout, NormBackward, NormForward, Rows
+from ..emulator.library import DTYPES, Args, Emulator
+from ..emulator.structs import Dropout, NormBackward, NormForward
 from . import rows as row_cases
+from .prepared import Form, InDeviceMemory
 from .rows import FEW_COLS, Arrays, decode, encode
 
 OPS = ["norm_forward", "norm_backward"]
 KINDS = list(DEFINITIONS)
-SEED = 0x0123_4567_89AB_CDEF
 EPS = 1e-5
+#: Arrays with one value for each row, and with one for each column.
+STATISTICS, PARAMETERS = ("mean", "rstd"), ("weight", "bias", "grad_weight", "grad_bias")
 #: The last length that dry launches look at; the kernels that keep a row end at 32768.
 MAX_LENGTH = 33_000
 
@@ -74,16 +76,31 @@ class NormCase:
     def drops(self) -> bool:
         return self.adds and self.p > 0
 
-    @property
-    def threshold(self) -> int:
-        return min(round(self.p * 2**32), 2**32 - 1)
-
     def factors(self) -> np.ndarray:
         """What dropout multiplies with."""
-        if not self.drops:
-            return np.ones((self.rows, self.cols))
-        kept = philox.kept(self.rows, self.cols, SEED, self.threshold)
-        return np.where(kept, 0.0 if self.p == 1 else 1 / (1 - self.p), 0.0)
+        return philox.factors(self.rows, self.cols, self.p * self.drops)
+
+    def output_dtypes(self) -> dict[str, str]:
+        """The dtype of each array that the case computes, by its name."""
+        if self.is_forward:
+            names = ["output", *(["sum"] if self.adds and self.with_sum else [])]
+            saved = STATISTICS if self.has_mean else ["rstd"]
+            return dict.fromkeys(names, self.dtype) | dict.fromkeys(saved, self.statistics)
+        gradients = ("grad_input", "grad_weight", "grad_bias")
+        names = [name for name, wanted in zip(gradients, self.wanted, strict=True) if wanted]
+        dtypes = {name: self.parameter_dtype for name in names} | {"grad_input": self.dtype}
+        branch = ["grad_branch"] if self.drops or self.branch else []
+        return {name: dtypes[name] for name in names} | dict.fromkeys(branch, self.branch_dtype)
+
+    def form(self, name: str) -> Form:
+        """What an array of the case is like."""
+        if name in STATISTICS:
+            return Form((self.rows, 1), self.statistics, self.width)
+        if name in PARAMETERS:
+            return Form((1, self.cols), self.parameter_dtype, self.width)
+        is_branch = name == ("input" if self.is_forward else "grad_branch")
+        dtype = self.branch_dtype if is_branch else self.dtype
+        return Form((self.rows, self.cols), dtype, self.width, self.padded)
 
 
 def inputs(case: NormCase) -> Arrays:
@@ -122,86 +139,23 @@ def exact_statistics(case: NormCase, x: np.ndarray) -> tuple[np.ndarray, np.ndar
     return mean, 1 / DEFINITIONS[case.kind].scale(squares, case.cols, case.eps)
 
 
-def output_dtypes(case: NormCase) -> dict[str, str]:
-    """The dtype of each array that the case computes, by its name."""
-    if case.is_forward:
-        names = ["output", *(["sum"] if case.adds and case.with_sum else [])]
-        saved = ["mean", "rstd"] if case.has_mean else ["rstd"]
-        return dict.fromkeys(names, case.dtype) | dict.fromkeys(saved, case.statistics)
-    gradients = ("grad_input", "grad_weight", "grad_bias")
-    names = [name for name, wanted in zip(gradients, case.wanted, strict=True) if wanted]
-    dtypes = {name: case.parameter_dtype for name in names} | {"grad_input": case.dtype}
-    branch = ["grad_branch"] if case.drops or case.branch else []
-    return {name: dtypes[name] for name in names} | dict.fromkeys(branch, case.branch_dtype)
-
-
-def args_of(case: NormCase, arrays: dict[str, DeviceArray], seed: int | None = None) -> Args:
-    """The arguments of a launch on arrays that have the arguments' names."""
-    scale = 0.0 if case.p == 1 else 1 / (1 - case.p)
-    args = (NormForward if case.is_forward else NormBackward)(
+def args_of(case: NormCase, dropout: Dropout) -> Args:
+    """The arguments of a launch but for its arrays."""
+    options = {"rounds_normalized": case.rounds_normalized} if case.is_forward else {}
+    return (NormForward if case.is_forward else NormBackward)(
         kind=KINDS.index(case.kind),
-        dropout=Dropout(seed, case.threshold, scale),
+        dropout=dropout,
         rows=case.rows,
         cols=case.cols,
         eps=case.eps,
         weight_offset=case.weight_offset,
+        **options,
     )
-    for name, array in arrays.items():
-        kind = dict(args._fields_)[name]
-        value = {Rows: array.rows, Columns: array.columns}.get(kind, array.address)
-        setattr(args, name, value)
-    if case.is_forward:
-        args.rounds_normalized = case.rounds_normalized
-    return args
 
 
-class Prepared:
-    """A case in device memory: launch ``args``, then read the outputs."""
-
-    def __init__(
-        self, emulator: Emulator, case: NormCase, given: Arrays, misaligned: str | None = None
-    ) -> None:
-        self._emulator, self._case, self._misaligned = emulator, case, misaligned
-        emulator.use_clusters(case.clusters)
-        inputs = {name: self._array(name, values.shape) for name, values in given.items()}
-        for name, array in inputs.items():
-            array.values[:] = given[name]
-        self.seed = emulator.array((1, 1), "int64", 8)
-        self.seed.values[:] = SEED
-        self._outputs = {name: self._array(name, self._shape(name)) for name in output_dtypes(case)}
-        self.arrays = inputs | self._outputs
-        seed = self.seed.address if case.drops else None
-        self.args = args_of(case, self.arrays, seed)
-        self._workspace = emulator.workspace(self.args)
-
-    def _shape(self, name: str) -> tuple[int, int]:
-        if name in ("mean", "rstd"):
-            return (self._case.rows, 1)
-        return (1 if name in ("grad_weight", "grad_bias") else self._case.rows, self._case.cols)
-
-    def _array(self, name: str, shape: tuple[int, int]) -> DeviceArray:
-        case, dtype, padded = self._case, self._case.dtype, False
-        if name in ("mean", "rstd"):
-            dtype = case.statistics
-        elif name in ("weight", "bias", "grad_weight", "grad_bias"):
-            dtype = case.parameter_dtype
-        else:
-            padded = case.padded
-            is_branch = name == ("input" if case.is_forward else "grad_branch")
-            dtype = case.branch_dtype if is_branch else dtype
-        width = 1 if name == self._misaligned else case.width
-        alignment = min(VECTOR_BYTES, width * DTYPES[dtype].itemsize)
-        return self._emulator.array(shape, dtype, alignment, padded)
-
-    def outputs(self) -> Arrays:
-        return {name: array.read() for name, array in self._outputs.items()}
-
-
-def run(emulator: Emulator, case: NormCase, given: Arrays | None = None) -> Arrays:
-    """The outputs of a case, on its own inputs or on given ones."""
-    prepared = Prepared(emulator, case, inputs(case) if given is None else given)
-    emulator.launch(prepared.args)
-    return prepared.outputs()
+class Prepared(InDeviceMemory):
+    def _args(self) -> Args:
+        return args_of(self._case, self._dropout())
 
 
 def bases() -> list[NormCase]:
@@ -214,10 +168,6 @@ def bases() -> list[NormCase]:
         for adds in (False, True)
         for width in row_cases.widths(dtype)
     ]
-
-
-def group_of(base: NormCase) -> str:
-    return f"{base.op}-{base.dtype}" + ("-adds" if base.adds else "")
 
 
 def varied(case: NormCase, i: int) -> NormCase:
@@ -243,11 +193,9 @@ def varied(case: NormCase, i: int) -> NormCase:
 
 
 def boundary_lengths(emulator: Emulator, base: NormCase) -> list[int]:
-    """The shortest row, and both sides of every change of kernel or of launch shape."""
     one_launch = replace(base, wanted=(True, False, False))
     args = Prepared(emulator, one_launch, inputs(one_launch)).args
-    ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
-    return sorted({base.width, *ends, *(end + base.width for end in ends)})
+    return row_cases.boundary_lengths(emulator, args, base.width, MAX_LENGTH)
 
 
 def boundary_cases(emulator: Emulator, base: NormCase, elements: int = 1000) -> Iterator[NormCase]:
@@ -264,10 +212,6 @@ def boundary_cases(emulator: Emulator, base: NormCase, elements: int = 1000) -> 
         columns = cols <= FEW_COLS or cols in few
         case = replace(base, cols=cols, rows=min(max(5, elements // cols), 1000))
         yield varied(replace(case, wanted=(True, columns, columns)), i)
-
-
-def all_boundary_cases(emulator: Emulator) -> list[NormCase]:
-    return [case for base in bases() for case in boundary_cases(emulator, base)]
 
 
 def cluster_cases(emulator: Emulator) -> Iterator[NormCase]:
@@ -291,9 +235,9 @@ def is_in_clusters(emulator: Emulator, case: NormCase) -> bool:
 
 def racing_candidates(emulator: Emulator) -> list[NormCase]:
     """As those of rows.py. Of kernels that keep rows the short ones sum columns."""
-    candidates = [replace(case, rows=3) for case in all_boundary_cases(emulator)]
+    candidates = [case for base in bases() for case in boundary_cases(emulator, base)]
     candidates = [
         case if case.adds or case.cols <= FEW_COLS else replace(case, wanted=(True, False, False))
         for case in candidates
     ]
-    return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))
+    return row_cases.several_warps_first([replace(case, rows=3) for case in candidates])

@@ -7,11 +7,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ..emulator.library import DTYPES, VECTOR_BYTES, Args, DeviceArray, Emulator
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, Emulator
 from ..emulator.structs import SoftmaxBackward, SoftmaxForward
+from .prepared import Arrays, Form, InDeviceMemory
 
 OPS = ["softmax_forward", "softmax_backward"]
 
@@ -43,8 +45,18 @@ class Case:
     log: bool = False
     clusters: bool = False  # whether the device has them
 
+    @property
+    def is_forward(self) -> bool:
+        return self.op == "softmax_forward"
 
-Arrays = dict[str, np.ndarray]
+    def form(self, name: str) -> Form:
+        """What an array of the case is like."""
+        dtype = self.other if "output" in name else self.dtype
+        return Form((self.rows, self.cols), dtype, self.width, self.padded)
+
+    def output_dtypes(self) -> dict[str, str]:
+        """The dtype of each array that the case computes, by its name."""
+        return {"output": self.other} if self.is_forward else {"grad_input": self.dtype}
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -66,7 +78,7 @@ def inputs(case: Case) -> Arrays:
     shape = (case.rows, case.cols)
     random = np.random.default_rng(zlib.crc32(repr((case.op, shape)).encode()))
     normal = random.standard_normal
-    if case.op == "softmax_forward":
+    if case.is_forward:
         return {"input": encode(normal(shape) * 3, case.dtype)}
     power = np.exp(normal(shape) * 2)
     output = power / power.sum(-1, keepdims=True)
@@ -76,52 +88,15 @@ def inputs(case: Case) -> Arrays:
     }
 
 
-def output_dtypes(case: Case) -> dict[str, str]:
-    """The dtype of each array that the case computes, by its name."""
-    if case.op == "softmax_forward":
-        return {"output": case.other}
-    return {"grad_input": case.dtype}
+def args_of(case: Case) -> Args:
+    """The arguments of a launch but for its arrays."""
+    args = SoftmaxForward if case.is_forward else SoftmaxBackward
+    return args(rows=case.rows, cols=case.cols, log=case.log)
 
 
-class Prepared:
-    """A case in device memory: launch ``args``, then read the outputs."""
-
-    def __init__(
-        self, emulator: Emulator, case: Case, given: Arrays, misaligned: str | None = None
-    ) -> None:
-        self._emulator, self._case, self._misaligned = emulator, case, misaligned
-        emulator.use_clusters(case.clusters)
-        self._inputs = {name: self._array(name, values.shape) for name, values in given.items()}
-        for name, array in self._inputs.items():
-            array.values[:] = given[name]
-        shape = (case.rows, case.cols)
-        self._outputs = {name: self._array(name, shape) for name in output_dtypes(case)}
-        self.arrays = self._inputs | self._outputs
-        self.args = self._args()
-        self._workspace = emulator.workspace(self.args)
-
-    def _array(self, name: str, shape: tuple[int, int]) -> DeviceArray:
-        dtype = self._case.other if "output" in name else self._case.dtype
-        width = 1 if name == self._misaligned else self._case.width
-        alignment = min(VECTOR_BYTES, width * DTYPES[dtype].itemsize)
-        return self._emulator.array(shape, dtype, alignment, self._case.padded)
-
+class Prepared(InDeviceMemory):
     def _args(self) -> Args:
-        case, rows = self._case, {name: array.rows for name, array in self.arrays.items()}
-        size = {"rows": case.rows, "cols": case.cols}
-        if case.op == "softmax_forward":
-            return SoftmaxForward(rows["input"], rows["output"], log=case.log, **size)
-        return SoftmaxBackward(**rows, log=case.log, **size)
-
-    def outputs(self) -> Arrays:
-        return {name: array.read() for name, array in self._outputs.items()}
-
-
-def run(emulator: Emulator, case: Case, given: Arrays | None = None) -> Arrays:
-    """The outputs of a case, on its own inputs or on given ones."""
-    prepared = Prepared(emulator, case, inputs(case) if given is None else given)
-    emulator.launch(prepared.args)
-    return prepared.outputs()
+        return args_of(self._case)
 
 
 def widths(dtype: str) -> list[int]:
@@ -140,28 +115,24 @@ def bases() -> list[Case]:
     ]
 
 
-def group_of(base: Case) -> str:
-    return f"{base.op}-{base.dtype}-{base.other}"
-
-
-def boundary_lengths(emulator: Emulator, base: Case) -> list[int]:
+def boundary_lengths(emulator: Emulator, args: Args, width: int, last: int) -> list[int]:
     """The shortest row, and both sides of every change of kernel or of launch shape."""
+    ends = emulator.ends_of_launch_shapes(args, width, last)
+    return sorted({width, *ends, *(end + width for end in ends)})
+
+
+def _lengths(emulator: Emulator, base: Case) -> list[int]:
     args = Prepared(emulator, base, inputs(base)).args
-    ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
-    return sorted({base.width, *ends, *(end + base.width for end in ends)})
+    return boundary_lengths(emulator, args, base.width, MAX_LENGTH)
 
 
 def boundary_cases(emulator: Emulator, base: Case, elements: int = 1000) -> Iterator[Case]:
     """At each of these lengths as many rows as have that many elements together, at least five and
     at most 1000. Every second case is padded."""
-    for i, cols in enumerate(boundary_lengths(emulator, base)):
+    for i, cols in enumerate(_lengths(emulator, base)):
         case = replace(base, cols=cols, rows=min(max(5, elements // cols), 1000))
         yield replace(case, padded=i % 2 == 1, log=False)
         yield replace(case, padded=i % 2 == 0, log=True)
-
-
-def all_boundary_cases(emulator: Emulator) -> list[Case]:
-    return [case for base in bases() for case in boundary_cases(emulator, base)]
 
 
 def cluster_cases(emulator: Emulator) -> Iterator[Case]:
@@ -171,7 +142,7 @@ def cluster_cases(emulator: Emulator) -> Iterator[Case]:
             continue
         held = replace(base, rows=3, clusters=True)
         if base.width == widths(base.dtype)[0]:
-            yield replace(held, cols=boundary_lengths(emulator, replace(held, rows=1))[-1])
+            yield replace(held, cols=_lengths(emulator, replace(held, rows=1))[-1])
         elif base.width == 1:
             yield replace(held, cols=NARROW_CLUSTER_COLS)
 
@@ -179,5 +150,9 @@ def cluster_cases(emulator: Emulator) -> Iterator[Case]:
 def racing_candidates(emulator: Emulator) -> list[Case]:
     """Cases of few rows. Those that several warps share come first, because they meet at a barrier:
     rows of more than 512 elements, in all kernels that can have several warps."""
-    candidates = [replace(case, rows=3) for case in all_boundary_cases(emulator)]
-    return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))
+    candidates = [case for base in bases() for case in boundary_cases(emulator, base)]
+    return several_warps_first([replace(case, rows=3) for case in candidates])
+
+
+def several_warps_first(cases: list[Any]) -> list[Any]:
+    return sorted(cases, key=lambda case: (case.cols <= 512, case.cols))

@@ -1,5 +1,5 @@
-"""What a spatial softmax is run on: as in rows.py. Needs numpy only, so that it runs under
-sanitizers.
+"""What a softmax and the norms over a dimension that is not the last are run on: as in rows.py and
+norm.py. Needs numpy only, so that it runs under sanitizers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..emulator.library import DTYPES, VECTOR_BYTES, DeviceArray, Emulator
-from ..emulator.structs import SpatialSoftmaxBackward, SpatialSoftmaxForward
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, Emulator
+from ..emulator.structs import (
+    SpatialNormBackward,
+    SpatialNormForward,
+    SpatialSoftmaxBackward,
+    SpatialSoftmaxForward,
+)
+from . import norm as norm_cases
 from . import rows as row_cases
-from .rows import PAIRS, Arrays
+from .norm import EPS, KINDS, PARAMETERS, STATISTICS
+from .prepared import Arrays, Form, InDeviceMemory
+from .rows import PAIRS
 
-OPS = ["spatial_softmax_forward", "spatial_softmax_backward"]
+SOFTMAXES = ["spatial_softmax_forward", "spatial_softmax_backward"]
+NORMS = ["spatial_norm_forward", "spatial_norm_backward"]
+OPS = [*SOFTMAXES, *NORMS]
+_ARGS = dict(
+    zip(
+        OPS,
+        [SpatialSoftmaxForward, SpatialSoftmaxBackward, SpatialNormForward, SpatialNormBackward],
+        strict=True,
+    )
+)
 #: The last dim_size that dry launches look at; the last change of shape is at 3072.
 MAX_LENGTH = 3200
 #: A longer dim_size has few inner columns in boundary_cases().
@@ -26,20 +43,47 @@ MANY_COLUMNS = 400
 class SpatialCase:
     op: str
     dtype: str  # of input and its gradient
-    other: str  # of output and its gradient
+    other: str  # of a softmax's output and its gradient; of a norm's weight and bias
     outer: int
     dim_size: int
     inner: int
     width: int  # elements of the vectors that all pointers and strides are aligned for
     padded: bool = False
     log: bool = False
+    kind: str = "layer"
+    weight: bool = True
+    bias: bool = True
+    wanted: tuple[bool, bool, bool] = (True, True, True)  # gradients of input, weight and bias
 
     @property
-    def of_rows(self) -> row_cases.Case:
-        """The softmax of the same values as rows."""
-        op = self.op.removeprefix("spatial_")
-        rows = self.outer * self.inner
-        return row_cases.Case(op, self.dtype, self.other, rows, self.dim_size, 1, log=self.log)
+    def is_norm(self) -> bool:
+        return self.op in NORMS
+
+    @property
+    def of_rows(self) -> row_cases.Case | norm_cases.NormCase:
+        """The softmax or the norm of the same values as rows."""
+        op, rows = self.op.removeprefix("spatial_"), self.outer * self.inner
+        if not self.is_norm:
+            return row_cases.Case(op, self.dtype, self.other, rows, self.dim_size, 1, log=self.log)
+        return norm_cases.NormCase(
+            *(op, self.dtype, rows, self.dim_size, 1),
+            parameters=self.other,
+            kind=self.kind,
+            weight=self.weight,
+            bias=self.bias,
+            wanted=self.wanted,
+        )
+
+    def output_dtypes(self) -> dict[str, str]:
+        return self.of_rows.output_dtypes()
+
+    def form(self, name: str) -> Form:
+        if name in PARAMETERS:
+            return Form((1, self.dim_size), self.other)
+        if name in STATISTICS:
+            return Form((self.outer * self.inner, 1), self.of_rows.statistics)
+        dtype = self.other if "output" in name and not self.is_norm else self.dtype
+        return Form((self.outer * self.dim_size, self.inner), dtype, self.width, self.padded)
 
     def as_rows(self, arrays: Arrays) -> Arrays:
         """The arrays with dim_size last: a row for each outer and inner index."""
@@ -52,73 +96,69 @@ class SpatialCase:
 
 def _swapped(arrays: Arrays, shape: tuple[int, int, int]) -> Arrays:
     """Arrays of that shape with the last two dimensions exchanged, and the first two made one."""
-    swapped = {name: values.reshape(shape).swapaxes(1, 2) for name, values in arrays.items()}
+
+    def swapped(values: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(values.reshape(shape).swapaxes(1, 2)).reshape(-1, shape[1])
+
+    as_they_are = (*PARAMETERS, *STATISTICS)
     return {
-        name: np.ascontiguousarray(values).reshape(-1, shape[1]) for name, values in swapped.items()
+        name: values if name in as_they_are else swapped(values) for name, values in arrays.items()
     }
 
 
 def inputs(case: SpatialCase) -> Arrays:
     """The inputs of a case, the same each time."""
-    return case.as_slices(row_cases.inputs(case.of_rows))
+    module = norm_cases if case.is_norm else row_cases
+    return case.as_slices(module.inputs(case.of_rows))
 
 
-def output_dtypes(case: SpatialCase) -> dict[str, str]:
-    return row_cases.output_dtypes(case.of_rows)
-
-
-class Prepared:
-    """A case in device memory: launch ``args``, then read the outputs."""
-
-    def __init__(
-        self, emulator: Emulator, case: SpatialCase, given: Arrays, misaligned: str = ""
-    ) -> None:
-        self._emulator, self._case, self._misaligned = emulator, case, misaligned
-        dtypes = {name: case.dtype if name == "input" else case.other for name in given}
-        self.arrays = {name: self._array(name, dtype) for name, dtype in dtypes.items()}
-        for name, values in given.items():
-            self.arrays[name].values[:] = values
-        self._outputs = {name: self._array(name, of) for name, of in output_dtypes(case).items()}
-        self.arrays |= self._outputs
-        slices = {name: array.slices(case.dim_size) for name, array in self.arrays.items()}
-        forward = case.op == "spatial_softmax_forward"
-        args = SpatialSoftmaxForward if forward else SpatialSoftmaxBackward
-        sizes = {"outer": case.outer, "dim_size": case.dim_size, "inner": case.inner}
-        self.args = args(**slices, **sizes, log=case.log)
-
-    def _array(self, name: str, dtype: str) -> DeviceArray:
+class Prepared(InDeviceMemory):
+    def _args(self) -> Args:
         case = self._case
-        width = 1 if name == self._misaligned else case.width
-        alignment = min(VECTOR_BYTES, width * DTYPES[dtype].itemsize)
-        shape = (case.outer * case.dim_size, case.inner)
-        return self._emulator.array(shape, dtype, alignment, case.padded)
-
-    def outputs(self) -> Arrays:
-        return {name: array.read() for name, array in self._outputs.items()}
+        args = _ARGS[case.op](outer=case.outer, dim_size=case.dim_size, inner=case.inner)
+        if not case.is_norm:
+            args.log = case.log
+            return args
+        args.kind = KINDS.index(case.kind)
+        if case.op == NORMS[0]:
+            args.eps = EPS
+        return args
 
 
 def bases() -> list[SpatialCase]:
     """A case for each op, pair of dtypes and width of vectors (16 bytes, one element)."""
+    same = [(dtype, dtype) for dtype in DTYPES]
     return [
         SpatialCase(op, dtype, other, outer=1, dim_size=1, inner=3 * width, width=width)
         for op in OPS
-        for dtype, other in PAIRS
+        for dtype, other in (same if op in NORMS else PAIRS)
         for width in (VECTOR_BYTES // DTYPES[dtype].itemsize, 1)
     ]
 
 
 def boundary_cases(emulator: Emulator, base: SpatialCase) -> Iterator[SpatialCase]:
     """A dim_size of one, both sides of every change of the launch shape, and one beyond the last of
-    them; inner columns that end within a segment, in one segment or in three where they are few
-    elements. Logarithm, padding and outer are varied along the way."""
-    args = Prepared(emulator, base, inputs(base)).args
+    them; inner columns that end within a segment, in one segment or, of a short dim_size, in many.
+    Options vary along the way."""
+    one_launch = replace(base, wanted=(True, False, False))
+    args = Prepared(emulator, one_launch, inputs(base)).args
     ends = emulator.ends_of_launch_shapes(args, 1, MAX_LENGTH)
+    is_short = base.is_norm and DTYPES[base.dtype].itemsize == 2
     first = zlib.crc32(repr(base).encode())
     for i, dim_size in enumerate([1, *ends, *(end + 1 for end in ends), MAX_LENGTH + 3], first):
         is_one_segment = i % 3 > 0 or dim_size > MANY_COLUMNS
-        inner = base.width * (3 if is_one_segment else 17 + 300 // dim_size)
-        case = replace(base, dim_size=dim_size, inner=inner, outer=1 + i % 2, padded=i % 4 > 1)
-        yield replace(case, log=i % 5 < 2)
+        yield replace(
+            base,
+            dim_size=dim_size,
+            inner=base.width * (3 if is_one_segment else 17 + 300 // dim_size),
+            outer=1 + i % 2,
+            padded=i % 4 > 1,
+            log=i % 5 < 2,
+            kind=KINDS[i % 2],
+            other="float32" if is_short and i % 5 in (1, 4) else base.other,
+            weight=i % 7 != 3,
+            bias=i % 5 != 3,
+        )
 
 
 def racing_candidates(emulator: Emulator) -> list[SpatialCase]:

@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..emulator.library import DTYPES, VECTOR_BYTES, Args, DeviceArray, Emulator
-from ..emulator.structs import NormStack, NormStackBackward, SoftmaxStack
+from ..emulator.library import Args, Emulator
+from ..emulator.structs import Dropout, NormStack, NormStackBackward, SoftmaxStack
 from . import norm as norm_cases
 from . import rows as row_cases
-from .norm import NormCase
-from .rows import Arrays, Case
+from .norm import PARAMETERS, NormCase
+from .prepared import Arrays, Form, InDeviceMemory, with_arrays
+from .rows import Case
 
 #: The last length that dry launches look at: the kernels that keep a row end at 32768.
 MAX_LENGTH = 33_000
 _MODULES = {Case: row_cases, NormCase: norm_cases}
 #: Arrays that each tensor has of its own; all others are slots of one array.
 OWN = ("input", "weight", "bias")
-_PARAMETERS = ("weight", "bias", "grad_weight", "grad_bias")
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,25 @@ class StackCase:
     def cols(self) -> int:
         return self.of.cols
 
+    @property
+    def clusters(self) -> bool:
+        return self.of.clusters
+
+    def output_dtypes(self) -> dict[str, str]:
+        return self.of.output_dtypes()
+
+    def form(self, name: str) -> Form:
+        """What an array is like: "input 0" and so on are those that tensors have of their own."""
+        name, _, number = name.partition(" ")
+        of = self.of.form(name)
+        if number:
+            return of._replace(padded=name == "input" and int(number) % 2 == 1)
+        rows, cols = of.shape
+        return of._replace(shape=(self.count * rows, cols))
+
     def rows_of(self, name: str) -> int:
         """The rows of this array that belong to one tensor."""
-        return 1 if name in _PARAMETERS else self.of.rows
+        return 1 if name in PARAMETERS else self.of.rows
 
     def slot(self, i: int, arrays: Arrays) -> Arrays:
         """The arrays of tensor i, from those of all."""
@@ -51,87 +67,38 @@ def inputs(case: StackCase) -> Arrays:
     """The inputs of all tensors, one below the other. Each tensor's parameters are those of the one
     before, rotated by a column."""
     given = _MODULES[type(case.of)].inputs(replace(case.of, rows=case.count * case.of.rows))
-    for name in given.keys() & set(_PARAMETERS):
+    for name in given.keys() & set(PARAMETERS):
         turned = [np.roll(given[name], i, axis=1) for i in range(case.count)]
         given[name] = np.concatenate(turned)
     return given
 
 
-def output_dtypes(case: StackCase) -> dict[str, str]:
-    return _MODULES[type(case.of)].output_dtypes(case.of)
-
-
-class Prepared:
-    """A case in device memory: launch ``args``, then read the outputs."""
-
+class Prepared(InDeviceMemory):
     def __init__(
         self, emulator: Emulator, case: StackCase, given: Arrays, misaligned: int | None = None
     ) -> None:
-        self._emulator, self._case, self._misaligned = emulator, case, misaligned
-        emulator.use_clusters(case.of.clusters)
-        self._own = {name: self._tensors(name, given[name]) for name in OWN if name in given}
-        shared = {name: values.shape for name, values in given.items() if name not in OWN}
-        self._outputs = {
-            name: self._array(name, (case.count * case.rows_of(name), self._cols(name)))
-            for name in output_dtypes(case)
-        }
-        self._shared = {name: self._array(name, shape) for name, shape in shared.items()}
-        for name, array in self._shared.items():
-            array.values[:] = given[name]
-        self.args = self._args()
-        self._workspace = emulator.workspace(self.args)
-
-    def _cols(self, name: str) -> int:
-        return 1 if name in ("mean", "rstd") else self._case.cols
-
-    def _dtype(self, name: str) -> str:
-        of = self._case.of
-        if isinstance(of, Case):
-            return of.other if name == "output" else of.dtype
-        if name in ("mean", "rstd"):
-            return of.statistics
-        return of.parameter_dtype if name in _PARAMETERS else of.dtype
-
-    def _array(
-        self, name: str, shape: tuple[int, int], padded: bool = False, width: int | None = None
-    ) -> DeviceArray:
-        dtype = self._dtype(name)
-        width = self._case.of.width if width is None else width
-        alignment = min(VECTOR_BYTES, width * DTYPES[dtype].itemsize)
-        return self._emulator.array(shape, dtype, alignment, padded)
-
-    def _tensors(self, name: str, values: np.ndarray) -> list[DeviceArray]:
-        rows, arrays = self._case.rows_of(name), []
-        for i in range(self._case.count):
-            width = 1 if name == "input" and i == self._misaligned else None
-            padded = name == "input" and i % 2 == 1
-            arrays.append(self._array(name, (rows, self._case.cols), padded, width))
-            arrays[-1].values[:] = values[i * rows :][:rows]
-        return arrays
+        shared = {name: values for name, values in given.items() if name not in OWN}
+        for i in range(case.count):
+            tensor = case.slot(i, given)
+            shared |= {f"{name} {i}": tensor[name] for name in OWN if name in tensor}
+        super().__init__(emulator, case, shared, f"input {misaligned}")
 
     def _args(self) -> Args:
         case, of = self._case, self._case.of
-        slot = of.rows * of.cols
-        arrays = self._shared | self._outputs
         if isinstance(of, Case):
-            args = SoftmaxStack(slot=slot, count=case.count)
-            args.each.output = arrays["output"].rows
-            args.each.rows, args.each.cols, args.each.log = of.rows, of.cols, of.log
+            args = SoftmaxStack(row_cases.args_of(of))
         else:
             kind = NormStack if of.is_forward else NormStackBackward
-            args = kind(norm_cases.args_of(of, arrays), slot=slot, count=case.count)
-            if "weight" in self._own:
-                args.each.weight = self._own["weight"][0].columns
-            if of.is_forward and "bias" in self._own:
-                args.each.bias = self._own["bias"][0].columns
-        args.each.input.dtype = self._own["input"][0].rows.dtype
+            args = kind(norm_cases.args_of(of, Dropout(None, 0, 1.0)))
+        first = {name: self.arrays[f"{name} 0"] for name in OWN if f"{name} 0" in self.arrays}
+        with_arrays(args.each, self.arrays | first)
+        args.each.input.data = None
+        args.slot, args.count = of.rows * of.cols, case.count
         for name, field in (("input", "inputs"), ("weight", "weights"), ("bias", "biases")):
-            for i, array in enumerate(self._own.get(name, ())):
+            for i in range(case.count if name in first else 0):
+                array = self.arrays[f"{name} {i}"]
                 getattr(args, field)[i] = array.rows if name == "input" else array.address
         return args
-
-    def outputs(self) -> Arrays:
-        return {name: array.read() for name, array in self._outputs.items()}
 
 
 def bases() -> list[StackCase]:
@@ -156,4 +123,4 @@ def racing_candidates(emulator: Emulator) -> list[StackCase]:
     """As those of rows.py, but two tensors each."""
     candidates = [case for base in bases() for case in boundary_cases(emulator, base)]
     candidates = [replace(case, of=replace(case.of, rows=3), count=2) for case in candidates]
-    return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))
+    return row_cases.several_warps_first(candidates)

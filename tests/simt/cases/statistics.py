@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..emulator.library import DTYPES, VECTOR_BYTES, Args, Emulator
+from ..emulator.library import DTYPES, Args, Emulator
 from ..emulator.structs import SoftmaxApply, SoftmaxStatistics
 from . import rows as row_cases
-from .rows import Arrays, Case, decode
+from .prepared import Arrays, Form, InDeviceMemory
+from .rows import Case, decode
 
 #: Up to here the number of segments changes, and their length.
 MAX_LENGTH = 10_000
@@ -26,9 +27,25 @@ class StatisticsCase:
     of: Case  # the softmax forward
 
     @property
+    def dtype(self) -> str:
+        return self.of.dtype
+
+    @property
     def wide(self) -> str:
         """The dtype of the statistics."""
         return "float64" if self.of.dtype == "float64" else "float32"
+
+    def output_dtypes(self) -> dict[str, str]:
+        if self.op == STATISTICS:
+            return {"max": self.wide, "sum": self.wide}
+        return {"output": self.of.other}
+
+    def form(self, name: str) -> Form:
+        of = self.of
+        if name in ("max", "sum"):
+            return Form((of.rows, 1), self.wide)
+        dtype = of.dtype if name == "input" else of.other
+        return Form((of.rows, of.cols), dtype, of.width, of.padded)
 
 
 def inputs(case: StatisticsCase) -> Arrays:
@@ -43,53 +60,20 @@ def exact_statistics(case: StatisticsCase, given: Arrays) -> Arrays:
     return {"max": max.astype(DTYPES[case.wide]), "sum": sum.astype(DTYPES[case.wide])}
 
 
-def output_dtypes(case: StatisticsCase) -> dict[str, str]:
-    if case.op == STATISTICS:
-        return {"max": case.wide, "sum": case.wide}
-    return {"output": case.of.other}
-
-
-class Prepared:
-    """A case in device memory: launch ``args``, then read the outputs."""
-
-    def __init__(self, emulator: Emulator, case: StatisticsCase, given: Arrays) -> None:
-        of, outputs = case.of, output_dtypes(case)
-        dtypes = {"input": of.dtype, "max": case.wide, "sum": case.wide} | outputs
-        self._arrays = {}
-        for name in (*given, *outputs):
-            is_row = name in ("input", "output")
-            alignment = (of.width if is_row else 1) * DTYPES[dtypes[name]].itemsize
-            shape = (of.rows, of.cols if is_row else 1)
-            padded = of.padded and is_row
-            alignment = min(VECTOR_BYTES, alignment)
-            self._arrays[name] = emulator.array(shape, dtypes[name], alignment, padded)
-            if name in given:
-                self._arrays[name].values[:] = given[name]
-        self._outputs = outputs
-        self.args = self._args(case)
-        self._workspace = emulator.workspace(self.args)
-
-    def _args(self, case: StatisticsCase) -> Args:
-        arrays, sizes = self._arrays, {"rows": case.of.rows, "cols": case.of.cols}
-        statistics = {name: arrays[name].address for name in ("max", "sum")}
-        if case.op == STATISTICS:
-            return SoftmaxStatistics(arrays["input"].rows, **statistics, **sizes)
-        return SoftmaxApply(arrays["input"].rows, arrays["output"].rows, **statistics, **sizes)
-
-    def outputs(self) -> Arrays:
-        return {name: self._arrays[name].read() for name in self._outputs}
+class Prepared(InDeviceMemory):
+    def _args(self) -> Args:
+        args = SoftmaxStatistics if self._case.op == STATISTICS else SoftmaxApply
+        return args(rows=self._case.of.rows, cols=self._case.of.cols)
 
 
 def bases() -> list[StatisticsCase]:
     plain = [base for base in row_cases.bases() if base.op == "softmax_forward"]
-    applied = [StatisticsCase(APPLY, base) for base in plain]
-    return [
-        *(StatisticsCase(STATISTICS, base) for base in plain if base.other == base.dtype),
-        *applied,
-    ]
+    same = [base for base in plain if base.other == base.dtype]
+    cases = [StatisticsCase(STATISTICS, base) for base in same]
+    return cases + [StatisticsCase(APPLY, base) for base in plain]
 
 
-def length_cases(base: StatisticsCase) -> Iterator[StatisticsCase]:
+def boundary_cases(emulator: Emulator, base: StatisticsCase) -> Iterator[StatisticsCase]:
     """Rows of one segment and of several."""
     for i, cols in enumerate(LENGTHS):
         whole = -(-cols // base.of.width) * base.of.width
@@ -97,4 +81,4 @@ def length_cases(base: StatisticsCase) -> Iterator[StatisticsCase]:
 
 
 def racing_candidates(emulator: Emulator) -> list[StatisticsCase]:
-    return [case for base in bases() for case in length_cases(base)]
+    return [case for base in bases() for case in boundary_cases(emulator, base)]

@@ -48,7 +48,7 @@ DTYPES = {
 _CODES = {name: code for code, name in enumerate(DTYPES)}
 
 #: All that arrays may hold.
-_STORED = DTYPES | {
+STORED = DTYPES | {
     "bool": np.dtype(np.uint8),
     "bytes": np.dtype(np.uint8),
     "int32": np.dtype(np.int32),
@@ -128,14 +128,14 @@ class DeviceArray:
     ) -> None:
         rows, cols = shape
         self.dtype, self._library = dtype, emulator.library
-        item = _STORED[dtype].itemsize
+        item = STORED[dtype].itemsize
         self.stride = _stride(cols, item, alignment) if padded else cols
         count = (rows - 1) * self.stride + cols
         # `alignment` bytes behind a multiple of 256, so that the address is aligned no further.
         self.address = self._library.simt_allocate(count * item, alignment)
         memory = (c_ubyte * (count * item)).from_address(self.address)
         np.frombuffer(memory, np.uint8)[:] = 0xFF
-        self._flat = np.frombuffer(memory, _STORED[dtype])
+        self._flat = np.frombuffer(memory, STORED[dtype])
         self.values = np.lib.stride_tricks.as_strided(self._flat, shape, (self.stride * item, item))
 
     def __del__(self) -> None:
@@ -149,26 +149,19 @@ class DeviceArray:
         """The array as slices: `dim_size` of its rows for each outer index."""
         return Slices(self.address, self.stride * dim_size, self.stride, _CODES[self.dtype])
 
-    def operand(self, shape: tuple[int, ...]) -> Operand:
-        """An operand of that shape. The last dimension is this array's rows; a 1 repeats it."""
-        is_bool = self.dtype == "bool"
-        code = 0 if is_bool else _CODES[self.dtype]
-        return Operand(self.address, self._strides(shape), shape[-1] > 1, is_bool, code)
-
-    def bound(self, shape: tuple[int, ...]) -> RowBound:
-        """An operand of that shape, whose last dimension is 1, of integers."""
-        return RowBound(self.address, self._strides(shape), self.dtype == "int64")
-
-    def row_values(self, shape: tuple[int, ...]) -> RowValues:
-        """An operand of that shape, whose last dimension is 1, of floats."""
-        return RowValues(self.address, self._strides(shape))
-
-    def _strides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def operand(self, kind: type[Structure], shape: tuple[int, ...]) -> Structure:
+        """An operand of that kind and shape. The last dimension is this array's rows, or 1; a 1
+        repeats a value."""
         strides, step = [], self.stride
         for size in reversed(shape[:-1]):
             strides.insert(0, step if size > 1 else 0)
             step *= size
-        return tuple(strides)
+        place = self.address, tuple(strides)
+        if kind is RowValues:
+            return RowValues(*place)
+        if kind is RowBound:
+            return RowBound(*place, self.dtype == "int64")
+        return Operand(*place, shape[-1] > 1, self.dtype == "bool", _CODES.get(self.dtype, 0))
 
     @property
     def columns(self) -> Columns:
