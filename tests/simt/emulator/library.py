@@ -79,7 +79,7 @@ class Config(structs.Config):
         **others: int,
     ) -> None:
         defaults = {
-            "late_copies": True,
+            "late_stores": True,
             "cluster_limit": 16,
             "max_grid": 2**31 - 1,
             "max_shared_bytes": 227 << 10,

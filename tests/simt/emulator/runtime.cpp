@@ -114,12 +114,8 @@ void yield() {
 void run_thread() {
   acquire(&start_token);
   (*grid.body)();
-  check_copies_awaited();
   if (running->cluster_arrived) {
     fail(running->site, "a thread exits without having waited at the cluster barrier");
-  }
-  if (running->owner->mapped) {
-    fail(running->site, "a thread exits while other blocks of the cluster may use its memory");
   }
   if (--running->owner->live_threads == 0) check_nothing_comes();
   running->state = State::kExited;
@@ -214,9 +210,9 @@ void run_live_blocks() {
   release(&start_token);
   while (grid.live_threads > 0 && !grid.failed) {
     const bool early =
-        !config.late_copies || (config.threads == Order::kRandom && random_order() % 8 == 0);
+        !config.late_stores || (config.threads == Order::kRandom && random_order() % 8 == 0);
     if (early || ready.empty()) {
-      if (!complete_one_transfer() && ready.empty()) report_deadlock();
+      if (!complete_one_store() && ready.empty()) report_deadlock();
       if (ready.empty()) continue;
     }
     self = running = ready.pop(random_order);
@@ -284,30 +280,6 @@ void check_site(unsigned before, Site& first, const char* name, const Site& site
   }
 }
 
-// Waits for the other threads of the block, and returns how many predicates were true.
-int wait_at(Barrier& barrier, Block& block, bool predicate, const char* name, const Site& site) {
-  check_site(barrier.arrived, barrier.site, name, site);
-  void* const token = &barrier.tokens[barrier.phase];
-  release(token);
-  barrier.votes += predicate;
-  if (++barrier.arrived < block.threads.size()) {
-    wait(name, &barrier, site);
-  } else {
-    running->result = barrier.votes;
-    for (Thread* thread : block.threads) {
-      if (thread->state != State::kWaiting || thread->waits_at != &barrier) continue;
-      thread->result = barrier.votes;
-      wake(thread);
-    }
-    barrier.arrived = barrier.votes = 0;
-    barrier.phase ^= 1;
-    running->site = site;
-    yield();
-  }
-  acquire(token);
-  return static_cast<int>(running->result);
-}
-
 // The collective that lanes of this mask gather at, or a free one.
 Collective& join(Warp& warp, WarpOp op, uint32_t mask, const Site& site) {
   Collective* free = nullptr;
@@ -333,15 +305,10 @@ Collective& join(Warp& warp, WarpOp op, uint32_t mask, const Site& site) {
 }
 
 void complete(Warp& warp, Collective& collective) {
-  uint32_t ballot = 0;
-  for (unsigned i = 0; i < kLanes; ++i) {
-    if (collective.mask >> i & 1) ballot |= static_cast<uint32_t>(warp.lanes[i]->value & 1) << i;
-  }
   for (unsigned i = 0; i < kLanes; ++i) {
     if (!(collective.mask >> i & 1)) continue;
     Thread* const lane = warp.lanes[i];
-    const bool shuffle = collective.op == WarpOp::kShuffle;
-    lane->result = shuffle ? warp.lanes[lane->source]->value : ballot;
+    if (collective.op == WarpOp::kShuffle) lane->result = warp.lanes[lane->source]->value;
     if (lane != running) wake(lane);
   }
   collective.arrived = 0;
@@ -373,6 +340,12 @@ bool same(const Site& a, const Site& b) {
 void wake(Thread* thread) {
   thread->state = State::kReady;
   ready.push(thread);
+}
+
+void wake_all(const std::vector<Thread*>& threads, const void* at) {
+  for (Thread* thread : threads) {
+    if (thread->state == State::kWaiting && thread->waits_at == at) wake(thread);
+  }
 }
 
 void wait(const char* what, const void* at, const Site& site) {
@@ -446,7 +419,7 @@ int launch(const Launch& launch, const std::function<void()>& thread) {
   if (launch.dynamic_shared > 0) layout.find_or_add(nullptr, launch.dynamic_shared, Site());
   run_grid();
   acquire(&end_token);
-  reset_copies();
+  reset_stores();
   if (!grid.failed) return kSuccess;
   // The other threads are suspended in the middle of a kernel, and stay so.
   for (auto& suspended : thread_pool) suspended.release();
@@ -455,17 +428,29 @@ int launch(const Launch& launch, const std::function<void()>& thread) {
   return kLaunchFailure;
 }
 
-int block_barrier(bool predicate, const char* name, Site site) {
-  Block& block = *running->owner;
-  return wait_at(block.barrier, block, predicate, name, site);
+void block_barrier(Site site) {
+  const auto& threads = running->owner->threads;
+  Barrier& barrier = running->owner->barrier;
+  check_site(barrier.arrived, barrier.site, "__syncthreads", site);
+  void* const token = &barrier.tokens[barrier.phase];
+  release(token);
+  if (++barrier.arrived < threads.size()) {
+    wait("__syncthreads", &barrier, site);
+  } else {
+    wake_all(threads, &barrier);
+    barrier.arrived = 0;
+    barrier.phase ^= 1;
+    running->site = site;
+    yield();
+  }
+  acquire(token);
 }
 
-void cluster_arrive(bool relaxed, Site site) {
+void cluster_arrive(Site site) {
   Cluster& cluster = *running->owner->cluster;
   ClusterBarrier& barrier = cluster.barrier;
   if (running->cluster_arrived) fail(site, "a second arrival at a cluster barrier without a wait");
   check_site(barrier.arrived, barrier.arrive_site, "arrival at the cluster barrier", site);
-  if (!relaxed) release(&barrier.tokens[barrier.phase]);
   running->cluster_arrived = true;
   running->cluster_phase = barrier.phase;
   running->site = site;
@@ -473,12 +458,7 @@ void cluster_arrive(bool relaxed, Site site) {
     barrier.arrived = 0;
     barrier.phase ^= 1;
     barrier.waited[barrier.phase] = 0;
-    for (Block* block : cluster.blocks) {
-      block->mapped = false;  // mapped addresses are used before this barrier, or mapped again
-      for (Thread* thread : block->threads) {
-        if (thread->state == State::kWaiting && thread->waits_at == &barrier) wake(thread);
-      }
-    }
+    for (const Block* block : cluster.blocks) wake_all(block->threads, &barrier);
   }
   yield();
 }
@@ -492,7 +472,6 @@ void cluster_wait(Site site) {
   if (phase == barrier.phase) wait("cluster barrier", &barrier, site);
   running->cluster_arrived = false;
   running->cluster_met = true;
-  acquire(&barrier.tokens[phase]);
 }
 
 uint64_t warp_collective(WarpOp op, uint32_t mask, uint64_t value, unsigned source, Site site) {
@@ -530,13 +509,6 @@ void* shared_array(const void* identity, size_t bytes, size_t alignment, Site si
 
 void* dynamic_shared() {
   return grid.launch->dynamic_shared > 0 ? array_in(*running->owner, 0) : nullptr;
-}
-
-void* map_shared(void* address, unsigned rank, Site site) {
-  void* const mapped = address_in_block(address, rank, site);
-  Block* const other = running->owner->cluster->blocks[rank];
-  if (other != running->owner) other->mapped = true;
-  return mapped;
 }
 
 void* address_in_block(void* address, unsigned rank, const Site& site) {

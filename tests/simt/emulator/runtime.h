@@ -20,12 +20,6 @@ struct Warp;
 
 enum class State : uint8_t { kReady, kWaiting, kExited };
 
-struct Copy {
-  void* to;
-  const void* source;
-  size_t bytes, valid;
-};
-
 struct Thread : View {
   Fiber fiber;
   State state = State::kExited;
@@ -34,12 +28,9 @@ struct Thread : View {
   Site site;  // where it last waited
   Block* owner = nullptr;
   Warp* warp = nullptr;
-  // The operands of a warp collective, and the result of one or of a barrier.
+  // The operands of a warp collective, and its result.
   uint64_t value = 0, result = 0;
   unsigned source = 0;
-  // cp.async: copies not in a group yet, and groups not waited for.
-  std::vector<Copy> open_copies;
-  std::vector<std::vector<Copy>> copy_groups;
   // The cluster barrier: whether this thread has yet to wait after its arrival, in which phase it
   // arrived, and whether it has ever waited.
   bool cluster_arrived = false, cluster_met = false;
@@ -49,7 +40,7 @@ struct Thread : View {
 // Two tokens take turns: what a fast thread releases at the next barrier must not reach a slow
 // thread that is still leaving this one.
 struct Barrier {
-  unsigned arrived = 0, votes = 0, phase = 0;
+  unsigned arrived = 0, phase = 0;
   Site site;
   char tokens[2];
 };
@@ -76,7 +67,6 @@ struct ClusterBarrier {
   unsigned arrived = 0, phase = 0;
   unsigned waited[2] = {};
   Site arrive_site, wait_sites[2];
-  char tokens[2];
 };
 
 struct Cluster {
@@ -92,7 +82,6 @@ struct Block {
   unsigned live_threads = 0;
   char* shared = nullptr;
   uint32_t touched = 0;  // a bit for each shared array that is in use
-  bool mapped = false;   // another block has an address in its shared memory
 };
 
 // The threads that can run, in the order of the configuration.
@@ -115,13 +104,13 @@ extern std::mt19937 random_order;
 
 bool same(const Site& a, const Site& b);
 void wake(Thread* thread);
-void wait(const char* what, const void* at, const Site& site);  // suspends the running thread
+void wake_all(const std::vector<Thread*>& threads, const void* at);  // of those that wait there
+void wait(const char* what, const void* at, const Site& site);       // suspends the running thread
 
-// Asynchronous copies (async.cpp).
-void check_copies_awaited();   // by the running thread, which exits
-void check_nothing_comes();    // to the running thread's block, which exits
-bool complete_one_transfer();  // of a bulk copy or an asynchronous store; false: none is pending
-void reset_copies();           // at the end of a launch
+// Asynchronous stores (async.cpp).
+void check_nothing_comes();  // to the running thread's block, which exits
+bool complete_one_store();   // false: none is pending
+void reset_stores();         // at the end of a launch
 
 // The same address in another block of the cluster, which must have started and not exited.
 void* address_in_block(void* own, unsigned rank, const Site& site);

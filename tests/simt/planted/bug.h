@@ -1,33 +1,34 @@
 // One bug of each class; without it the kernels are right.
 #pragma once
 
+#define PLANTED_BUGS(BUG)     \
+  BUG(None)                   \
+  BUG(GlobalOverrun)          \
+  BUG(SharedOverrun)          \
+  BUG(SharedOverrunByPointer) \
+  BUG(Misaligned)             \
+  BUG(MisalignedShared)       \
+  BUG(Uninitialised)          \
+  BUG(MissingReuseBarrier)    \
+  BUG(MissingTreeBarrier)     \
+  BUG(MissingSyncwarp)        \
+  BUG(EarlyExit)              \
+  BUG(DivergentBarrier)       \
+  BUG(HalfWarpShuffle)        \
+  BUG(ShuffleOutsideMask)     \
+  BUG(PlainAddAcrossBlocks)   \
+  BUG(RelaxedArrival)         \
+  BUG(LoneClusterWait)        \
+  BUG(SecondArrival)          \
+  BUG(DivergentArrival)       \
+  BUG(MissingClusterWait)     \
+  BUG(StuckPhase)             \
+  BUG(LostBytes)              \
+  BUG(MailSentEarly)          \
+  BUG(EarlyClusterExit)
+
 enum class Bug {
-  kNone,
-  kGlobalOverrun,
-  kSharedOverrun,
-  kSharedOverrunByPointer,
-  kMisaligned,
-  kMisalignedShared,
-  kUninitialised,
-  kMissingReuseBarrier,
-  kMissingTreeBarrier,
-  kMissingSyncwarp,
-  kEarlyExit,
-  kDivergentBarrier,
-  kHalfWarpShuffle,
-  kShuffleOutsideMask,
-  kPlainAddAcrossBlocks,
-  kWeakCopyWait,
-  kMissingBulkWait,
-  kClusterRead,
-  kClusterExit,
-  kRelaxedArrival,
-  kLoneClusterWait,
-  kSecondArrival,
-  kDivergentArrival,
-  kMissingClusterWait,
-  kStuckPhase,
-  kLostBytes,
-  kMailSentEarly,
-  kEarlyClusterExit,
+#define ENUMERATOR(bug) k##bug,
+  PLANTED_BUGS(ENUMERATOR)
+#undef ENUMERATOR
 };

@@ -93,25 +93,6 @@ void run_reductions() {
   copied.expect("copy_vectors", [](size_t i) { return i + 1; });
 }
 
-template <Bug kBug>
-void run_async() {
-  const Inputs inputs;
-
-  Array copied(4 * kThreads);
-  run({}, &planted::double_copied<kBug>, inputs.vectors.data(), copied.data());
-  copied.expect("double_copied", [](size_t i) { return 2 * (i + 1); });
-
-  Array bulk(kThreads);
-  run({.dynamic_shared = kThreads * sizeof(float)}, &planted::double_bulk<kBug>,
-      inputs.values.data(), bulk.data());
-  bulk.expect("double_bulk", [](size_t i) { return 2 * (i + 1); });
-
-  Array sums(2 * kBlocks);
-  run({.grid = 2 * kBlocks, .cluster = kBlocks}, &planted::cluster_sum<kBug>, inputs.values.data(),
-      sums.data());
-  sums.expect("cluster_sum", [](size_t i) { return i < kBlocks ? 1 + 2 + 3 + 4 : 5 + 6 + 7 + 8; });
-}
-
 // Two clusters of that many blocks.
 template <Bug kBug>
 void run_mailboxes(unsigned blocks) {
@@ -130,7 +111,6 @@ void run_mailboxes(unsigned blocks) {
 template <Bug kBug>
 int run_all() {
   run_reductions<kBug>();
-  run_async<kBug>();
   for (const unsigned blocks : {2, 4, 16}) run_mailboxes<kBug>(blocks);
   return 0;
 }
@@ -141,7 +121,7 @@ simt::Config schedule(const char* name) {
   if (is("lifo")) config.threads = config.blocks = simt::Order::kLifo;
   if (is("random")) config.threads = config.blocks = simt::Order::kRandom;
   config.concurrent_blocks = is("random");
-  config.late_copies = !is("lifo");
+  config.late_stores = !is("lifo");
   if (!is("fifo")) config.poison = 0x7F;
   return config;
 }
@@ -149,39 +129,12 @@ simt::Config schedule(const char* name) {
 }  // namespace
 
 #define RUN_WITH(bug) \
-  if (std::strcmp(arguments[1], #bug) == 0) return run_all<Bug::k##bug>()
+  if (std::strcmp(arguments[1], #bug) == 0) return run_all<Bug::k##bug>();
 
 int main(int count, char** arguments) {
   if (count != 3) return 2;
   simt::config = schedule(arguments[2]);
-  RUN_WITH(None);
-  RUN_WITH(GlobalOverrun);
-  RUN_WITH(SharedOverrun);
-  RUN_WITH(SharedOverrunByPointer);
-  RUN_WITH(Misaligned);
-  RUN_WITH(MisalignedShared);
-  RUN_WITH(Uninitialised);
-  RUN_WITH(MissingReuseBarrier);
-  RUN_WITH(MissingTreeBarrier);
-  RUN_WITH(MissingSyncwarp);
-  RUN_WITH(EarlyExit);
-  RUN_WITH(DivergentBarrier);
-  RUN_WITH(HalfWarpShuffle);
-  RUN_WITH(ShuffleOutsideMask);
-  RUN_WITH(PlainAddAcrossBlocks);
-  RUN_WITH(WeakCopyWait);
-  RUN_WITH(MissingBulkWait);
-  RUN_WITH(ClusterRead);
-  RUN_WITH(ClusterExit);
-  RUN_WITH(RelaxedArrival);
-  RUN_WITH(LoneClusterWait);
-  RUN_WITH(SecondArrival);
-  RUN_WITH(DivergentArrival);
-  RUN_WITH(MissingClusterWait);
-  RUN_WITH(StuckPhase);
-  RUN_WITH(LostBytes);
-  RUN_WITH(MailSentEarly);
-  RUN_WITH(EarlyClusterExit);
+  PLANTED_BUGS(RUN_WITH)
   std::fprintf(stderr, "no such bug: %s\n", arguments[1]);
   return 2;
 }

@@ -4,6 +4,7 @@
 // __shared__ does not compile.
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -33,26 +34,6 @@ To bits_of(From from) {
   return to;
 }
 
-template <class T>
-T shuffle(uint32_t mask, T value, unsigned source, Site site) {
-  return bits_of<T>(
-      warp_collective(WarpOp::kShuffle, mask, bits_of<uint64_t>(value), source, site));
-}
-
-// ThreadSanitizer understands this compare-and-swap loop.
-template <class T, class F>
-T read_modify_write(T* at, F next) {
-  using Word = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-  static_assert(sizeof(T) == sizeof(Word));
-  auto* const word = reinterpret_cast<Word*>(at);
-  Word old = __atomic_load_n(word, __ATOMIC_ACQUIRE);
-  while (!__atomic_compare_exchange_n(
-      word, &old, bits_of<Word>(next(bits_of<T>(old))), false, __ATOMIC_ACQ_REL,
-      __ATOMIC_ACQUIRE)) {
-  }
-  return bits_of<T>(old);
-}
-
 template <class... Params>
 void call_kernel(const void* kernel, void* const* parameters) {
   const auto call = [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
@@ -73,66 +54,21 @@ int launch_typed(const Launch& configuration, void (*kernel)(Params...), Args...
 
 }  // namespace simt
 
-inline void __syncthreads(SIMT_HERE) { simt::block_barrier(false, "__syncthreads", site); }
-inline int __syncthreads_count(int predicate, SIMT_HERE) {
-  return simt::block_barrier(predicate != 0, "__syncthreads_count", site);
-}
-inline int __syncthreads_or(int predicate, SIMT_HERE) {
-  return simt::block_barrier(predicate != 0, "__syncthreads_or", site) > 0;
-}
-inline int __syncthreads_and(int predicate, SIMT_HERE) {
-  return simt::block_barrier(predicate == 0, "__syncthreads_and", site) == 0;
-}
+inline void __syncthreads(SIMT_HERE) { simt::block_barrier(site); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_HERE) {
   simt::warp_collective(simt::WarpOp::kSync, mask, 0, 0, site);
 }
 
-// Shuffles over the whole warp. The form with a width for parts of a warp does not exist here.
-template <class T>
-T __shfl_sync(unsigned mask, T value, int source, SIMT_HERE) {
-  return simt::shuffle(mask, value, source % 32u, site);
-}
+// A shuffle over the whole warp. The form with a width for parts of a warp does not exist here.
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lane_mask, SIMT_HERE) {
-  return simt::shuffle(mask, value, (simt::self->lane ^ lane_mask) % 32u, site);
-}
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, SIMT_HERE) {
-  const unsigned lane = simt::self->lane;
-  return simt::shuffle(mask, value, lane < delta ? lane : lane - delta, site);
-}
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, SIMT_HERE) {
-  const unsigned lane = simt::self->lane;
-  return simt::shuffle(mask, value, lane + delta > 31 ? lane : lane + delta, site);
+  const unsigned source = (simt::self->lane ^ lane_mask) % 32u;
+  const auto bits = simt::bits_of<uint64_t>(value);
+  return simt::bits_of<T>(simt::warp_collective(simt::WarpOp::kShuffle, mask, bits, source, site));
 }
 
-inline unsigned __ballot_sync(unsigned mask, int predicate, SIMT_HERE) {
-  return simt::warp_collective(simt::WarpOp::kBallot, mask, predicate != 0, 0, site);
-}
-inline int __any_sync(unsigned mask, int predicate, SIMT_HERE) {
-  return __ballot_sync(mask, predicate, site) != 0;
-}
-inline int __all_sync(unsigned mask, int predicate, SIMT_HERE) {
-  return __ballot_sync(mask, predicate, site) == mask;
-}
-
-template <class T>
-T atomicAdd(T* at, std::type_identity_t<T> value) {
-  return simt::read_modify_write(at, [=](T old) { return T(old + value); });
-}
-template <class T>
-T atomicMax(T* at, std::type_identity_t<T> value) {
-  return simt::read_modify_write(at, [=](T old) { return old < value ? value : old; });
-}
-template <class T>
-T atomicExch(T* at, std::type_identity_t<T> value) {
-  return simt::read_modify_write(at, [=](T) { return value; });
-}
-inline unsigned atomicInc(unsigned* at, unsigned limit) {
-  return simt::read_modify_write(at, [=](unsigned old) { return old >= limit ? 0 : old + 1; });
-}
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+// No kernel of the package has atomics; tests show why.
+inline void atomicAdd(float* at, float value) { std::atomic_ref(*at).fetch_add(value); }
 
 namespace fusedops::device {
 
@@ -183,7 +119,7 @@ T* dynamic_shared() {
 
 inline uint32_t cluster_blocks() { return simt::self->cluster_size; }
 inline uint32_t cluster_rank() { return simt::self->cluster_rank; }
-inline void cluster_arrive(SIMT_HERE) { simt::cluster_arrive(true, site); }
+inline void cluster_arrive(SIMT_HERE) { simt::cluster_arrive(site); }
 inline void cluster_wait(SIMT_HERE) { simt::cluster_wait(site); }
 
 inline void mbarrier_init(uint64_t* barrier, SIMT_HERE) { simt::barrier_init(barrier, 1, site); }

@@ -1,11 +1,13 @@
 // The emulator as kernels and launches see it. Every CUDA thread is a fiber of one OS thread.
 //
 // Contract: a launch runs to its end before launch() returns. A kernel that breaks CUDA's rules (a
-// barrier that not every thread reaches, a mask that names a lane which is elsewhere, a copy that
-// is not waited for) ends the launch with kLaunchFailure; error() names the thread and the line.
+// barrier that not every thread reaches, a mask that names a lane which is elsewhere, a store to a
+// block that may have exited) ends the launch with kLaunchFailure; error() names the thread and the
+// line.
 // Numerics are the host's. Shared memory is aligned to 16 bytes and no further, as device.h asks.
-// Memory ordering: barriers, __syncwarp, atomics and the launch order accesses; shuffles, votes and
-// relaxed arrivals do not, as in CUDA. Only a build with ThreadSanitizer sees what is not ordered.
+// Memory ordering: barriers of a block, mbarriers, __syncwarp, atomics and the launch order
+// accesses; shuffles and the barriers of clusters, whose arrivals are relaxed, do not, as in CUDA.
+// Only a build with ThreadSanitizer sees what is not ordered.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +38,7 @@ struct Config {
   // What shared memory holds at first. 0xFF makes NaNs, which max() ignores; 0x7F makes 3.4e38.
   uint8_t poison = 0xFF;
   bool concurrent_blocks = false;  // several at a time, or one after the other
-  bool late_copies = true;         // asynchronous copies and stores happen late, or when issued
+  bool late_stores = true;         // asynchronous stores happen late, or when issued
   bool dry = false;                // launches are recorded, not run
   unsigned cluster_limit = 16;     // larger ones are refused, as a part of a GPU may
   int64_t max_grid = 2147483647;
@@ -82,33 +84,23 @@ extern View* self;
 
 [[noreturn]] [[gnu::format(printf, 2, 3)]] void fail(Site site, const char* format, ...);
 
-// Counts the threads of the block whose predicate is true.
-int block_barrier(bool predicate, const char* name, Site site);
-// The halves of a cluster barrier. A relaxed arrival orders no memory. All threads arrive at one
-// place and wait at one place.
-void cluster_arrive(bool relaxed, Site site);
+void block_barrier(Site site);  // __syncthreads()
+// The halves of a cluster barrier, which orders no memory. All threads arrive at one place and wait
+// at one place.
+void cluster_arrive(Site site);
 void cluster_wait(Site site);
 
-// A collective of the lanes of `mask`: returns the value of lane `source`, or the ballot.
-enum class WarpOp { kShuffle, kBallot, kSync };
+// A collective of the lanes of `mask`. A shuffle returns the value of lane `source`.
+enum class WarpOp { kShuffle, kSync };
 uint64_t warp_collective(WarpOp op, uint32_t mask, uint64_t value, unsigned source, Site site);
 
 void* shared_array(const void* identity, size_t bytes, size_t alignment, Site site);
 void* dynamic_shared();
-// The same address in the shared memory of another block of the cluster, to read or write before
-// the next cluster barrier.
-void* map_shared(void* address, unsigned rank, Site site);
 
-// cp.async: `bytes` are written, the first `valid` of them from `source`, the rest with zeros.
-void copy_async(void* to, const void* source, size_t bytes, size_t valid, Site site);
-void commit_copies();
-void wait_copies(size_t groups_left);
-
-// mbarrier and bulk copies.
+// mbarrier.
 void barrier_init(uint64_t* barrier, unsigned arrivals, Site site);
 void barrier_arrive_expecting(uint64_t* barrier, size_t bytes, Site site);
 void barrier_wait(uint64_t* barrier, bool parity, Site site);
-void copy_bulk(void* to, const void* source, size_t bytes, uint64_t* barrier, Site site);
 
 // st.async: stores `bytes` (4 or 8) of `value` at the address of `own` in the block of that rank,
 // and counts them at the mbarrier at the address of `own_barrier` there.
