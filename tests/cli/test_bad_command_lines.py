@@ -10,11 +10,13 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from exhaustive import beyond
+from processes import run_python
 
 from fusedops.cli import env, options
 from fusedops.cli.bench import command as bench
@@ -88,6 +90,21 @@ A_TARGET = "wanted FILE:FUNCTION with an existing Python file"
 A_TUPLE = "wanted a tuple: the model, then its inputs"
 COMMAND = "COMMAND"
 
+
+def refused(option, wanted, *values):
+    """Rows of values that an option is refused for in the same words."""
+    return [([f"{option}={v}"], USAGE, f"{option}: got '{v}', {wanted}") for v in values]
+
+
+def returns(function, message):
+    """A row of a function in returns.py."""
+    return [f"{{HERE}}/returns.py:{function}"], FAILURE, message
+
+
+NO_TARGETS = ["", ":", ":build", "{FILE}", "{FILE}:", "{HERE}/folder.py:build", "a\0b.py:build"]
+NO_TARGETS += ["{HERE}/missing.py:build", "{HERE}/model.txt:build", "{LOOP}:build"]
+NO_TARGETS += ["{LONG}.py:build"]
+
 NO_COMMAND = [
     ([], USAGE, COMMAND),
     ([""], USAGE, COMMAND),
@@ -112,17 +129,7 @@ NO_COMMAND = [
 
 EXPLAIN = [
     ([], USAGE, "FILE:FUNCTION"),
-    ([""], USAGE, A_TARGET),
-    ([":"], USAGE, A_TARGET),
-    ([":build"], USAGE, A_TARGET),
-    (["{FILE}"], USAGE, A_TARGET),
-    (["{FILE}:"], USAGE, A_TARGET),
-    (["{HERE}/folder.py:build"], USAGE, A_TARGET),
-    (["{HERE}/missing.py:build"], USAGE, A_TARGET),
-    (["{HERE}/model.txt:build"], USAGE, A_TARGET),
-    (["{LOOP}:build"], USAGE, A_TARGET),
-    (["{LONG}.py:build"], USAGE, A_TARGET),
-    (["a\0b.py:build"], USAGE, A_TARGET),
+    *(([target], USAGE, A_TARGET) for target in NO_TARGETS),
     (["{FILE}:other"], USAGE, "defines no function 'other'"),
     (["{FILE}:build()"], USAGE, r"defines no function 'build\(\)'"),
     (["{HERE}/empty.py:build"], USAGE, "defines no function 'build'"),
@@ -139,21 +146,21 @@ EXPLAIN = [
     (["{HERE}/exits_well.py:build"], FAILURE, "raised SystemExit at exits_well.py:2: 0"),
     (["{HERE}/imports.py:build"], FAILURE, "ModuleNotFoundError at imports.py:1: .*no_such_module"),
     (["{HERE}/recursive.py:build"], FAILURE, "FUNCTION raised RecursionError at recursive.py:1"),
-    (["{HERE}/returns.py:nothing"], FAILURE, f"returned a NoneType, {A_TUPLE}"),
-    (["{HERE}/returns.py:model_alone"], FAILURE, f"returned a Model, {A_TUPLE}"),
-    (["{HERE}/returns.py:listed"], FAILURE, f"returned a list, {A_TUPLE}"),
-    (["{HERE}/returns.py:empty"], FAILURE, f"returned an empty tuple, {A_TUPLE}"),
-    (["{HERE}/returns.py:swapped"], FAILURE, "first element, a Tensor, cannot be called"),
-    (["{HERE}/returns.py:no_inputs"], FAILURE, r"TypeError.*forward\(\) missing 1 required"),
-    (["{HERE}/returns.py:too_many"], FAILURE, "the model, given its inputs, raised TypeError"),
-    (["{HERE}/returns.py:wrong_name"], FAILURE, "unexpected keyword argument 'y'"),
-    (["{HERE}/returns.py:no_name"], FAILURE, "TypeError.*keywords must be strings"),
-    (["{HERE}/returns.py:wrong_kind"], FAILURE, "the model, given its inputs, raised"),
-    (["{HERE}/returns.py:picky"], FAILURE, "KeyError at returns.py:6: 'no such head'"),
-    (["{HERE}/returns.py:wants"], FAILURE, "FUNCTION raised TypeError.*'size'"),
-    (["{HERE}/returns.py:fails"], FAILURE, "RuntimeError at returns.py:19: line one line two"),
-    (["{HERE}/returns.py:leaves"], FAILURE, "FUNCTION raised SystemExit at returns.py:20: 3"),
-    (["{HERE}/returns.py:shapes"], FAILURE, "the model, given its inputs, raised"),
+    returns("nothing", f"returned a NoneType, {A_TUPLE}"),
+    returns("model_alone", f"returned a Model, {A_TUPLE}"),
+    returns("listed", f"returned a list, {A_TUPLE}"),
+    returns("empty", f"returned an empty tuple, {A_TUPLE}"),
+    returns("swapped", "first element, a Tensor, cannot be called"),
+    returns("no_inputs", r"TypeError.*forward\(\) missing 1 required"),
+    returns("too_many", "the model, given its inputs, raised TypeError"),
+    returns("wrong_name", "unexpected keyword argument 'y'"),
+    returns("no_name", "TypeError.*keywords must be strings"),
+    returns("wrong_kind", "the model, given its inputs, raised"),
+    returns("picky", "KeyError at returns.py:6: 'no such head'"),
+    returns("wants", "FUNCTION raised TypeError.*'size'"),
+    returns("fails", "RuntimeError at returns.py:19: line one line two"),
+    returns("leaves", "FUNCTION raised SystemExit at returns.py:20: 3"),
+    returns("shapes", "the model, given its inputs, raised"),
 ]
 
 BENCH = [
@@ -167,15 +174,9 @@ BENCH = [
     (["--dtype"], USAGE, "--dtype: expected at least one argument"),
     (["--dtype", "int8"], USAGE, "--dtype: invalid choice: 'int8'.*'float32'"),
     (["--shape"], USAGE, "--shape: expected at least one argument"),
-    (["--shape", ""], USAGE, f"--shape: got '', {A_SHAPE}"),
-    (["--shape", "4096"], USAGE, f"--shape: got '4096', {A_SHAPE}"),
-    (["--shape", "4096x"], USAGE, f"--shape: got '4096x', {A_SHAPE}"),
-    (["--shape", "0x5"], USAGE, f"--shape: got '0x5', {A_SHAPE}"),
-    (["--shape=-1x5"], USAGE, f"--shape: got '-1x5', {A_SHAPE}"),
-    (["--shape", "1.5x2"], USAGE, f"--shape: got '1.5x2', {A_SHAPE}"),
-    (["--shape", "2X3"], USAGE, f"--shape: got '2X3', {A_SHAPE}"),
-    (["--shape", "1_0x3"], USAGE, f"--shape: got '1_0x3', {A_SHAPE}"),
-    (["--shape", "²x3"], USAGE, f"--shape: got '²x3', {A_SHAPE}"),
+    *refused(
+        "--shape", A_SHAPE, "", "4096", "4096x", "0x5", "-1x5", "1.5x2", "2X3", "1_0x3", "²x3"
+    ),
     (["--shape", "{HUGE}x2"], USAGE, A_SHAPE),
     (["--shape", "999999999999999999x999999999999999999"], USAGE, "--shape: .* GB"),
     (["--shape", "8x8", "1000000x1000000"], USAGE, "--shape: .*1000000x1000000 takes at least"),
@@ -183,25 +184,15 @@ BENCH = [
     (["--op", "masked_softmax", "--shape", "8x8", "1x8x8"], USAGE, "both 8 rows of 8 columns"),
     (["--op", "masked_softmax", "--shape", "1x2x3x4x5"], USAGE, "5 dimensions, wanted at most 4"),
     (["--device"], USAGE, "--device: expected one argument"),
-    (["--device", ""], USAGE, f"--device: got '', {A_DEVICE}"),
-    (["--device", "nonsense"], USAGE, f"--device: got 'nonsense', {A_DEVICE}"),
-    (["--device", " cpu"], USAGE, f"--device: got ' cpu', {A_DEVICE}"),
-    (["--device", "cpu:1"], USAGE, f"--device: got 'cpu:1', {A_DEVICE}"),
-    (["--device", "meta"], USAGE, f"--device: got 'meta', {A_DEVICE}"),
-    (["--device", "cuda:"], USAGE, f"--device: got 'cuda:', {A_DEVICE}"),
-    (["--device", "cuda:-1"], USAGE, f"--device: got 'cuda:-1', {A_DEVICE}"),
+    *refused("--device", A_DEVICE, "", "nonsense", " cpu", "cpu:1", "meta", "cuda:", "cuda:-1"),
     (["--device", "cuda:{HUGE}"], USAGE, A_DEVICE),
     (["--device", "cuda:256"], USAGE, "--device: got 'cuda:256', but torch sees"),
     (["--threads"], USAGE, "--threads: expected one argument"),
-    (["--threads", ""], USAGE, f"--threads: got '', {THREADS}"),
-    (["--threads", "0"], USAGE, f"--threads: got '0', {THREADS}"),
-    (["--threads", "-1"], USAGE, f"--threads: got '-1', {THREADS}"),
-    (["--threads", "1.5"], USAGE, f"--threads: got '1.5', {THREADS}"),
-    (["--threads", "1000000"], USAGE, f"--threads: got '1000000', {THREADS}"),
+    *refused("--threads", THREADS, "", 0, -1, 1.5, 1000000),
     (["--threads", "{HUGE}"], USAGE, THREADS),
     (["--threads", "1", "2"], USAGE, "unrecognized arguments: 2"),
     (["--csv"], USAGE, "--csv: expected one argument"),
-    (["--csv", ""], USAGE, f"--csv: got '', {A_FILE}"),
+    *refused("--csv", A_FILE, ""),
     (["--csv", "{HERE}"], USAGE, f"--csv: .*{A_FILE}: Is a directory"),
     (["--csv", "{FILE}/b.csv"], USAGE, f"--csv: .*{A_FILE}: Not a directory"),
     (["--csv", "/proc/no/b.csv"], USAGE, f"--csv: .*{A_FILE}: "),
@@ -210,7 +201,7 @@ BENCH = [
     (["--csv", "{LOOP}/b.csv"], USAGE, f"--csv: .*{A_FILE}: "),
     (["--csv", "a\0b"], USAGE, f"--csv: .*{A_FILE}: "),
     (["--plot"], USAGE, "--plot: expected one argument"),
-    (["--plot", ""], USAGE, f"--plot: got '', {A_FOLDER}"),
+    *refused("--plot", A_FOLDER, ""),
     (["--plot", "{FILE}"], USAGE, f"--plot: .*{A_FOLDER}: Not a directory"),
     (["--plot", "/proc/charts"], USAGE, f"--plot: .*{A_FOLDER}: "),
     (["--quick=3"], USAGE, "--quick"),
@@ -223,17 +214,14 @@ TUNE = [
     (["now"], USAGE, "unrecognized arguments: now"),
     (["--op", "softmax"], USAGE, "unrecognized arguments: --op softmax"),
     (["--device"], USAGE, "--device: expected one argument"),
-    (["--device", "tpu"], USAGE, f"--device: got 'tpu', {A_DEVICE}"),
+    *refused("--device", A_DEVICE, "tpu"),
     (["--threads"], USAGE, "--threads: expected at least one argument"),
-    (["--threads", "0"], USAGE, f"--threads: got '0', {THREADS}"),
+    *refused("--threads", THREADS, 0),
     (["--threads", "1", "all"], USAGE, f"--threads: got 'all', {THREADS}"),
     (["--budget"], USAGE, "--budget: expected one argument"),
-    (["--budget", "0"], USAGE, f"--budget: got '0', {POSITIVE}"),
-    (["--budget", "3m"], USAGE, f"--budget: got '3m', {POSITIVE}"),
-    (["--budget", "nan"], USAGE, f"--budget: got 'nan', {POSITIVE}"),
-    (["--budget", f"{2**63}"], USAGE, f"--budget: got '{2**63}', {POSITIVE}"),
+    *refused("--budget", POSITIVE, 0, "3m", "nan", 2**63),
     (["--output"], USAGE, "--output: expected one argument"),
-    (["--output", ""], USAGE, f"--output: got '', {A_FILE}"),
+    *refused("--output", A_FILE, ""),
     (["--output", "{HERE}"], USAGE, f"--output: .*{A_FILE}: Is a directory"),
     (
         [],
@@ -242,12 +230,7 @@ TUNE = [
     ),
 ]
 
-TABLES = {
-    (): NO_COMMAND,
-    ("explain",): EXPLAIN,
-    ("bench",): BENCH,
-    ("tune",): TUNE,
-}
+TABLES = {(): NO_COMMAND, ("explain",): EXPLAIN, ("bench",): BENCH, ("tune",): TUNE}
 
 
 @pytest.fixture(autouse=True)
@@ -368,17 +351,14 @@ def test_a_missing_file_of_our_own_is_not_taken_for_a_missing_package(command, m
 # --- processes ------------------------------------------------------------------------------------
 
 
-def run(*argv: str, **options) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | options.pop("env", {})
-    options = {"capture_output": True} | options
-    return subprocess.run(
-        [sys.executable, "-m", "fusedops", *argv], text=True, env=environment, **options
-    )
+def in_shell(rest: str) -> subprocess.CompletedProcess[str]:
+    """Runs `env` with redirections."""
+    command = ["bash", "-c", f'"{sys.executable}" -m fusedops env {rest}']
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_a_full_disk_is_a_failure_without_a_traceback():
-    with open("/dev/full", "w") as full:
-        ended = run("env", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    ended = in_shell(">/dev/full")
     assert ended.returncode == FAILURE
     assert ended.stderr == "python -m fusedops env: output: No space left on device\n"
 
@@ -386,22 +366,22 @@ def test_a_full_disk_is_a_failure_without_a_traceback():
 def test_a_reader_that_closes_the_pipe_early_gets_no_error():
     read, write = os.pipe()
     os.close(read)
-    ended = run("env", capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "fusedops", "env"]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (FAILURE, "")
 
 
 @pytest.mark.parametrize("closed", beyond([">&- 2>&-"], [">&-", "2>&-", ">&- 2>&-"]))
 def test_closed_streams_are_no_failure(closed):
-    command = f'"{sys.executable}" -m fusedops env {closed}'
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    ended = in_shell(closed)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_terminal_of_ascii_shows_what_it_can(tmp_path):
     file = tmp_path / "modèle.py"
     file.write_text(FILES["good.py"])
-    ended = run("explain", f"{file}:fonctión", env={"PYTHONIOENCODING": "ascii"})
+    ended = run_python("-m", "fusedops", "explain", f"{file}:fonctión", PYTHONIOENCODING="ascii")
     assert ended.returncode == USAGE and r"foncti\xf3n" in ended.stderr
 
 
@@ -410,14 +390,15 @@ def test_a_terminal_of_ascii_shows_what_it_can(tmp_path):
     [("FUSEDOPS_FUSE", "nonsense"), ("FUSEDOPS_CPU_ISA", "sse9")],
 )
 def test_env_reports_a_variable_that_keeps_the_rest_from_running(variable, value):
-    reported = run("env", env={variable: value})
+    run = partial(run_python, "-m", "fusedops", **{variable: value})
+    reported = run("env")
     assert (reported.returncode, reported.stderr) == (FAILURE, "")
     problems = reported.stdout.partition("\nproblems\n")[2]
     assert variable in problems and "fix: unset" in problems
     for command in (["explain", "model.py:build"], ["check"]):
-        refused = run(*command, env={variable: value})
-        (line,) = refused.stderr.splitlines()
-        assert (refused.returncode, refused.stdout) == (FAILURE, "")
+        ended = run(*command)
+        (line,) = ended.stderr.splitlines()
+        assert (ended.returncode, ended.stdout) == (FAILURE, "")
         assert variable in line and "fix: unset" in line and line.endswith("python -m fusedops env")
 
 

@@ -49,6 +49,15 @@ MAINS = {
     },
 }
 
+
+def refused(option, wanted, *values):
+    """Rows of values that an option is refused for in the same words."""
+    return [(f"{option}={v}", USAGE, f"{option}: got '{v}', {wanted}") for v in values]
+
+
+#: Sizes that must be above 0, and a value of each that is not.
+NOT_POSITIVE = {"embedding": 0, "heads": -8, "layers": "none", "feed-forward": 1.5, "positions": 0}
+NOT_POSITIVE |= dict.fromkeys(("batch-size", "samples-per-epoch", "warm-up-steps"), 0)
 SHARED = [
     ("--bogus", USAGE, "unrecognized arguments: --bogus"),
     ("word", USAGE, "unrecognized arguments: word"),
@@ -62,42 +71,32 @@ SHARED = [
     ("--output {FILE}", USAGE, f"--output: .*{A_FOLDER}: Not a directory"),
     ("--output {FILE}/runs", USAGE, f"--output: .*{A_FOLDER}: Not a directory"),
     ("--output {HERE}/" + "x" * 300, USAGE, f"--output: .*{A_FOLDER}: File name too long"),
-    ("--output=", USAGE, f"--output: got '', {A_FOLDER}"),
-    ("--device abacus", USAGE, f"--device: got 'abacus', {A_DEVICE}"),
-    ("--device meta", USAGE, f"--device: got 'meta', {A_DEVICE}"),
     ("--device cuda:256", USAGE, "--device: got 'cuda:256', but torch sees"),
-    ("--vocabulary 0", USAGE, "--vocabulary: got '0', wanted an integer above 4"),
-    ("--vocabulary 4", USAGE, "--vocabulary: got '4', wanted an integer above 4"),
-    ("--vocabulary 99999999999", USAGE, "--vocabulary: .* wanted an integer above 4"),
     ("--vocabulary 2000000000", USAGE, "--vocabulary, .* takes at least .* GB"),
-    ("--embedding 0", USAGE, f"--embedding: got '0', {POSITIVE}"),
     ("--embedding 100000000", USAGE, "--embedding .* takes at least .* GB"),
     ("--embedding 255", USAGE, "--embedding 255 is not a multiple of --heads 8"),
     ("--heads 7", USAGE, "--embedding 256 is not a multiple of --heads 7"),
-    ("--heads -8", USAGE, f"--heads: got '-8', {POSITIVE}"),
-    ("--layers none", USAGE, f"--layers: got 'none', {POSITIVE}"),
     ("--layers 1000000000", USAGE, "takes at least .* GB"),
-    ("--feed-forward 1.5", USAGE, f"--feed-forward: got '1.5', {POSITIVE}"),
-    ("--positions 0", USAGE, f"--positions: got '0', {POSITIVE}"),
     ("--positions 10000000", USAGE, "takes at least .* GB"),
-    ("--dropout 1", USAGE, "--dropout: got '1', wanted a number from 0 to below 1"),
-    ("--dropout -0.1", USAGE, "--dropout: got '-0.1', wanted a number from 0 to below 1"),
-    ("--dropout nan", USAGE, "--dropout: got 'nan', wanted a number from 0 to below 1"),
-    ("--batch-size 0", USAGE, f"--batch-size: got '0', {POSITIVE}"),
     ("--batch-size 1000000000", USAGE, "takes at least .* GB"),
     ("--batch-size " + HUGE, USAGE, POSITIVE),
-    ("--samples-per-epoch 0", USAGE, f"--samples-per-epoch: got '0', {POSITIVE}"),
-    ("--learning-rate 0", USAGE, "--learning-rate: got '0', wanted a number above 0"),
-    ("--learning-rate inf", USAGE, "--learning-rate: got 'inf', wanted a number above 0"),
-    ("--learning-rate 1e999", USAGE, "--learning-rate: got '1e999', wanted a number above 0"),
-    ("--warm-up-steps 0", USAGE, f"--warm-up-steps: got '0', {POSITIVE}"),
-    ("--seed -1", USAGE, "--seed: got '-1', wanted an integer from 0 to"),
-    ("--seed 9223372036854775808", USAGE, "--seed: got .* wanted an integer from 0 to"),
+    *(row for name, value in NOT_POSITIVE.items() for row in refused(f"--{name}", POSITIVE, value)),
+    *refused("--output", A_FOLDER, ""),
+    *refused("--device", A_DEVICE, "abacus", "meta"),
+    *refused("--vocabulary", "wanted an integer above 4", 0, 4, 99999999999),
+    *refused("--dropout", "wanted a number from 0 to below 1", 1, -0.1, "nan"),
+    *refused("--learning-rate", "wanted a number above 0", 0, "inf", "1e999"),
+    *refused("--seed", "wanted an integer from 0 to", -1, 2**63),
     ("--dtype float16", USAGE, "--dtype: invalid choice: 'float16'"),
     ("--data {HERE}/none.tsv", FAILURE, "--data .*none.tsv: No such file.* source<TAB>target"),
     ("--data {HERE}", FAILURE, "--data .*: Is a directory; wanted a file of lines"),
     ("--data=", FAILURE, "--data .: Is a directory"),
-    ("--data {FILE}", FAILURE, "--data .*: 0 sentence pairs; 1 malformed lines skipped"),
+    (
+        "--data {FILE}",
+        FAILURE,
+        "--data .*: 0 .*; 1 malformed .*line 1: has 0 tabs.*source<TAB>target",
+    ),
+    ("--data {EMPTY}", FAILURE, "--data .*: 0 sentence pairs.*source<TAB>target"),
     ("--data {BINARY}", FAILURE, "--data .*: 0 sentence pairs"),
     ("--data {ONE}", FAILURE, "--data: no pair is left to train with"),
     ("--data hf:", FAILURE, "--data hf:"),
@@ -105,29 +104,25 @@ SHARED = [
 
 TRAIN = [
     ("--use-fused-kernel maybe", USAGE, "--use-fused-kernel: invalid choice: 'maybe'"),
-    ("--epochs 0", USAGE, f"--epochs: got '0', {POSITIVE}"),
-    ("--epochs nan", USAGE, f"--epochs: got 'nan', {POSITIVE}"),
-    ("--checkpoint-every 0", USAGE, f"--checkpoint-every: got '0', {POSITIVE}"),
-    ("--bleu-pairs 0", USAGE, f"--bleu-pairs: got '0', {POSITIVE}"),
-    ("--beam 0", USAGE, f"--beam: got '0', {POSITIVE}"),
+    *refused("--epochs", POSITIVE, 0, "nan"),
+    *refused("--checkpoint-every", POSITIVE, 0),
+    *refused("--bleu-pairs", POSITIVE, 0),
+    *refused("--beam", POSITIVE, 0),
     ("--beam 10001", USAGE, "--beam 10001 is wider than --vocabulary 10000"),
     ("--resume yes", USAGE, "unrecognized arguments: yes"),
 ]
 
 KERNELS = [
-    ("--threads 0", USAGE, f"--threads: got '0', {THREADS}"),
-    ("--threads many", USAGE, f"--threads: got 'many', {THREADS}"),
-    ("--threads 100000", USAGE, f"--threads: got '100000', {THREADS}"),
-    ("--device nonsense", USAGE, f"--device: got 'nonsense', {A_DEVICE}"),
+    *refused("--threads", THREADS, 0, "many", 100000),
+    *refused("--device", A_DEVICE, "nonsense", ""),
     ("--device cuda:99", USAGE, "--device: got 'cuda:99', but torch sees"),
-    ("--device=", USAGE, f"--device: got '', {A_DEVICE}"),
     ("--quick 3", USAGE, "unrecognized arguments: 3"),
 ]
 
 SASS = [
     ("--arch 70", USAGE, "--arch: invalid choice: '70'"),
     ("--arch", USAGE, "--arch: expected at least one argument"),
-    ("--csv=", USAGE, "--csv: got '', wanted a file that can be written"),
+    *refused("--csv", "wanted a file that can be written", ""),
     ("--csv {HERE}", USAGE, "--csv: got .*, wanted a file that can be written"),
     ("--csv {HERE}/none/a.csv", USAGE, "--csv: got .*, wanted a file that can be written"),
     ("--write-budget --arch 90", USAGE, "--write-budget writes all architectures"),
@@ -157,14 +152,15 @@ TABLES = {
 def places(tmp_path):
     """What the braces of a row stand for."""
     (tmp_path / "file").write_text("no pair")
+    (tmp_path / "empty").touch()
     (tmp_path / "binary").write_bytes(bytes(range(256)))
     (tmp_path / "one").write_text("ein Satz\ta sentence\n")
     torn = tmp_path / "torn"
     torn.mkdir()
     (torn / "versions.tsv").write_text("device\tH200\ndate\n")
     (torn / "stages.tsv").write_text("build\tcorrect")
-    names = {"FILE": "file", "BINARY": "binary", "ONE": "one", "TORN": "torn", "HERE": ""}
-    return {key: str(tmp_path / name) for key, name in names.items()}
+    files = ("file", "empty", "binary", "one", "torn")
+    return {name.upper(): str(tmp_path / name) for name in files} | {"HERE": str(tmp_path)}
 
 
 @pytest.mark.parametrize("tool", TABLES)

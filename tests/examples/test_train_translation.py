@@ -349,17 +349,6 @@ def test_malformed_lines_are_counted_named_and_skipped(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "content, error", [(None, "No such file"), (b"", "0 sentence"), (b"only one column\n", "tabs")]
-)
-def test_a_file_without_pairs_is_an_error_that_says_what_is_wanted(tmp_path, content, error):
-    path = tmp_path / "pairs.tsv"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=f"(?s){error}.*source<TAB>target"):
-        corpus.load_corpus(str(path), (), tmp_path)
-
-
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
     """An empty folder that is all of PATH."""
@@ -523,22 +512,6 @@ def test_a_folder_with_a_checkpoint_is_not_overwritten(command, tmp_path, capsys
     Checkpoints(tmp_path / "old").save({})
     assert train_translation.main([*command, "--output", str(tmp_path / "old")]) == 1
     assert "has a checkpoint; pass --resume" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments, error",
-    [
-        (["--bogus"], "unrecognized arguments: --bogus"),
-        (["--use-fused-kernel", "maybe"], "invalid choice: 'maybe'"),
-        (["--epochs", "0"], "'0', wanted an integer above 0"),
-        (["--dropout", "1.5"], "'1.5', wanted a number from 0 to below 1"),
-        (["--heads", "7"], "--embedding 256 is not a multiple of --heads 7"),
-        (["--device", "abacus"], "'abacus', wanted cpu, cuda or cuda:N"),
-    ],
-)
-def test_bad_arguments_are_named(capsys, arguments, error):
-    assert train_translation.main(arguments) == 2
-    assert error in capsys.readouterr().err
 
 
 def test_a_batch_larger_than_the_data_is_named(command, tmp_path, capsys):
