@@ -8,6 +8,13 @@ import sys
 from pathlib import Path
 
 
+def output(*command: object) -> str:
+    """What a command prints, which must succeed."""
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=True
+    ).stdout
+
+
 def run_python(
     *arguments: object, cwd: Path | None = None, timeout: float | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import run_python
+from processes import output, run_python
 
 import fusedops
 from fusedops.ops.registration import libraries
@@ -25,12 +25,6 @@ ALL_LIBRARIES = [
     ),
 ]
 LIBRARIES = [each for each in ALL_LIBRARIES if re.match(r"libfusedops(_cuda)?\.so", each.id)]
-
-
-def output(*command: object) -> str:
-    return subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=True
-    ).stdout
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -145,9 +139,7 @@ def test_the_build_record_says_what_was_built_and_why():
 def configure(tmp_path: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:
     command = ["cmake", "-S", ROOT, "-B", tmp_path, f"-DPython3_EXECUTABLE={sys.executable}"]
     environment = os.environ | variables
-    return subprocess.run(
-        [*map(str, command), *options], env=environment, capture_output=True, text=True
-    )
+    return subprocess.run([*command, *options], env=environment, capture_output=True, text=True)
 
 
 def test_a_build_without_nvcc_is_complete_and_says_so(tmp_path):
@@ -213,7 +205,7 @@ def test_a_wrong_setting_is_an_error_that_says_what_was_wanted(tmp_path, options
 
 @pytest.mark.exhaustive
 def test_a_killed_build_resumes_where_it_was(tmp_path):
-    build = ["cmake", "--build", str(tmp_path), "-j1", "--target", "fusedops_cpu_launch"]
+    build = ["cmake", "--build", tmp_path, "-j1", "--target", "fusedops_cpu_launch"]
     assert configure(tmp_path, "-G", "Ninja", "-DFUSEDOPS_BUILD_CUDA=0").returncode == 0
     killed = subprocess.Popen(build, stdout=subprocess.DEVNULL, start_new_session=True)
     while not list(tmp_path.rglob("*.o")) and killed.poll() is None:

@@ -31,6 +31,7 @@ from c_interface import (
     padding,
     softmax,
 )
+from processes import output, run_python
 from simt.emulator import build
 
 import fusedops
@@ -104,9 +105,9 @@ def test_a_constant_row_keeps_its_gradient_finite(binding):
     np.testing.assert_allclose(norm.inp_grad, expected, rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)])
-def test_gradients_that_are_null_leave_the_others_their_bits(binding, wanted):
-    norm, part = LayerNorm(70, 33), LayerNorm(70, 33)
+def assert_any_gradient_may_be_null(binding, rows, cols, wanted):
+    """The others keep their bits, and what is not wanted is not written."""
+    norm, part = LayerNorm(rows, cols), LayerNorm(rows, cols)
     norm.forward(binding)
     part.forward(binding)
     norm.backward(binding)
@@ -118,17 +119,15 @@ def test_gradients_that_are_null_leave_the_others_their_bits(binding, wanted):
         np.testing.assert_array_equal(getattr(part, name), expected)
 
 
+@pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)])
+def test_gradients_that_are_null_leave_the_others_their_bits(binding, wanted):
+    assert_any_gradient_may_be_null(binding, 70, 33, wanted)
+
+
 @pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)])
 @pytest.mark.parametrize("rows, cols", [(1, 65_537), (3, 70_001)])
 def test_gradients_of_long_rows_may_be_null_too(cpu, rows, cols, wanted):
-    norm, part = LayerNorm(rows, cols), LayerNorm(rows, cols)
-    norm.forward(cpu)
-    part.forward(cpu)
-    norm.backward(cpu)
-    part.backward(cpu, wanted)
-    for want, name in zip(wanted, ("gamma_grad", "betta_grad", "inp_grad"), strict=True):
-        if want:
-            np.testing.assert_array_equal(getattr(part, name), getattr(norm, name))
+    assert_any_gradient_may_be_null(cpu, rows, cols, wanted)
 
 
 def test_the_functions_named_as_in_lightseq_are_the_same_with_its_epsilon(binding):
@@ -154,37 +153,29 @@ def test_the_functions_named_as_in_lightseq_are_the_same_with_its_epsilon(bindin
         np.testing.assert_array_equal(getattr(theirs, name), getattr(norm, name))
 
 
+HEADER = (ROOT / "csrc/include/fusedops/c_api.h").read_text()
+#: The parameters of each function, in order.
+PARAMETERS = {
+    function: re.findall(r"(\w+)[,)]", parameters)
+    for function, parameters in re.findall(r"fusedops_status (fusedops_\w+)(\([^)]*\))", HEADER)
+}
+FUNCTIONS = list(PARAMETERS)
+SHAPES_OF_TWO_ROWS = {
+    **dict.fromkeys(("inp", "out_grad", "soft_inp", "ln_res", "inp_grad"), (2, 3)),
+    **dict.fromkeys(("vars", "means"), (2,)),
+    **dict.fromkeys(("scale", "bias", "gamma", "gamma_grad", "betta_grad"), (3,)),
+}
+
+
 def arguments(function: str) -> dict:
     """Valid arguments, in order."""
-    norm, a = LayerNorm(2, 3), normal(2, 3)
-    return {
-        "fusedops_attn_softmax": {
-            **{"inp": a, "attn_mask": None, "batch_size": 1, "nhead": 1, "from_len": 2},
-            **{"to_len": 3, "mask_future": False, "stream": None},
-        },
-        "fusedops_attn_softmax_bw": {
-            **{"out_grad": a, "soft_inp": a.copy(), "rows": 2, "softmax_len": 3, "stream": None}
-        },
-        "fusedops_layernorm": {
-            **{"ln_res": norm.ln_res, "vars": norm.vars, "means": norm.means, "inp": norm.inp},
-            **{"scale": norm.gamma, "bias": norm.betta, "batch_size": 2, "hidden_dim": 3},
-            **{"eps": 1e-5, "stream": None},
-        },
-        "fusedops_layernorm_bw": {
-            **{"gamma_grad": norm.gamma_grad, "betta_grad": norm.betta_grad},
-            **{"inp_grad": norm.inp_grad, "out_grad": norm.out_grad, "inp": norm.inp},
-            **{"gamma": norm.gamma, "vars": np.ones(2, np.float32), "means": norm.means},
-            **{"batch_size": 2, "hidden_dim": 3, "stream": None},
-        },
-    }[function]
+    values = {name: np.ones(shape, np.float32) for name, shape in SHAPES_OF_TWO_ROWS.items()}
+    values |= {"batch_size": 2, "nhead": 1, "from_len": 1, "to_len": 3, "rows": 2}
+    values |= {"softmax_len": 3, "hidden_dim": 3, "eps": 1e-5, "mask_future": False}
+    values |= {"attn_mask": None, "stream": None}
+    return {name: values[name] for name in PARAMETERS[function]}
 
 
-FUNCTIONS = [
-    "fusedops_attn_softmax",
-    "fusedops_attn_softmax_bw",
-    "fusedops_layernorm",
-    "fusedops_layernorm_bw",
-]
 MAY_BE_NULL = {"attn_mask", "gamma_grad", "betta_grad", "inp_grad", "stream"}
 ARRAYS = [
     (function, name)
@@ -307,8 +298,7 @@ def test_bits_are_those_of_the_operators_of_torch(cpu, shape):
     )
     norm = LayerNorm(rows, cols)
     norm.forward(cpu)
-    tensors = map(torch.from_numpy, (norm.inp, norm.gamma, norm.betta))
-    x, gamma, betta = tensors
+    x, gamma, betta = map(torch.from_numpy, (norm.inp, norm.gamma, norm.betta))
     normed = fusedops.layer_norm(x, (cols,), gamma, betta, norm.eps)
     np.testing.assert_array_equal(norm.ln_res, normed.numpy())
     cpu.call("fusedops_attn_softmax_bw", grad, inp, rows, cols, None)
@@ -328,9 +318,7 @@ def test_calls_from_many_threads_at_once_do_not_mix(cpu):
 
 
 def python(code: str, **variables: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    return run_python("-c", code, PYTHONPATH=str(ROOT), **variables)
 
 
 def blocks(language: str) -> list[str]:
@@ -347,12 +335,6 @@ assert "libfusedops_c.so" in open("/proc/self/maps").read()
 """
     result = python(blocks("python")[0] + checks)
     assert result.returncode == 0, result.stderr
-
-
-def output(*command: object) -> str:
-    return subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=True
-    ).stdout
 
 
 @pytest.mark.parametrize("library", C_LIBRARIES, ids=lambda path: path.name)

@@ -8,10 +8,10 @@ from collections import Counter
 import onnxruntime
 import pytest
 import torch
-import transformers
 from exhaustive import beyond
 from oracle import DTYPES
 from processes import run_python
+from tiny_models import tiny
 from torch import nn
 
 import fusedops
@@ -331,38 +331,14 @@ def test_causality_follows_sizes_that_vary():
         torch.testing.assert_close(program(*inputs)[0], Causal()(*inputs), rtol=1e-5, atol=1e-6)
 
 
-def bert():
-    config = transformers.BertConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, **COMMON
-    )
-    return transformers.BertModel(config)
-
-
-def llama():
-    config = transformers.LlamaConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=32,
-        use_cache=False,
-        **COMMON,
-    )
-    return transformers.LlamaModel(config)
-
-
-def gpt2():
-    config = transformers.GPT2Config(
-        n_embd=16, n_layer=2, n_head=2, n_positions=32, use_cache=False, **COMMON
-    )
-    return transformers.GPT2Model(config)
-
-
-COMMON = {"vocab_size": 64, "attn_implementation": "eager", "return_dict": False}
+#: Settings of architectures, and the operators that exports have for two layers of them.
 MODELS = {
-    "BERT": (bert, {"LayerNormalization": 5, "Softmax": 2}),
-    "Llama": (llama, {"RMSNormalization": 5, "Softmax": 2}),
-    "GPT-2": (gpt2, {"LayerNormalization": 5, "Softmax": 2}),
+    "Bert": ({}, {"LayerNormalization": 5, "Softmax": 2}),
+    "Llama": (
+        {"num_key_value_heads": 1, "use_cache": False},
+        {"RMSNormalization": 5, "Softmax": 2},
+    ),
+    "GPT2": ({"n_positions": 32, "use_cache": False}, {"LayerNormalization": 5, "Softmax": 2}),
 }
 
 
@@ -375,8 +351,8 @@ def sentences(batch):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_a_rewritten_model_runs_in_onnx_runtime_at_two_batch_sizes(name, tmp_path):
-    build, operators = MODELS[name]
-    model = build().eval()
+    settings, operators = MODELS[name]
+    model = tiny(name, return_dict=False, **settings)
     batch = torch.export.Dim("batch", min=1, max=64)
     shapes = {key: {0: batch} for key in sentences(2)}
     exported = torch.export.export(model, (), sentences(2), dynamic_shapes=shapes)

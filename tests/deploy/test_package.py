@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import subprocess
 import zipfile
 
 import pytest
@@ -164,19 +163,11 @@ def test_a_program_loaded_from_a_file_trains_at_another_batch_size(tmp_path):
         torch.testing.assert_close(parameter.grad, eager[name].grad, rtol=1e-12, atol=1e-12)
 
 
-def loaded_without_fusedops(expression: str) -> subprocess.CompletedProcess[str]:
-    """Loads a file in a process that does not import fusedops."""
-    code = f"import torch\n{expression}"
-    return run_python("-c", code)
-
-
 @pytest.mark.exhaustive
 def test_a_package_loaded_without_the_import_names_the_operator(path):
     # torch 2.10 loads no package before this submodule is imported, which `import fusedops` does.
-    import_and_load = (
-        f"import torch._inductor.codecache\ntorch._inductor.aoti_load_package({str(path)!r})"
-    )
-    finished = loaded_without_fusedops(import_and_load)
+    load = f"torch._inductor.aoti_load_package({str(path)!r})"
+    finished = run_python("-c", f"import torch._inductor.codecache\n{load}")
     assert finished.returncode != 0
     assert re.search(r"Could not find schema for fusedops::\w+", finished.stderr)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_models import tiny
 from torch import nn
-from transformers import BertConfig, BertModel
 
 import fusedops
 
@@ -82,17 +82,7 @@ def layer_inputs(batch: int) -> tuple[torch.Tensor, ...]:
 
 
 def bert() -> nn.Module:
-    config = BertConfig(
-        vocab_size=64,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        attn_implementation="eager",
-        return_dict=False,
-    )
-    return BertModel(config)
+    return tiny("Bert", max_position_embeddings=16, return_dict=False)
 
 
 def bert_inputs(batch: int) -> tuple[torch.Tensor, ...]:
