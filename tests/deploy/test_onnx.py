@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 
 import onnxruntime
@@ -60,15 +61,12 @@ def _statistics(numbers, x):
 #: Functions of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8],
 #: which hide one row whole, and a bias s [1, 8].
 OPS = {
-    "softmax": lambda x, r, w, b, m, f, s: fusedops.softmax(x, 1),
     "softmax as float64": lambda x, *_: fusedops.softmax(x, -1, torch.float64),
     "softmax as float32": lambda x, *_: fusedops.softmax(x, -1, torch.float32),
     "softmax of integers": lambda x, *_: fusedops.softmax(
         (4 * x.float()).long(), -1, torch.float32
     ),
     "softmax of a scalar": lambda x, *_: fusedops.softmax(x[0, 0, 0, 0], 0),
-    "log_softmax": lambda x, *_: fusedops.log_softmax(x, -1),
-    "log_softmax as float32": lambda x, *_: fusedops.log_softmax(x, 2, torch.float32),
     "scaled": lambda x, *_: fusedops.masked_softmax(x, scale=0.3),
     "bool mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m),
     "bool mask of a row": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m[0, 0, :1]),
@@ -95,48 +93,6 @@ OPS = {
     "sinks": lambda x, r, w, *_: fusedops.masked_softmax(x, causal=True, sinks=w[:5]),
     "a sink": lambda x, *_: fusedops.masked_softmax(x, sinks=0.0, masked_rows="zero"),
     "soft cap": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, bias=s, softcap=1.5),
-    "layer_norm": lambda x, r, w, b, *_: ops.layer_norm(x, [8], w, b, 1e-5),
-    "layer_norm, no bias": lambda x, r, w, *_: ops.layer_norm(x, [8], w, None, 1e-5),
-    "layer_norm over two": lambda x, *_: ops.layer_norm(x, [5, 8], None, None, 1e-5),
-    "std_norm": lambda x, r, w, b, *_: ops.std_norm(x, [8], w, b, 1e-6),
-    "l2_norm": lambda x, r, w, *_: ops.l2_norm(x, [8], w, 1e-6),
-    "l2_norm over two": lambda x, *_: ops.l2_norm(x, [5, 8], None, 1e2),
-    "std_norm over two": lambda x, *_: ops.std_norm(x, [5, 8], None, None, 1e-6),
-    "rms_norm": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6),
-    "rms_norm over two": lambda x, *_: ops.rms_norm(x, [5, 8], None, 1e-6),
-    "rms_norm, gemma": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6, 1.0),
-    "rms_norm, gemma without a weight": lambda x, *_: ops.rms_norm(x, [8], None, 1e-6, 1.0),
-    "rms_norm, llama": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6, 0.0, True),
-    "rms_norm, rounds": lambda x, *_: ops.rms_norm(x, [8], None, 1e-6, 0.0, True),
-    "add_layer_norm": lambda x, r, w, b, *_: ops.add_layer_norm(x, r, [8], w, b, 1e-5),
-    "add_layer_norm, two dtypes": lambda x, r, w, b, *_: ops.add_layer_norm(
-        x, r.float(), [8], w, b, 1e-5
-    ),
-    "add_rms_norm": lambda x, r, w, *_: ops.add_rms_norm(x, r, [8], w, 1e-6),
-    "add_rms_norm, two dtypes": lambda x, r, w, *_: ops.add_rms_norm(x.float(), r, [8], w, 1e-6),
-    "softmax_stats": lambda x, *_: ops.softmax_stats(x, 1),
-    "softmax_stats of a scalar": lambda x, *_: ops.softmax_stats(x[0, 0, 0, 0], 0),
-    "softmax_apply": lambda x, *_: ops.softmax_apply(x, *ops.softmax_stats(x, -1), -1),
-    "cross_entropy": lambda x, *_: ops.cross_entropy(x, CLASSES),
-    "cross_entropy, smoothed": lambda x, *_: ops.cross_entropy(x, CLASSES.int(), 3, 0.1),
-    "cross_entropy, capped": lambda x, *_: ops.cross_entropy(
-        x, CLASSES, 3, 0.0, 0.5, 2.0, reads_ignored=True
-    ),
-    "cross_entropy, no class ignored": lambda x, *_: ops.cross_entropy(x, CLASSES, None),
-    "linear_cross_entropy": lambda x, r, *_: ops.linear_cross_entropy(*_linear(x, r)),
-    "linear_cross_entropy, all terms": lambda x, r, w, *_: ops.linear_cross_entropy(
-        *_linear(x, r),
-        r.flatten()[:11],
-        _statistics(w.abs().sum() * torch.arange(30) / 30, x),
-        _statistics(w[0].abs(), x),
-        4,
-        0.1,
-        0.01,
-        2.0,
-    ),
-    "linear_cross_entropy_losses": lambda x, r, *_: ops.linear_cross_entropy_losses(
-        *_linear(x, r), None, 4, 0.1
-    ),
     "linear_cross_entropy, mean": lambda x, r, *_: fusedops.linear_cross_entropy(
         *_linear(x, r), ignore_index=4
     ),
@@ -146,71 +102,65 @@ OPS = {
     "cross_entropy, weighted": lambda x, r, w, *_: fusedops.cross_entropy(
         x.transpose(1, 3), CLASSES.transpose(1, 2), w.abs(), ignore_index=2, z_loss=0.125
     ),  # torch.onnx writes the factor of torch's product as float32
-    "stack_softmax": lambda x, r, *_: ops.stack_softmax([x, r, x], -1, 1),
-    "stack_softmax at the end": lambda x, r, *_: ops.stack_softmax([x, r], 0, -1),
-    "stack_log_softmax": lambda x, r, *_: ops.stack_log_softmax([x, r], 1, 0),
-    "stack_layer_norm": lambda x, r, w, b, *_: ops.stack_layer_norm(
-        [x, r], [8], [w, b], [b, w], 1e-5, 2
-    ),
-    "stack_layer_norm, no weights": lambda x, r, *_: ops.stack_layer_norm(
-        [x, r], [5, 8], [], [], 1e-5, -1
-    ),
-    "masked_softmax_dropout of 0": lambda x, r, w, b, m, f, s: ops.masked_softmax_dropout(
-        x, m, 0.5, True, None, 0.0, torch.tensor(3), s
-    ),
-    "masked_softmax_sinks": lambda x, r, w, b, m, f, s: ops.masked_softmax_sinks(
-        x, m, 0.5, True, None, 0.0, None, s, None, 0, False, None, None, None, w[:5], 2.0
-    ),
-    "spatial_layer_norm": lambda x, r, w, b, *_: ops.spatial_layer_norm(x, 1, w[:3], b[:3], 1e-6),
-    "spatial_layer_norm, last": lambda x, r, w, b, *_: ops.spatial_layer_norm(x, -1, w, b, 1e-6),
-    "spatial_layer_norm of a scalar": lambda x, r, w, *_: ops.spatial_layer_norm(
-        x[0, 0, 0, 0], 0, w[:1], None, 1e-6
-    ),
-    "spatial_rms_norm": lambda x, r, w, *_: ops.spatial_rms_norm(x, -2, w[:5], 1e-6),
-    "spatial_rms_norm, no weight": lambda x, *_: ops.spatial_rms_norm(x, 0, None, 1e-6),
-    "add_rms_norm, llama": lambda x, r, w, *_: ops.add_rms_norm(x, r, [8], w, 1e-6, 0.0, True),
 }
-
-
-#: The variants without a derivative, with the public op's arguments unless given here.
-VARIANTS = {
-    "_softmax": lambda x, *_: ops._softmax(x, 1),
-    "_log_softmax": lambda x, *_: ops._log_softmax(x, -1, torch.float32),
-    "_masked_softmax": lambda x, r, w, b, m, f, s: ops._masked_softmax(x, m, 0.5, True, None, s),
-    "_masked_softmax_sinks": lambda x, r, w, b, m, f, s: ops._masked_softmax_sinks(
-        x, m, 0.5, True, None, 0.0, None, s, None, 0, False, None, None, None, w[:5], 2.0
+#: Of the same, the arguments of ops; words after an op's name tell calls of one op apart.
+ARGUMENTS = {
+    "softmax": lambda x, *_: (x, 1),
+    "log_softmax": lambda x, *_: (x, -1),
+    "log_softmax as float32": lambda x, *_: (x, 2, torch.float32),
+    "masked_softmax": lambda x, r, w, b, m, f, s: (x, m, 0.5, True, None, s),
+    "layer_norm": lambda x, r, w, b, *_: (x, [8], w, b, 1e-5),
+    "layer_norm, no bias": lambda x, r, w, *_: (x, [8], w, None, 1e-5),
+    "layer_norm over two": lambda x, *_: (x, [5, 8], None, None, 1e-5),
+    "std_norm": lambda x, r, w, b, *_: (x, [8], w, b, 1e-6),
+    "l2_norm": lambda x, r, w, *_: (x, [8], w, 1e-6),
+    "l2_norm over two": lambda x, *_: (x, [5, 8], None, 1e2),
+    "std_norm over two": lambda x, *_: (x, [5, 8], None, None, 1e-6),
+    "rms_norm": lambda x, r, w, *_: (x, [8], w, 1e-6),
+    "rms_norm over two": lambda x, *_: (x, [5, 8], None, 1e-6),
+    "rms_norm, gemma": lambda x, r, w, *_: (x, [8], w, 1e-6, 1.0),
+    "rms_norm, gemma without a weight": lambda x, *_: (x, [8], None, 1e-6, 1.0),
+    "rms_norm, llama": lambda x, r, w, *_: (x, [8], w, 1e-6, 0.0, True),
+    "rms_norm, rounds": lambda x, *_: (x, [8], None, 1e-6, 0.0, True),
+    "add_layer_norm": lambda x, r, w, b, *_: (x, r, [8], w, b, 1e-5),
+    "add_layer_norm, two dtypes": lambda x, r, w, b, *_: (x, r.float(), [8], w, b, 1e-5),
+    "add_rms_norm": lambda x, r, w, *_: (x, r, [8], w, 1e-6),
+    "add_rms_norm, two dtypes": lambda x, r, w, *_: (x.float(), r, [8], w, 1e-6),
+    "softmax_stats": lambda x, *_: (x, 1),
+    "softmax_stats of a scalar": lambda x, *_: (x[0, 0, 0, 0], 0),
+    "softmax_apply": lambda x, *_: (x, *ops.softmax_stats(x, -1), -1),
+    "cross_entropy": lambda x, *_: (x, CLASSES),
+    "cross_entropy, smoothed": lambda x, *_: (x, CLASSES.int(), 3, 0.1),
+    "cross_entropy, capped": lambda x, *_: (x, CLASSES, 3, 0.0, 0.5, 2.0, True),
+    "cross_entropy, no class ignored": lambda x, *_: (x, CLASSES, None),
+    "linear_cross_entropy": lambda x, r, *_: _linear(x, r),
+    "linear_cross_entropy, all terms": lambda x, r, w, *_: (
+        *(*_linear(x, r), r.flatten()[:11]),
+        _statistics(w.abs().sum() * torch.arange(30) / 30, x),
+        *(_statistics(w[0].abs(), x), 4, 0.1, 0.01, 2.0),
     ),
-    "_masked_softmax_dropout": lambda x, r, w, b, m, *_: ops._masked_softmax_dropout(
-        x, m, 0.5, True, None, 0.0, torch.tensor(3)
+    "linear_cross_entropy_losses": lambda x, r, *_: (*_linear(x, r), None, 4, 0.1),
+    "stack_softmax": lambda x, r, *_: ([x, r, x], -1, 1),
+    "stack_softmax at the end": lambda x, r, *_: ([x, r], 0, -1),
+    "stack_log_softmax": lambda x, r, *_: ([x, r], 1, 0),
+    "stack_layer_norm": lambda x, r, w, b, *_: ([x, r], [8], [w, b], [b, w], 1e-5, 2),
+    "stack_layer_norm, no weights": lambda x, r, *_: ([x, r], [5, 8], [], [], 1e-5, -1),
+    "masked_softmax_dropout": lambda x, r, w, b, m, f, s: (  # of 0
+        *(x, m, 0.5, True, None, 0.0, torch.tensor(3), s),
     ),
-    "_cross_entropy": lambda x, *_: ops._cross_entropy(x, CLASSES, 3),
-    "_linear_cross_entropy": lambda x, r, *_: ops._linear_cross_entropy(*_linear(x, r)),
-    "_linear_cross_entropy_losses": lambda x, r, *_: ops._linear_cross_entropy_losses(
-        *_linear(x, r)
+    "masked_softmax_sinks": lambda x, r, w, b, m, f, s: (
+        *(x, m, 0.5, True, None, 0.0, None, s),
+        *(None, 0, False, None, None, None, w[:5], 2.0),
     ),
-    "_stack_softmax": lambda x, r, *_: ops._stack_softmax([x, r], -1, 0),
-    "_stack_log_softmax": lambda x, r, *_: ops._stack_log_softmax([x, r], -1, 0),
-    "_stack_layer_norm": lambda x, r, w, b, *_: ops._stack_layer_norm(
-        [x, r], [8], [w, b], [b, w], 1e-5, 0
-    ),
-    "_layer_norm": lambda x, r, w, b, *_: ops._layer_norm(x, [8], w, b, 1e-5),
-    "_std_norm": lambda x, r, w, b, *_: ops._std_norm(x, [8], w, b, 1e-5),
-    "_rms_norm": lambda x, r, w, *_: ops._rms_norm(x, [8], w, 1e-6, 1.0),
-    "_l2_norm": lambda x, r, w, *_: ops._l2_norm(x, [8], w, 1e-6),
-    "_spatial_layer_norm": lambda x, r, w, b, *_: ops._spatial_layer_norm(x, 1, w[:3], b[:3], 1e-6),
-    "_spatial_rms_norm": lambda x, r, w, *_: ops._spatial_rms_norm(x, 1, w[:3], 1e-6),
-    "_layer_norm_output": lambda x, r, w, b, *_: ops._layer_norm_output(x, [8], w, b, 1e-5),
-    "_std_norm_output": lambda x, r, w, b, *_: ops._std_norm_output(x, [8], w, b, 1e-5),
-    "_rms_norm_output": lambda x, r, w, *_: ops._rms_norm_output(x, [8], w, 1e-6, 1.0),
-    "_l2_norm_output": lambda x, r, w, *_: ops._l2_norm_output(x, [8], w, 1e-6),
-    "_spatial_layer_norm_output": lambda x, r, w, b, *_: ops._spatial_layer_norm_output(
-        x, 1, w[:3], b[:3], 1e-6
-    ),
-    "_spatial_rms_norm_output": lambda x, r, w, *_: ops._spatial_rms_norm_output(x, 1, w[:3], 1e-6),
-    "_add_layer_norm": lambda x, r, w, b, *_: ops._add_layer_norm(x, r, [8], w, b, 1e-5, True),
-    "_add_rms_norm": lambda x, r, w, *_: ops._add_rms_norm(x, r, [8], w, 1e-6, True, 1.0),
+    "spatial_layer_norm": lambda x, r, w, b, *_: (x, 1, w[:3], b[:3], 1e-6),
+    "spatial_layer_norm, last": lambda x, r, w, b, *_: (x, -1, w, b, 1e-6),
+    "spatial_layer_norm of a scalar": lambda x, r, w, *_: (x[0, 0, 0, 0], 0, w[:1], None, 1e-6),
+    "spatial_rms_norm": lambda x, r, w, *_: (x, -2, w[:5], 1e-6),
+    "spatial_rms_norm, no weight": lambda x, *_: (x, 0, None, 1e-6),
+    "add_rms_norm, llama": lambda x, r, w, *_: (x, r, [8], w, 1e-6, 0.0, True),
+    "_add_layer_norm": lambda x, r, w, b, *_: (x, r, [8], w, b, 1e-5, True),
+    "_add_rms_norm": lambda x, r, w, *_: (x, r, [8], w, 1e-6, True, 1.0),
 }
-OPS |= VARIANTS
 
 
 def is_of_inference(op):
@@ -221,6 +171,20 @@ def is_of_inference(op):
 
 
 INFERENCE_OPS = sorted(filter(is_of_inference, libraries.OPS))
+#: The calls of ops whose variants without a derivative get their arguments.
+OF_VARIANTS = {"rms_norm": "rms_norm, gemma", "cross_entropy": "cross_entropy, smoothed"}
+OF_VARIANTS["log_softmax"] = "log_softmax as float32"
+for _op in INFERENCE_OPS:
+    _public = _op.strip("_").removesuffix("_output")
+    ARGUMENTS.setdefault(_op, ARGUMENTS.get(OF_VARIANTS.get(_public, _public)))
+
+
+def call_of(name):
+    op = getattr(ops, re.match(r"\w+", name)[0])
+    return lambda *inputs: op(*ARGUMENTS[name](*inputs))
+
+
+OPS |= {name: call_of(name) for name in ARGUMENTS}
 
 
 @pytest.mark.parametrize("opset_version", range(18, 24))
