@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 
 import fusedops
 from fusedops.cli import env, main, problems
@@ -18,11 +17,9 @@ from fusedops.ops.registration import libraries
 
 def test_json_report_holds_every_section_and_the_variables_in_force():
     fewest = libraries.build_info()["cpu_isas"][0]
-    command = [sys.executable, "-m", "fusedops", "env", "--json"]
-    variables = os.environ | {"FUSEDOPS_CPU_ISA": fewest}
-    report = json.loads(
-        subprocess.run(command, env=variables, capture_output=True, check=True).stdout
-    )
+    done = run_python("-m", "fusedops", "env", "--json", FUSEDOPS_CPU_ISA=fewest)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
     assert report.keys() == {*env.PROBES, "problems"}
     assert report["variables"]["FUSEDOPS_CPU_ISA"] == fewest
     assert report["system"]["instructions used by fusedops"] == fewest

@@ -1,14 +1,9 @@
 """tools/check_docstrings.py, a part of `make lint`."""
 
-import sys
-from pathlib import Path
-
+import check_docstrings
 import pytest
 
 import fusedops
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-import check_docstrings
 
 FUNCTION = '''def scale(input: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
     """A multiple of a tensor.

@@ -14,12 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from simt.emulator import build
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests"))
-
-from simt.emulator import build  # noqa: E402
-
 pytestmark = pytest.mark.exhaustive
 
 TOOL = ROOT / "tools"

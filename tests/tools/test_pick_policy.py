@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pick_policy
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import pick_policy  # noqa: E402
 
 HEADER = (
     "op,direction,dtype,rows,cols,width,elements,threads,row_threads,blocks,partitions,segment,"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import plot_results
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import plot_results  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,12 +2,8 @@
 
 import dataclasses
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from sass import chips, code, errors, gates, kernels, toolchain
 
 

@@ -1,12 +1,8 @@
 """What the machine code of kernels of clusters may not contain; no GPU is needed."""
 
 import collections
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from sass import chips, code, toolchain
 
 #: Fences wait until all stores of a thread are in memory: 1 us or more where a row takes 4.

@@ -4,12 +4,8 @@ import csv
 import dataclasses
 import shutil
 import struct
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from sass import demand, gates, launches, limits, shapes, tables, toolchain
 from sass.chips import CHIPS
 from sass.code import parse_sass
