@@ -73,26 +73,47 @@ INF, NAN = np.inf, np.nan
 SPECIAL_ROWS = {
     "all -inf": [-INF] * 8,
     "one finite": [-INF, -INF, 2.0, -INF, -INF, -INF, -INF, -INF],
-    "+inf": [1.0, INF, 2.0, -INF, 0.0, 1.0, 2.0, 3.0],
+    "+inf": [1.0, INF, 2.0, 4.0, 0.0, 1.0, 2.0, 3.0],
+    "+inf beside -inf": [1.0, INF, 2.0, -INF, 0.0, 1.0, 2.0, 3.0],
     "NaN first": [NAN, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
     "NaN beside -inf": [-INF, -INF, -INF, NAN, -INF, -INF, -INF, -INF],
     "lowest and largest": [6e4, -6e4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
 }
 
 
+def special_rows(cols: int, dtype: str, beside: float) -> np.ndarray:
+    """Rows of that length as the emulator stores them, and the same from the last column on."""
+    rows = np.array([row + [beside] * (cols - 8) for row in SPECIAL_ROWS.values()])
+    return encode(np.concatenate([rows, rows[:, ::-1]]), dtype)
+
+
+def rows_of_hidden_parts(cols: int, part: int, dtype: str) -> np.ndarray:
+    """Rows whose parts, of so many columns, are often nothing but -inf."""
+    rows = np.full((7, cols), -INF)
+    rows[1, 0], rows[2, -1], rows[3, part - 1 : part + 1] = 2.0, -3.0, 1.0
+    rows[4:, : cols // 2] = np.linspace(-1, 1, cols // 2)
+    rows[4, -1], rows[5, part + 3] = NAN, INF
+    return encode(rows, dtype)
+
+
+def assert_nonfinite_as_in_eager(emulator: Emulator, case: Case, stored: np.ndarray) -> np.ndarray:
+    """Infinities and NaNs come out where torch has them. Returns the output."""
+    found = families.run(emulator, case, {"input": stored})["output"]
+    actual = tensor(found, case.other)
+    eager = (torch.log_softmax if case.log else torch.softmax)(tensor(stored, case.dtype), -1)
+    assert torch.equal(actual.isnan(), eager.isnan())
+    assert torch.equal(actual.isinf(), eager.isinf())
+    return found
+
+
 def assert_special_rows_are_as_in_eager(
     emulator: Emulator, dtype: str, cols: int, width: int
 ) -> None:
-    """Infinities and NaNs come out where torch has them."""
-    rows = np.array([row + [-INF] * (cols - 8) for row in SPECIAL_ROWS.values()])
-    stored = encode(np.concatenate([rows, rows[:, ::-1]]), dtype)
-    x, width = tensor(stored, dtype), min(width, 16 // stored.itemsize)
+    stored = special_rows(cols, dtype, -INF)
+    width = min(width, 16 // stored.itemsize)
     for log in (False, True):
         case = Case("softmax_forward", dtype, dtype, len(stored), cols, width, log=log)
-        actual = tensor(families.run(emulator, case, {"input": stored})["output"], dtype)
-        eager = (torch.log_softmax if log else torch.softmax)(x, -1)
-        assert torch.equal(actual.isnan(), eager.isnan())
-        assert torch.equal(actual.isinf(), eager.isinf())
+        assert_nonfinite_as_in_eager(emulator, case, stored)
 
 
 class Judge:

@@ -23,7 +23,7 @@ from .cases.masked import (
 from .cases.rows import Arrays, encode
 from .emulator.library import Config
 from .families import run
-from .judge import same_bits, tensor
+from .judge import SPECIAL_ROWS, same_bits, tensor
 
 FORWARD, BACKWARD = OPS
 INF, NAN = np.inf, np.nan
@@ -83,8 +83,16 @@ FEW_IDS = [f"{case.op}-{case.terms}-{case.cols}" for case in FEW]
 
 
 @pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
-def test_the_order_of_threads_and_blocks_and_unwritten_memory_change_no_bit(in_any_order, case):
-    in_any_order(case)
+def test_neither_order_nor_split_nor_a_result_in_place_changes_a_bit(emulator, in_any_order, case):
+    """The order of threads and blocks, also where memory is unwritten, and launches of parts."""
+    split = Config(max_grid=2)
+    whole = in_any_order(case, None, split)
+    emulator.configure(split)
+    prepared = Prepared(emulator, case, inputs(case))
+    source, to = ("input", "output") if case.op == FORWARD else ("grad_output", "grad_input")
+    setattr(prepared.args, to, getattr(prepared.args, source))
+    emulator.launch(prepared.args)
+    assert prepared.arrays[source].read().tobytes() == whole[to].tobytes()
 
 
 def moved_to_row(case: MaskedCase, prepared: Prepared, row: int) -> None:
@@ -121,17 +129,6 @@ def test_a_row_alone_and_in_a_batch_has_equal_bits(emulator, case):
         emulator.launch(prepared.args)
         for name, values in prepared.outputs().items():
             assert values[row].tobytes() == batch[name][row].tobytes()
-
-
-@pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
-def test_a_launch_split_at_the_grids_limit_and_one_in_place_give_the_same_bits(emulator, case):
-    whole = run(emulator, case)
-    emulator.configure(Config(max_grid=2))
-    prepared = Prepared(emulator, case, inputs(case))
-    source, to = ("input", "output") if case.op == FORWARD else ("grad_output", "grad_input")
-    setattr(prepared.args, to, getattr(prepared.args, source))
-    emulator.launch(prepared.args)
-    assert prepared.arrays[source].read().tobytes() == whole[to].tobytes()
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -264,14 +261,7 @@ def test_dropout_keeps_what_philox_says(emulator, dtype, width, cols, p):
     assert gradient.abs().max() == 0  # p * (g - p * g) of a one-hot row
 
 
-SPECIAL = {
-    "finite": [1.0, -2.0, 3.0, 0.5, 0.0, 1.0, 2.0, 3.0],
-    "all -inf": [-INF] * 8,
-    "one finite": [-INF, -INF, 2.0, -INF, -INF, -INF, -INF, -INF],
-    "+inf": [1.0, INF, 2.0, -INF, 0.0, 1.0, 2.0, 3.0],
-    "NaN": [NAN, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
-    "NaN beside -inf": [-INF, -INF, -INF, NAN, -INF, -INF, -INF, -INF],
-}
+SPECIAL = {"finite": [1.0, -2.0, 3.0, 0.5, 0.0, 1.0, 2.0, 3.0], **SPECIAL_ROWS}
 
 
 def special_case(cols: int, mask_value: float, by: str, zeros: bool) -> tuple[MaskedCase, Arrays]:

@@ -16,7 +16,7 @@ from .cases.norm import KINDS, OPS, NormCase, Prepared, inputs, statistics
 from .cases.rows import decode, encode
 from .emulator.library import DTYPES, VECTOR_BYTES, Config, EmulatorError
 from .families import run
-from .judge import Judge, assert_within_bounds, same_bits, tensor
+from .judge import Judge, assert_within_bounds, same_bits, special_rows, tensor
 
 FORWARD, BACKWARD = OPS
 ROWS_ONLY = (True, False, False)
@@ -251,23 +251,11 @@ def test_one_element_has_no_standard_deviation(emulator, dtype):
     assert np.isnan(decode(gradients["grad_weight"], dtype)).all()
 
 
-INF, NAN = np.inf, np.nan
-SPECIAL_ROWS = {
-    "all -inf": [-INF] * 8,
-    "one finite": [-INF, -INF, 2.0, -INF, -INF, -INF, -INF, -INF],
-    "+inf": [1.0, INF, 2.0, 4.0, 0.0, 1.0, 2.0, 3.0],
-    "NaN first": [NAN, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
-    "NaN beside -inf": [-INF, -INF, -INF, NAN, -INF, -INF, -INF, -INF],
-    "lowest and largest": [6e4, -6e4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
-}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cols, width", [(8, 1), (520, 2), (1032, 1), (33_000, 8)])
 def test_inf_and_nan_come_out_as_by_the_definition(emulator, kind, dtype, cols, width):
-    rows = np.array([row + [0.5] * (cols - 8) for row in SPECIAL_ROWS.values()])
-    stored = encode(np.concatenate([rows, rows[:, ::-1]]), dtype)
+    stored = special_rows(cols, dtype, 0.5)
     width = min(width, 16 // DTYPES[dtype].itemsize)
     case = NormCase(FORWARD, dtype, len(stored), cols, width, kind=kind)
     case = replace(case, weight=False, bias=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-import bounds
 import numpy as np
 import pytest
 import torch
@@ -17,7 +16,14 @@ from .cases.norm import KINDS, NormCase
 from .cases.rows import Case, encode
 from .emulator.library import DTYPES, EmulatorError
 from .families import RowsCase
-from .judge import Judge, assert_row_is_alike, assert_within_bounds, tensor
+from .judge import (
+    Judge,
+    assert_nonfinite_as_in_eager,
+    assert_row_is_alike,
+    assert_within_bounds,
+    rows_of_hidden_parts,
+    tensor,
+)
 
 #: Columns of a segment, in rows of up to 64 segments.
 SEGMENT = 4096
@@ -95,32 +101,16 @@ def test_a_row_of_more_segments_than_a_block_has_threads_is_right(emulator):
     assert found["rstd"].item() == pytest.approx(rstd.item(), rel=1e-7)
 
 
-INF, NAN = np.inf, np.nan
-
-
-def special_rows(cols: int) -> np.ndarray:
-    """Rows with finite values at the ends of segments, and with segments of nothing but -inf."""
-    rows = np.full((7, cols), -INF)
-    rows[1, 0], rows[2, -1], rows[3, SEGMENT - 1 : SEGMENT + 1] = 2.0, -3.0, 1.0
-    rows[4:, : cols // 2] = np.linspace(-1, 1, cols // 2)
-    rows[4, -1], rows[5, SEGMENT + 3] = NAN, INF
-    return rows
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("cols, width", [(2 * SEGMENT + 5, 1), (9 * SEGMENT - 16, 8)])
 def test_segments_of_nothing_but_minus_inf_do_not_touch_the_rest(emulator, dtype, log, cols, width):
     width = min(width, 16 // DTYPES[dtype].itemsize)
-    stored = encode(special_rows(cols), dtype)
+    stored = rows_of_hidden_parts(cols, SEGMENT, dtype)
     case = Case("softmax_forward", dtype, dtype, len(stored), cols, width, log=log)
-    actual = tensor(families.run(emulator, case, {"input": stored})["output"], dtype)
-    softmax = torch.log_softmax if log else torch.softmax
-    eager = softmax(tensor(stored, dtype), -1)
-    assert torch.equal(actual.isnan(), eager.isnan())
-    assert torch.equal(actual.isinf(), eager.isinf())
-    bound = bounds.log_softmax if log else bounds.softmax
-    bounds.assert_within(actual, bound(tensor(stored, dtype)))
+    found = assert_nonfinite_as_in_eager(emulator, case, stored)
+    Judge().add(case, {"input": stored}, {"output": found})
+    eager = (torch.log_softmax if log else torch.softmax)(tensor(stored, dtype), -1)
     backward = replace(case, op="softmax_backward")
     given = families.inputs(backward) | {"output": encode(eager.double().numpy(), dtype)}
     found = families.run(emulator, backward, given)["grad_input"]
