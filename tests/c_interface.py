@@ -75,15 +75,15 @@ class LayerNorm:
         self.vars, self.means = np.empty((2, rows), np.float32)
         self.gamma_grad, self.betta_grad = np.empty((2, cols), np.float32)
 
-    def forward(self, binding: Binding) -> None:
+    def forward(self, binding: Binding, stream=None) -> None:
         arrays = (self.ln_res, self.vars, self.means, self.inp, self.gamma, self.betta)
-        binding.call("fusedops_layernorm", *arrays, self.rows, self.cols, self.eps, None)
+        binding.call("fusedops_layernorm", *arrays, self.rows, self.cols, self.eps, stream)
 
-    def backward(self, binding: Binding, wanted=(True, True, True)) -> None:
+    def backward(self, binding: Binding, wanted=(True, True, True), stream=None) -> None:
         grads = (self.gamma_grad, self.betta_grad, self.inp_grad)
         given = [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
         arrays = (*given, self.out_grad, self.inp, self.gamma, self.vars, self.means)
-        binding.call("fusedops_layernorm_bw", *arrays, self.rows, self.cols, None)
+        binding.call("fusedops_layernorm_bw", *arrays, self.rows, self.cols, stream)
 
     def expected(self) -> dict[str, np.ndarray]:
         inp, grad = self.inp.astype(np.float64), self.out_grad.astype(np.float64)

@@ -140,12 +140,12 @@ class Cuda(Emulator):
 
     def _declare(self) -> None:
         cuda = self.cuda
-        for name in ("workspace_bytes", "refuse", "allocation_count", "launch_many"):
+        for name in ("workspace_bytes", "allocation_count", "launch_many"):
             getattr(cuda, f"cudart_{name}").restype = c_int64
         for name in ("cudart_refused_name", "cudaGetErrorString", "fusedops_last_error"):
             getattr(cuda, name).restype = c_char_p
         cuda.cudart_launch.argtypes = [c_int, c_void_p, c_void_p]
-        cuda.cudart_launch_many.argtypes = [c_int, c_void_p, c_void_p, c_int64, c_int]
+        cuda.cudart_launch_many.argtypes = [c_int, c_void_p, c_int64, c_int]
         cuda.cudart_describe.argtypes = [c_char_p, c_void_p, c_char_p, POINTER(Code), c_int]
         cuda.cudart_describe.restype = c_bool
         cuda.cudart_refuse.argtypes = [c_int64, c_int]
@@ -178,8 +178,7 @@ class Cuda(Emulator):
     def failed_launches(self, args: Args, times: int, threads: int) -> int:
         """How many of so many launches the package returns an error for, in one of so many threads
         that begin at the same time."""
-        pointer = ctypes.byref(args)
-        return self.cuda.cudart_launch_many(op_of(args), pointer, None, times, threads)
+        return self.cuda.cudart_launch_many(op_of(args), ctypes.byref(args), times, threads)
 
     def workspace_bytes(self, args: Args) -> int:
         return self.cuda.cudart_workspace_bytes(op_of(args), ctypes.byref(args))
@@ -230,10 +229,9 @@ class Cuda(Emulator):
 
     # --- what tests ask of the stand-in ----------------------------------------------------------
 
-    def refuse(self, call: int, error: int) -> int:
-        """The ``call``-th call of the runtime from now on fails. Returns the number of calls since
-        this was last said."""
-        return self.cuda.cudart_refuse(call, error)
+    def refuse(self, call: int, error: int) -> None:
+        """The ``call``-th call of the runtime from now on fails."""
+        self.cuda.cudart_refuse(call, error)
 
     def refused_name(self) -> str | None:
         """The function that was refused."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-from c_interface import CLOSE, LayerNorm, masked_scores, normal, padding, softmax
+from c_interface import CLOSE, Binding, LayerNorm, masked_scores, normal, padding, softmax
 from simt import families
 from simt.cases.cross_entropy import CrossEntropyCase
 from simt.cases.masked import MaskedCase
@@ -61,84 +61,74 @@ class OfCase:
         Judge().add(self._case, self._given, self.outputs())
 
 
-class OfCInterface:
-    """A call of the C interface; a subclass has its arrays."""
+class CInterface(Binding):
+    """That of a library which is loaded. An error is a CudaError."""
 
     def __init__(self, cuda: Cuda) -> None:
-        self._library = cuda.cuda
+        self.library = cuda.cuda
 
-    def reset(self) -> None: ...
-
-    def call(self, name: str, stream: int | None, *args: object) -> None:
-        function = getattr(self._library, name)
-        converted = [
-            arg.ctypes.data_as(ctypes.c_void_p) if isinstance(arg, np.ndarray) else arg
-            for arg in args
-        ]
-        status = function(*converted, ctypes.c_void_p(stream))
-        if status != 0:
-            raise CudaError(status, self._library.fusedops_last_error().decode())
+    def call(self, name: str, *args: object) -> None:
+        if status := self.status(name, *args):
+            raise CudaError(status, self.text("fusedops_last_error"))
 
 
-class AttnSoftmax(OfCInterface):
+class InPlace:
+    """A call of the C interface that overwrites its input; a subclass has the other arguments."""
+
+    def __init__(self, cuda: Cuda, given: np.ndarray) -> None:
+        self._binding, self._given, self._array = CInterface(cuda), given, np.empty_like(given)
+
+    def reset(self) -> None:
+        self._array[:] = self._given
+
+    def start(self, stream: int | None = None) -> None:
+        self.reset()
+        name, *args = self.call()
+        self._binding.call(name, self._array, *args, ctypes.c_void_p(stream))
+
+    def check(self) -> None:
+        np.testing.assert_allclose(self._array, self.expected(), **CLOSE)
+
+
+class AttnSoftmax(InPlace):
     def __init__(self, shape: tuple[int, ...], cuda: Cuda) -> None:
-        super().__init__(cuda)
-        self._scores, self._mask = normal(*shape), padding(shape[0], shape[3], -1e8)
-        self._inp = np.empty_like(self._scores)
+        super().__init__(cuda, normal(*shape))
+        self._mask = padding(shape[0], shape[3], -1e8)
 
-    def reset(self) -> None:
-        self._inp[:] = self._scores
+    def call(self) -> tuple:
+        return "fusedops_attn_softmax", self._mask, *self._given.shape, False
 
-    def start(self, stream: int | None = None) -> None:
-        self.reset()
-        self.call(
-            *("fusedops_attn_softmax", stream, self._inp, self._mask),
-            *(*self._inp.shape, False),
-        )
-
-    def check(self) -> None:
-        expected = softmax(masked_scores(self._scores, self._mask, False))
-        np.testing.assert_allclose(self._inp, expected, **CLOSE)
+    def expected(self) -> np.ndarray:
+        return softmax(masked_scores(self._given, self._mask, False))
 
 
-class AttnSoftmaxGradient(OfCInterface):
+class AttnSoftmaxGradient(InPlace):
     def __init__(self, rows: int, cols: int, cuda: Cuda) -> None:
-        super().__init__(cuda)
-        self._grad, self._probabilities = normal(rows, cols), softmax(normal(rows, cols, seed=1))
-        self._out_grad = np.empty_like(self._grad)
+        super().__init__(cuda, normal(rows, cols))
+        self._probabilities = softmax(normal(rows, cols, seed=1))
 
-    def reset(self) -> None:
-        self._out_grad[:] = self._grad
+    def call(self) -> tuple:
+        return "fusedops_attn_softmax_bw", self._probabilities, *self._given.shape
 
-    def start(self, stream: int | None = None) -> None:
-        self.reset()
-        arrays = (self._out_grad, self._probabilities)
-        self.call("fusedops_attn_softmax_bw", stream, *arrays, *self._grad.shape)
-
-    def check(self) -> None:
-        product = self._grad.astype(np.float64) * self._probabilities
-        expected = product - self._probabilities * product.sum(-1, keepdims=True)
-        np.testing.assert_allclose(self._out_grad, expected, **CLOSE)
+    def expected(self) -> np.ndarray:
+        product = self._given.astype(np.float64) * self._probabilities
+        return product - self._probabilities * product.sum(-1, keepdims=True)
 
 
-class LayerNormAndGradients(OfCInterface):
+class LayerNormAndGradients:
     """The norm and its gradients; without those that are sums over rows, which take the emulator
     long where there are many columns."""
 
     def __init__(self, rows: int, cols: int, with_sums: bool, cuda: Cuda) -> None:
-        super().__init__(cuda)
+        self._binding = CInterface(cuda)
         self._norm, self._with_sums = LayerNorm(rows, cols), with_sums
 
+    def reset(self) -> None: ...
+
     def start(self, stream: int | None = None) -> None:
-        norm, size = self._norm, (self._norm.rows, self._norm.cols)
-        results = (norm.ln_res, norm.vars, norm.means)
-        given = (norm.inp, norm.gamma, norm.betta)
-        eps = ctypes.c_float(norm.eps)
-        self.call("fusedops_layernorm", stream, *results, *given, *size, eps)
-        sums = (norm.gamma_grad, norm.betta_grad) if self._with_sums else (None, None)
-        results = (*sums, norm.inp_grad)
-        given = (norm.out_grad, norm.inp, norm.gamma, norm.vars, norm.means)
-        self.call("fusedops_layernorm_bw", stream, *results, *given, *size)
+        of_stream, wanted = ctypes.c_void_p(stream), (self._with_sums, self._with_sums, True)
+        self._norm.forward(self._binding, of_stream)
+        self._norm.backward(self._binding, wanted, of_stream)
 
     def check(self) -> None:
         for name, expected in self._norm.expected().items():

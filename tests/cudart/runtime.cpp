@@ -289,6 +289,22 @@ cudaError_t check_stream(cudaStream_t handle) {
   return is_broken ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
 }
 
+// call() of a function that appends work to a stream, and of one that looks at a stream.
+template <class Body>
+cudaError_t call_in(cudaStream_t handle, const char* name, Body body) {
+  return call(name, [&] {
+    const cudaError_t status = check_stream(handle);
+    return status == cudaSuccess ? body() : status;
+  });
+}
+template <class Body>
+cudaError_t call_of(cudaStream_t handle, const char* name, Body body) {
+  return call(name, [&] {
+    CUstream_st* const stream = find_stream(handle);
+    return stream == nullptr ? cudaErrorInvalidResourceHandle : body(*stream);
+  });
+}
+
 void append(cudaStream_t handle, Work work) {
   if (!state().executes) return;
   CUstream_st& stream = *find_stream(handle);
@@ -481,8 +497,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device)
 }
 
 cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t stream) {
-  return call(__func__, [&] {
-    if (const cudaError_t status = check_stream(stream); status != cudaSuccess) return status;
+  return call_in(stream, __func__, [&] {
     if (posix_memalign(memory, 256, bytes + kGuardBytes) != 0) return cudaErrorMemoryAllocation;
     state().allocations[*memory] = bytes;
     append(
@@ -493,8 +508,7 @@ cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t stream) {
 
 // The memory itself is kept, because a graph may write to it again.
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
-  return call(__func__, [&] {
-    if (const cudaError_t status = check_stream(stream); status != cudaSuccess) return status;
+  return call_in(stream, __func__, [&] {
     const auto found = state().allocations.find(memory);
     if (found == state().allocations.end()) return cudaErrorInvalidValue;
     const size_t bytes = found->second;
@@ -505,8 +519,7 @@ cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
 }
 
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
-  return call(__func__, [&] {
-    if (const cudaError_t status = check_stream(stream); status != cudaSuccess) return status;
+  return call_in(stream, __func__, [&] {
     append(stream, [=] { return std::memset(memory, value, bytes), cudaSuccess; });
     return cudaSuccess;
   });
@@ -529,8 +542,6 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 // --- what a program calls besides the package ----------------------------------------------------
 
-cudaError_t cudaPeekAtLastError() { return last_error; }
-
 cudaError_t cudaSetDevice(int device) {
   return call(__func__, [&] {
     if (!is_device(device)) return cudaErrorInvalidDevice;
@@ -549,44 +560,36 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   std::vector<Work> works;
-  const cudaError_t status = call(__func__, [&] {
-    CUstream_st* const stream = find_stream(handle);
-    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-    if (is_capturing(*stream)) {
-      stream->capture = cudaStreamCaptureStatusInvalidated;
+  const cudaError_t status = call_of(handle, __func__, [&](CUstream_st& stream) {
+    if (is_capturing(stream)) {
+      stream.capture = cudaStreamCaptureStatusInvalidated;
       return cudaErrorStreamCaptureUnsupported;
     }
-    works.swap(stream->queue);
+    works.swap(stream.queue);
     return cudaSuccess;
   });
   return status == cudaSuccess ? run_all(works) : status;
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode) {
-  return call(__func__, [&] {
-    CUstream_st* const stream = find_stream(handle);
-    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  return call_of(handle, __func__, [&](CUstream_st& stream) {
     if (is_default(handle)) return cudaErrorStreamCaptureUnsupported;
-    stream->capture = cudaStreamCaptureStatusActive;
+    stream.capture = cudaStreamCaptureStatusActive;
     return cudaSuccess;
   });
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
-  return call(__func__, [&] {
-    CUstream_st* const stream = find_stream(handle);
-    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-    const auto was = std::exchange(stream->capture, cudaStreamCaptureStatusNone);
-    *graph = new CUgraph_st{std::exchange(stream->captured, {})};
+  return call_of(handle, __func__, [&](CUstream_st& stream) {
+    const auto was = std::exchange(stream.capture, cudaStreamCaptureStatusNone);
+    *graph = new CUgraph_st{std::exchange(stream.captured, {})};
     return was == cudaStreamCaptureStatusActive ? cudaSuccess : cudaErrorStreamCaptureInvalidated;
   });
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
-  return call(__func__, [&] {
-    const CUstream_st* const stream = find_stream(handle);
-    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-    *status = stream->capture;
+  return call_of(handle, __func__, [&](const CUstream_st& stream) {
+    *status = stream.capture;
     return cudaSuccess;
   });
 }
@@ -618,14 +621,13 @@ int cudart_kernel_count() { return static_cast<int>(state().kernels.size()); }
 // Whether launches are kept and run, or only checked.
 void cudart_execute(bool executes) { state().executes = executes; }
 
-// The n-th call from now on fails with an error. Returns the number of calls since the last time.
-int64_t cudart_refuse(int64_t nth, int error) {
+// The n-th call from now on fails with an error.
+void cudart_refuse(int64_t nth, int error) {
   refused_call = 0;
   refusal = static_cast<cudaError_t>(error);
   refused_name = nullptr;
-  const int64_t before = calls.exchange(0);
+  calls = 0;
   refused_call = nth;
-  return before;
 }
 
 // The call that was refused, or null.
@@ -648,8 +650,7 @@ void cudart_take_launches(Visitor* visit) {
 
 // Appends a graph's work to a stream.
 int cudart_launch_graph(cudaGraph_t graph, cudaStream_t stream) {
-  return call(__func__, [&] {
-    if (const cudaError_t status = check_stream(stream); status != cudaSuccess) return status;
+  return call_in(stream, __func__, [&] {
     append(stream, [graph] {
       for (const Work& work : graph->works) {
         if (const cudaError_t status = work(); status != cudaSuccess) return status;
@@ -672,11 +673,11 @@ int64_t cudart_workspace_bytes(int op, const void* args) {
 
 // Launches many times, without Python between, in so many threads that begin at the same time.
 // Returns how many times that failed in this one.
-int64_t cudart_launch_many(int op, const void* args, void* stream, int64_t times, int threads) {
+int64_t cudart_launch_many(int op, const void* args, int64_t times, int threads) {
   static std::atomic<int> waiting = 0;
   for (++waiting; waiting % threads != 0;) std::this_thread::yield();
   int64_t failed = 0;
-  for (int64_t i = 0; i < times; ++i) failed += cudart_launch(op, args, stream) != 0;
+  for (int64_t i = 0; i < times; ++i) failed += cudart_launch(op, args, nullptr) != 0;
   return failed;
 }
 
