@@ -236,7 +236,10 @@ class Planted:
         ({"settings": 3}, "--resume: the checkpoint is not one of this tool"),
         ([1, 2], "--resume: the checkpoint is not one of this tool"),
         ({"settings": {}, "model": {}}, "--resume: the checkpoint is not one of this tool"),
-        ({"settings": {"heads": 3}}, "the checkpoint is of another run: heads was 3, now 2"),
+        (
+            {"settings": {"heads": 3, "seed": 1, "layers": 1}},
+            "the checkpoint is of another run: heads was 3, now 2, seed was 1, now 0",
+        ),
     ],
 )
 def test_a_checkpoint_of_another_program_is_named(train, tmp_path, capsys, state, message):

@@ -26,25 +26,13 @@ _ITEMS = [dtype.itemsize for dtype in DTYPES.values()]
 Move = tuple[int, int, int]  # from, to, bytes
 
 
-class _Reserved:
-    """Reserved address space. A page of it becomes memory when it is written."""
-
-    def __init__(self, size: int) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.mmap.restype = ctypes.c_void_p
-        self._libc.mmap.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
-            ctypes.c_int64,
-        ]
-        self._libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        self.size = size
-        self.address = self._libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        if self.address == ctypes.c_void_p(-1).value:
-            raise MemoryError(f"no {size >> 30} GiB of address space; see ulimit -v")
-
-    def release(self) -> None:
-        self._libc.munmap(self.address, self.size)
+def _reserved(size: int) -> mmap.mmap:
+    """Address space. A page of it becomes memory when it is written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    try:
+        return mmap.mmap(-1, size, flags=flags)
+    except OSError:
+        raise MemoryError(f"no {size >> 30} GiB of address space; see ulimit -v") from None
 
 
 @contextmanager
@@ -52,7 +40,7 @@ def spread(args: Args) -> Iterator[None]:
     """Moves all rows, slices and operands of ``args`` FAR apart; at the end of the block copies
     them back to where they were."""
     moves: list[Move] = []
-    reserved: list[_Reserved] = []
+    reserved: list[mmap.mmap] = []
     for part in _parts(args):
         if part.data:
             _move(part, args, moves, reserved)
@@ -62,7 +50,7 @@ def spread(args: Args) -> Iterator[None]:
     for near, far, size in moves:
         ctypes.memmove(near, far, size)
     for space in reserved:
-        space.release()
+        space.close()
 
 
 def _parts(struct: Structure) -> Iterator[Rows | Slices | Operand]:
@@ -75,15 +63,16 @@ def _parts(struct: Structure) -> Iterator[Rows | Slices | Operand]:
 
 
 def _move(
-    part: Rows | Slices | Operand, args: Args, moves: list[Move], reserved: list[_Reserved]
+    part: Rows | Slices | Operand, args: Args, moves: list[Move], reserved: list[mmap.mmap]
 ) -> None:
     is_bool = isinstance(part, Operand) and part.is_bool
     item = 1 if is_bool else _ITEMS[part.dtype]
     steps, length = _steps(part, args)
     places = list(product(*(range(count) for count, _ in steps)))
     # There is room on both sides: an offset that wraps to a negative one reads zeros.
-    reserved.append(_Reserved((len(places) + 2) * FAR * item))
-    first = reserved[-1].address + FAR * item + part.data % 256
+    reserved.append(_reserved((len(places) + 2) * FAR * item))
+    first = ctypes.addressof(ctypes.c_char.from_buffer(reserved[-1]))
+    first += FAR * item + part.data % 256
     for number, place in enumerate(places):
         offset = sum(at * stride for at, (_, stride) in zip(place, steps, strict=True))
         moves.append((part.data + offset * item, first + number * FAR * item, length * item))

@@ -2,8 +2,8 @@
 // their conversions, which round to nearest even and turn every NaN into 0x7fff as CUDA's do.
 #pragma once
 
+#include <bit>
 #include <cstdint>
-#include <cstring>
 
 struct uint3 {
   unsigned x, y, z;
@@ -38,31 +38,19 @@ struct alignas(4) __nv_bfloat162 {
   __nv_bfloat16 x, y;
 };
 
-inline float __half2float(__half h) {
-  _Float16 value;
-  std::memcpy(&value, &h, sizeof(value));
-  return static_cast<float>(value);
-}
+inline float __half2float(__half h) { return static_cast<float>(std::bit_cast<_Float16>(h)); }
 
 inline __half __float2half_rn(float x) {
-  if (x != x) return {0x7fff};
-  const auto value = static_cast<_Float16>(x);
-  __half result;
-  std::memcpy(&result, &value, sizeof(result));
-  return result;
+  return x != x ? __half{0x7fff} : std::bit_cast<__half>(static_cast<_Float16>(x));
 }
 
 inline float __bfloat162float(__nv_bfloat16 b) {
-  const uint32_t bits = uint32_t{b.bits} << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof(result));
-  return result;
+  return std::bit_cast<float>(uint32_t{b.bits} << 16);
 }
 
 inline __nv_bfloat16 __float2bfloat16_rn(float x) {
   if (x != x) return {0x7fff};
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
+  const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t odd = bits >> 16 & 1;
   return {static_cast<uint16_t>((bits + 0x7fff + odd) >> 16)};
 }

@@ -4,7 +4,9 @@
 // __shared__ does not compile.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -136,9 +138,7 @@ inline void store_cluster(
 }
 inline void store_cluster(
     float* own, float first, float second, uint64_t* own_barrier, uint32_t rank, SIMT_HERE) {
-  const float values[] = {first, second};
-  uint64_t bits;
-  std::memcpy(&bits, values, sizeof(bits));
+  const auto bits = std::bit_cast<uint64_t>(std::array{first, second});
   simt::store_async(own, bits, sizeof(bits), own_barrier, rank, site);
 }
 
