@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from ctypes import c_int, c_long, c_size_t, c_void_p
 
-from simt.emulator.library import Args, DeviceArray, Emulator, op_of
+from simt.emulator.library import Args, Emulator, op_of
 
 from .build import EMULATOR, SHARED_ADDRESS, driver
 
@@ -92,11 +92,6 @@ class Processor(Emulator):
         answer = self._process.stdout.readline()
         assert answer, f"the driver ended with {self._process.wait()}"
         return int(answer)
-
-    def array(
-        self, shape: tuple[int, int], dtype: str, alignment: int, padded: bool = False
-    ) -> DeviceArray:
-        return DeviceArray(self, shape, dtype, alignment, padded)
 
     def launch(self, args: Args) -> None:
         self.flags = self._ask("launch", args)

@@ -16,6 +16,7 @@ from tiny_models import tiny
 from torch import nn
 
 import fusedops
+from fusedops import masked_softmax
 from fusedops.integrations import onnx
 from fusedops.ops.registration import libraries
 
@@ -67,32 +68,28 @@ OPS = {
         (4 * x.float()).long(), -1, torch.float32
     ),
     "softmax of a scalar": lambda x, *_: fusedops.softmax(x[0, 0, 0, 0], 0),
-    "scaled": lambda x, *_: fusedops.masked_softmax(x, scale=0.3),
-    "bool mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m),
-    "bool mask of a row": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m[0, 0, :1]),
-    "float mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, f, scale=0.5),
-    "bias": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, bias=s, scale=0.5),
-    "causal": lambda x, *_: fusedops.masked_softmax(x, causal=True),
-    "bottom right": lambda x, *_: fusedops.masked_softmax(x, causal="bottom_right"),
-    "causal, bool mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, causal=True),
-    "finite": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, mask_value=-1e4),
-    "zeros": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(
-        x, m, causal=True, masked_rows="zero"
-    ),
-    "zeros, float mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(
-        x, f, masked_rows="zero"
-    ),
-    "masked, as float32": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(
+    "scaled": lambda x, *_: masked_softmax(x, scale=0.3),
+    "bool mask": lambda x, r, w, b, m, f, s: masked_softmax(x, m),
+    "bool mask of a row": lambda x, r, w, b, m, f, s: masked_softmax(x, m[0, 0, :1]),
+    "float mask": lambda x, r, w, b, m, f, s: masked_softmax(x, f, scale=0.5),
+    "bias": lambda x, r, w, b, m, f, s: masked_softmax(x, m, bias=s, scale=0.5),
+    "causal": lambda x, *_: masked_softmax(x, causal=True),
+    "bottom right": lambda x, *_: masked_softmax(x, causal="bottom_right"),
+    "causal, bool mask": lambda x, r, w, b, m, f, s: masked_softmax(x, m, causal=True),
+    "finite": lambda x, r, w, b, m, f, s: masked_softmax(x, m, mask_value=-1e4),
+    "zeros": lambda x, r, w, b, m, f, s: masked_softmax(x, m, causal=True, masked_rows="zero"),
+    "zeros, float mask": lambda x, r, w, b, m, f, s: masked_softmax(x, f, masked_rows="zero"),
+    "masked, as float32": lambda x, r, w, b, m, f, s: masked_softmax(
         x, m, bias=s, dtype=torch.float32
     ),
-    "window": lambda x, *_: fusedops.masked_softmax(x, causal=True, window=2),
-    "window, bool mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, window=(1, 3)),
-    "start and end": lambda x, *_: fusedops.masked_softmax(
+    "window": lambda x, *_: masked_softmax(x, causal=True, window=2),
+    "window, bool mask": lambda x, r, w, b, m, f, s: masked_softmax(x, m, window=(1, 3)),
+    "start and end": lambda x, *_: masked_softmax(
         x, start=torch.arange(5), end=torch.tensor([[[6]], [[8]]], dtype=torch.int32)
     ),
-    "sinks": lambda x, r, w, *_: fusedops.masked_softmax(x, causal=True, sinks=w[:5]),
-    "a sink": lambda x, *_: fusedops.masked_softmax(x, sinks=0.0, masked_rows="zero"),
-    "soft cap": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, bias=s, softcap=1.5),
+    "sinks": lambda x, r, w, *_: masked_softmax(x, causal=True, sinks=w[:5]),
+    "a sink": lambda x, *_: masked_softmax(x, sinks=0.0, masked_rows="zero"),
+    "soft cap": lambda x, r, w, b, m, f, s: masked_softmax(x, m, bias=s, softcap=1.5),
     "linear_cross_entropy, mean": lambda x, r, *_: fusedops.linear_cross_entropy(
         *_linear(x, r), ignore_index=4
     ),
@@ -282,7 +279,7 @@ def test_before_opset_23_rms_norm_is_decomposed():
 def test_causality_follows_sizes_that_vary():
     class Causal(nn.Module):
         def forward(self, query, key):
-            return fusedops.masked_softmax(query @ key.mT, causal="bottom_right")
+            return masked_softmax(query @ key.mT, causal="bottom_right")
 
     queries, keys = torch.export.Dim("queries", max=64), torch.export.Dim("keys", max=64)
     exported = torch.export.export(

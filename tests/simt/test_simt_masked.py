@@ -22,7 +22,7 @@ from .cases.masked import (
 )
 from .cases.rows import Arrays, encode
 from .emulator.library import Config
-from .families import run
+from .families import prepared_args, run
 from .judge import SPECIAL_ROWS, same_bits, tensor
 
 FORWARD, BACKWARD = OPS
@@ -136,7 +136,7 @@ def test_operands_whose_rows_are_misaligned_have_another_kernel(emulator, op):
     bias = "bfloat16 011" if op == FORWARD else ""
     case = MaskedCase(op, "bfloat16", "float32", (2, 3), 264, 8, mask="bool 111", bias=bias)
     for name in case.operands:
-        args = Prepared(emulator, case, inputs(case)).args
+        args = prepared_args(emulator, case)
         before = emulator.kernels_of(args)
         getattr(args.scores, name).strides[1] += 1  # every second row
         assert emulator.kernels_of(args).isdisjoint(before)
@@ -166,10 +166,15 @@ PICKED = [
 ]
 
 
+def kernel_of(emulator, op: str, cols: int, width: int, options: dict) -> str:
+    case = MaskedCase(op, "bfloat16", "bfloat16", (2, 3), cols, width, **options)
+    (kernel,) = emulator.kernels_of(prepared_args(emulator, case))
+    return kernel
+
+
 @pytest.mark.parametrize("terms, operands", PICKED)
 def test_scores_of_one_part_have_a_kernel_of_their_own(emulator, terms, operands):
-    case = MaskedCase(FORWARD, "bfloat16", "bfloat16", (2, 3), 2048, 8, **operands)
-    (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
+    kernel = kernel_of(emulator, FORWARD, 2048, 8, operands)
     vectors = 2 if terms & 7 == 7 else 4
     assert kernel == f"masked_softmax_forward_registers<__nv_bfloat16, 8, {vectors}, {terms}, 0>"
 
@@ -187,8 +192,7 @@ def test_scores_of_one_part_have_a_kernel_of_their_own(emulator, terms, operands
 def test_what_was_added_to_the_scores_does_not_change_the_backward_kernel(
     emulator, terms, operands
 ):
-    case = MaskedCase(BACKWARD, "bfloat16", "bfloat16", (2, 3), 2048, 8, **operands)
-    (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
+    kernel = kernel_of(emulator, BACKWARD, 2048, 8, operands)
     assert kernel == f"masked_softmax_backward_registers<__nv_bfloat16, 8, 2, {terms}>"
 
 
@@ -210,8 +214,7 @@ def test_what_was_added_to_the_scores_does_not_change_the_backward_kernel(
 def test_short_rows_of_single_elements_have_one_kernel_for_plain_scores(
     emulator, op, cols, vectors, threads, operands
 ):
-    case = MaskedCase(op, "bfloat16", "bfloat16", (2, 3), cols, 1, **operands)
-    (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
+    kernel = kernel_of(emulator, op, cols, 1, operands)
     assert kernel == f"{op}_unaligned<__nv_bfloat16, 1, {vectors}, {threads}>"
 
 
@@ -230,8 +233,7 @@ def test_short_rows_of_single_elements_have_one_kernel_for_plain_scores(
     ],
 )
 def test_other_short_rows_of_single_elements_go_by_the_kernel_for_all_parts(emulator, options):
-    case = MaskedCase(FORWARD, "bfloat16", "bfloat16", (2, 3), 49, 1, **options)
-    (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
+    kernel = kernel_of(emulator, FORWARD, 49, 1, options)
     assert kernel == "masked_softmax_forward_registers<__nv_bfloat16, 1, 16, 7, 0>"
 
 
@@ -245,13 +247,9 @@ def test_dropout_keeps_what_philox_says(emulator, dtype, width, cols, p):
     given = {"input": np.zeros((3, cols), inputs(case)["input"].dtype)}
     output = tensor(run(emulator, case, given)["output"], dtype)
     kept = philox.kept(3, cols, philox.SEED, philox.threshold(p)) & (p < 1)
-    assert np.array_equal(
-        output.numpy(force=True) != 0 if dtype != "bfloat16" else (output != 0).numpy(), kept
-    )
-    expected = 0 if p == 1 else 1 / (1 - p) / cols
-    assert torch.allclose(
-        output[torch.from_numpy(kept)].double(), torch.tensor(expected).double(), 1e-2, 1e-9
-    )
+    assert np.array_equal((output != 0).numpy(), kept)
+    expected = torch.tensor(philox.scale(p) / cols).double()
+    assert torch.allclose(output[torch.from_numpy(kept)].double(), expected, 1e-2, 1e-9)
     given["input"][:, 5] = encode(np.array([NAN]), dtype)[0]
     assert tensor(run(emulator, case, given)["output"], dtype).isnan().all()
     backward = replace(case, op=BACKWARD)
@@ -307,9 +305,8 @@ def test_columns_that_causality_hides_are_not_read(emulator, op, cols, width, di
     given = inputs(case)
     expected = run(emulator, case, given)
     hidden = ~case.shown(given)
-    for name in ("input", "grad_output"):
-        if name in given:
-            given[name][hidden] = NAN
+    for name in given.keys() & {"input", "grad_output"}:
+        given[name][hidden] = NAN
     prepared = Prepared(emulator, case, given)
     prepared.args.scores.causal.diagonal = diagonal
     emulator.launch(prepared.args)
@@ -335,10 +332,8 @@ def test_columns_outside_an_interval_are_not_read(emulator, op, dtype, width, co
     expected = run(emulator, case, given)
     hidden = ~case.interval(given)
     assert hidden.any() and not hidden.all()
-    for name in ("input", "grad_output"):
-        if name in given:
-            nan = encode(np.array([NAN]), dtype)[0]
-            given[name][hidden] = nan
+    for name in given.keys() & {"input", "grad_output"}:
+        given[name][hidden] = encode(np.array([NAN]), dtype)[0]
     assert same_bits(run(emulator, case, given), expected)
     assert not any(values[hidden].any() for values in expected.values())
 

@@ -12,10 +12,12 @@ import torch
 from . import families
 from .cases import norm as norm_cases
 from .cases import rows as row_cases
+from .cases.cross_entropy import CrossEntropyCase
 from .cases.norm import KINDS, NormCase
 from .cases.rows import Case, encode
+from .cases.statistics import StatisticsCase
 from .emulator.library import DTYPES, EmulatorError
-from .families import RowsCase
+from .families import AnyCase, RowsCase
 from .judge import (
     Judge,
     assert_nonfinite_as_in_eager,
@@ -143,12 +145,18 @@ def test_segments_of_different_means_are_within_their_bounds(emulator, dtype, ro
     judge.conclude()
 
 
-@pytest.mark.parametrize("module, kind", [(row_cases, Case), (norm_cases, NormCase)])
-def test_a_launch_without_its_workspace_is_refused(emulator, module, kind):
-    for op in module.OPS:
-        dtypes = ("float32",) * (2 if kind is Case else 1)
-        case = kind(op, *dtypes, rows=2, cols=9001, width=1)
-        prepared = module.Prepared(emulator, case, module.inputs(case))
-        prepared.args.workspace = None
-        with pytest.raises(EmulatorError, match="status 1"):
-            emulator.launch(prepared.args)
+#: A case of each op of long rows, and those whose classes and statistics are in segments.
+WITH_WORKSPACE: list[AnyCase] = [
+    *(Case(op, "float32", "float32", 2, 9001, 1) for op in row_cases.OPS),
+    *(NormCase(op, "float32", 2, 9001, 1) for op in norm_cases.OPS),
+    StatisticsCase("softmax_statistics", Case("softmax_forward", "float32", "float32", 1, 64, 4)),
+    CrossEntropyCase("cross_entropy_forward", "float32", 2, 16_385),
+]
+
+
+@pytest.mark.parametrize("case", WITH_WORKSPACE, ids=lambda case: case.op)
+def test_a_launch_without_its_workspace_is_refused(emulator, case):
+    prepared = families.prepare(emulator, case, families.inputs(case))
+    prepared.args.workspace = None
+    with pytest.raises(EmulatorError, match="status 1"):
+        emulator.launch(prepared.args)

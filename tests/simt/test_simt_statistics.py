@@ -10,7 +10,7 @@ import pytest
 from . import families
 from .cases import statistics as statistics_cases
 from .cases.rows import Case, encode
-from .cases.statistics import APPLY, STATISTICS, Prepared, StatisticsCase
+from .cases.statistics import APPLY, STATISTICS, StatisticsCase
 from .emulator.library import Config, EmulatorError
 from .judge import assert_row_is_alike
 
@@ -44,11 +44,3 @@ def test_results_of_another_dtype_than_the_input_or_float_are_refused(emulator, 
     apply = replace(case, op=APPLY)
     with pytest.raises(EmulatorError, match="status 1"):
         families.run(emulator, apply, given | families.run(emulator, case, given))
-
-
-def test_statistics_without_a_workspace_are_refused(emulator):
-    case = StatisticsCase(STATISTICS, Case("softmax_forward", "float32", "float32", 1, 64, 4))
-    prepared = Prepared(emulator, case, statistics_cases.inputs(case))
-    prepared.args.workspace = None
-    with pytest.raises(EmulatorError, match="status 1"):
-        emulator.launch(prepared.args)

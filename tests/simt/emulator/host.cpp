@@ -113,8 +113,7 @@ int64_t simt_last_shared_bytes() {
   return static_cast<int64_t>(simt::last_launch().dynamic_shared);
 }
 
-using Visitor =
-    void(const char* kernel, uint64_t launches, uint64_t dry_launches, unsigned threads);
+using Visitor = void(const char* kernel, uint64_t launches, unsigned threads);
 
 uint64_t simt_launch_count() { return simt::launch_count(); }
 
@@ -126,7 +125,7 @@ void simt_records(uint64_t after, Visitor* visit) {
     Dl_info info = {};
     dladdr(kernel, &info);
     char* const name = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, nullptr);
-    visit(name, record.launches, record.dry_launches, record.threads);
+    visit(name, record.launches, record.threads);
     free(name);
   });
 }

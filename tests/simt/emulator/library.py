@@ -112,7 +112,6 @@ def op_of(args: Args) -> int:
 @dataclass(frozen=True)
 class Record:
     launches: int  # that ran
-    dry_launches: int
     threads: int  # of the largest block
 
 
@@ -289,9 +288,9 @@ class Emulator:
         that were not launched since ``launch_count()`` gave ``after``."""
         found = {}
 
-        @ctypes.CFUNCTYPE(None, c_char_p, c_uint64, c_uint64, c_uint)
-        def visit(kernel: bytes, launches: int, dry_launches: int, threads: int) -> None:
-            found[kernel_name(kernel.decode())] = Record(launches, dry_launches, threads)
+        @ctypes.CFUNCTYPE(None, c_char_p, c_uint64, c_uint)
+        def visit(kernel: bytes, launches: int, threads: int) -> None:
+            found[kernel_name(kernel.decode())] = Record(launches, threads)
 
         self.library.simt_records(c_uint64(after), visit)
         return found

@@ -405,7 +405,7 @@ int launch(const Launch& launch, const std::function<void()>& thread) {
   if (!is_valid(launch)) return kInvalidConfiguration;
   previous_launch = launch;
   Record& record = records[launch.kernel];
-  ++(config.dry ? record.dry_launches : record.launches);
+  record.launches += !config.dry;
   record.latest = ++launches;
   record.threads = std::max(record.threads, launch.block.x * launch.block.y * launch.block.z);
   if (config.dry) return kSuccess;

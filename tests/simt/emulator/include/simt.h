@@ -60,9 +60,9 @@ const char* error();  // of the last launch that failed
 
 // The launches of a kernel since the program began.
 struct Record {
-  uint64_t launches = 0, dry_launches = 0;
-  unsigned threads = 0;  // of its largest block
-  uint64_t latest = 0;   // the value of launch_count() after the last of them
+  uint64_t launches = 0;  // that ran
+  unsigned threads = 0;   // of its largest block
+  uint64_t latest = 0;    // the value of launch_count() after the last of them
 };
 uint64_t launch_count();  // of all kernels, dry ones too
 void for_each_record(const std::function<void(const void* kernel, const Record&)>& visit);
