@@ -75,7 +75,7 @@ def test_embeddings_have_length_one_and_do_not_depend_on_padding():
 
 @pytest.fixture
 def small_encoder(monkeypatch):
-    """Replaces MiniLM by a small encoder with its sites, timed for a moment."""
+    """Replaces MiniLM by a small encoder with its sites, timed for a moment. It is not compiled."""
     config = transformers.BertConfig(
         vocab_size=64, hidden_size=16, num_hidden_layers=6, num_attention_heads=2,
         intermediate_size=16,
@@ -86,13 +86,11 @@ def small_encoder(monkeypatch):
     monkeypatch.setattr(demo, "load_encoder", lambda: (encoder, batch))
     monkeypatch.setattr(demo, "SECONDS", 0)
     monkeypatch.setattr(demo, "SLOT_MS", 1)
-
-
-def test_a_demo_whose_compiled_encoder_runs_no_operator_of_ours_fails(
-    small_encoder, monkeypatch, command
-):
     monkeypatch.setattr(torch, "compile", lambda model, backend: model)
     monkeypatch.setattr(fusedops, "explain", lambda *_, **__: Report(tuple(sites())))
+
+
+def test_a_demo_whose_compiled_encoder_runs_no_operator_of_ours_fails(small_encoder, command):
     ended = command("demo")
     assert ended.code == 1
     assert "FAILED: sites were replaced, but the compiled encoder ran no fusedops" in ended.out
@@ -109,7 +107,6 @@ def test_a_site_that_does_not_pay_is_left_and_its_reason_printed(
         policies.append(fusedops.config.fuse)
         return Report(tuple(sites(replaced=False, reason="Inductor is measured to be faster")))
 
-    monkeypatch.setattr(torch, "compile", lambda model, backend: model)
     monkeypatch.setattr(fusedops, "explain", explain)
     ended = command("demo")
     assert ended.code == 0 and policies == ["profitable"]
@@ -128,8 +125,6 @@ def test_always_is_compiled_with_a_policy_of_its_own(monkeypatch):
 
 
 def test_a_demo_that_keeps_its_promises_succeeds(small_encoder, monkeypatch, command):
-    monkeypatch.setattr(torch, "compile", lambda model, backend: model)
-    monkeypatch.setattr(fusedops, "explain", lambda *_, **__: Report(tuple(sites())))
     monkeypatch.setattr(demo, "operators_that_run", lambda call: RAN)
     ended = command("demo")
     assert ended.code == 0 and "FAILED" not in ended.out

@@ -20,7 +20,7 @@ from simt.sanitized import run_sanitizer_command
 
 from . import build, library, races
 from .library import AMPERE, DEVICES, HOPPER, PARTITION, SMALL, WITHOUT_CLUSTERS, Cuda, CudaError
-from .operations import OPERATIONS
+from .operations import OPERATIONS, Operation
 
 pytestmark = pytest.mark.nvcc
 
@@ -30,13 +30,18 @@ OUT_OF_MEMORY, OUT_OF_RESOURCES, CAPTURE_BROKEN = 2, 701, 901
 of_every_operation = pytest.mark.parametrize("name", OPERATIONS)
 
 
+def finish(cuda: Cuda, operation: Operation, stream: int | None = None) -> None:
+    """Starts an operation, and checks what it leaves."""
+    operation.start(stream)
+    cuda.synchronize(stream)
+    operation.check()
+
+
 def run(cuda: Cuda, name: str, device: int) -> list[library.Launch]:
     """Runs an operation, checks its results, and returns its launches."""
     cuda.use_device(device)
     operation, allocations = OPERATIONS[name](cuda), cuda.allocations()
-    operation.start()
-    cuda.synchronize()
-    operation.check()
+    finish(cuda, operation)
     assert cuda.allocations() == allocations and cuda.last_error() == 0
     return cuda.launches()
 
@@ -144,9 +149,7 @@ def test_an_error_that_others_left_is_not_the_package_s(cuda, name):
         operation = OPERATIONS[name](cuda)
         with pytest.raises(CudaError):
             cuda.use_device(len(DEVICES))
-        operation.start()
-        cuda.synchronize()
-        operation.check()
+        finish(cuda, operation)
 
 
 # --- captures ------------------------------------------------------------------------------------
@@ -158,8 +161,7 @@ def test_an_operation_is_captured_and_launched_again(cuda, name, is_warm):
     cuda.use_device(HOPPER)
     stream, operation = cuda.stream(), OPERATIONS[name](cuda)
     if is_warm:
-        operation.start(stream)
-        cuda.synchronize(stream)
+        finish(cuda, operation, stream)
     graph = cuda.capture(stream, partial(operation.start, stream))
     assert cuda.allocations() == 0
     for _ in range(2):
@@ -183,9 +185,7 @@ def test_what_a_capture_cannot_hold_is_refused(cuda):
     with pytest.raises(CudaError, match=str(CAPTURE_BROKEN)):
         cuda.capture(stream, start_in_the_default_stream)
     cuda.last_error()
-    operation.start(stream)
-    cuda.synchronize(stream)
-    operation.check()
+    finish(cuda, operation, stream)
 
 
 # --- threads -------------------------------------------------------------------------------------
@@ -210,10 +210,7 @@ def test_threads_on_two_devices_get_their_own_results(cuda):
         stream = cuda.stream()
         names = list(OPERATIONS)
         for name in names[first:] + names[:first]:
-            operation = OPERATIONS[name](cuda)
-            operation.start(stream)
-            cuda.synchronize(stream)
-            operation.check()
+            finish(cuda, OPERATIONS[name](cuda), stream)
             assert cuda.last_error() == 0
 
     with ThreadPoolExecutor(4) as pool:

@@ -34,6 +34,13 @@ def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_python(*arguments, cwd=package.parent)
 
 
+def reported(package: Path, code: int) -> dict:
+    """The report of `env`, which ends with that exit code."""
+    done = run(package, "-m", "fusedops", "env", "--json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
 def truncated(library: Path) -> None:
     content = library.read_bytes()
     library.write_bytes(content[: len(content) // 2])
@@ -85,9 +92,7 @@ def test_a_damaged_file_is_not_loaded(tmp_path, fault):
 @pytest.mark.parametrize("fault", ONCE_LOADED, ids=lambda fault: fault.__name__)
 def test_env_reports_what_is_wrong_with_the_library(package, fault):
     fault(package / "lib" / "libfusedops.so")
-    done = run(package, "-m", "fusedops", "env", "--json")
-    assert done.returncode == 1, done.stderr
-    message = json.loads(done.stdout)["operators"]["error"]
+    message = reported(package, 1)["operators"]["error"]
     assert message.startswith("ImportError: fusedops: ")
     assert ONCE_LOADED[fault] in message and REBUILD in message
 
@@ -98,17 +103,14 @@ def test_a_checkout_without_a_build_says_which_package_it_hides(package, monkeyp
     hides = f"{package} is not built, and hides the package that is installed in {PACKAGE}"
     error = run(package, "-c", "import fusedops").stderr.strip().splitlines()[-1]
     assert error.startswith(f"ImportError: fusedops: {hides}. Start Python in another folder")
-    done = run(package, "-m", "fusedops", "env", "--json")
-    assert done.returncode == 1, done.stderr
-    (problem,) = json.loads(done.stdout)["problems"]
+    (problem,) = reported(package, 1)["problems"]
     assert problem["what"] == hides and "start Python in another folder" in problem["fix"]
 
 
 @pytest.mark.parametrize("name", ["libfusedops_kernels.so", "op_call.abi3.so"])
 def test_env_reports_what_is_wrong_with_the_other_libraries(package, name):
     truncated(Path(shutil.copy2(PACKAGE / "lib" / name, package / "lib")))
-    done = run(package, "-m", "fusedops", "env", "--json")
-    assert f"{name} is cut off" in json.loads(done.stdout)["operators"]["error"]
+    assert f"{name} is cut off" in reported(package, 1)["operators"]["error"]
 
 
 COMPILES = "import torch; torch.compile(torch.nn.Softmax(-1), backend='fusedops')(torch.ones(2))"
@@ -128,8 +130,7 @@ def test_a_program_and_a_command_say_it_in_one_message(package, program):
 
 def test_a_missing_op_call_is_not_needed(package):
     assert env.probe_libraries()["eager calls"] == "by op_call"
-    done = run(package, "-m", "fusedops", "env", "--json")
-    eager_calls = json.loads(done.stdout)["libraries"]["eager calls"]
+    eager_calls = reported(package, 0)["libraries"]["eager calls"]
     assert eager_calls.startswith("by torch.ops, 2 us slower")
 
 
@@ -146,9 +147,7 @@ def test_without_the_library_of_cuda_kernels_cuda_tensors_are_refused(package, f
 
 def test_operators_do_not_need_the_record_of_the_build(package):
     (package / "lib" / "build_info.json").unlink()
-    done = run(package, "-m", "fusedops", "env", "--json")
-    assert done.returncode == 0, done.stderr
-    assert "build_info.json is missing or damaged" in json.loads(done.stdout)["libraries"]["cuda"]
+    assert "build_info.json is missing or damaged" in reported(package, 0)["libraries"]["cuda"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]"], ids=["empty", "cut", "other"])

@@ -100,7 +100,7 @@ OPS = {
         x.transpose(1, 3), CLASSES.transpose(1, 2), w.abs(), ignore_index=2, z_loss=0.125
     ),  # torch.onnx writes the factor of torch's product as float32
 }
-#: Of the same, the arguments of ops; words after an op's name tell calls of one op apart.
+#: The arguments of ops, from the same; words after an op's name tell calls of one op apart.
 ARGUMENTS = {
     "softmax": lambda x, *_: (x, 1),
     "log_softmax": lambda x, *_: (x, -1),

@@ -8,7 +8,7 @@ _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 #: kPhiloxRounds of args.h.
 ROUNDS = 7
-#: Of the cases that have dropout.
+#: The seed of every case that has dropout.
 SEED = 0x0123_4567_89AB_CDEF
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 

@@ -124,7 +124,7 @@ def test_no_row_is_launched_with_more_threads_than_its_kernel_is_compiled_for(em
     assert build.compile_errors("\n".join(lines)) == ""
 
 
-#: Of vectors of eight elements: every kind of array is there.
+#: Vectors of eight elements, in every kind of array.
 OF_VECTORS: list[AnyCase] = [
     *(Case(op, "bfloat16", "float32", 5, 264, 8) for op in row_cases.OPS),
     *(
