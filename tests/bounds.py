@@ -250,16 +250,22 @@ def masked_scores(
     mask_value: float = -np.inf,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> Softmax:
-    """The softmax of ``scale`` x + bias + mask: one product, two sums and three conversions."""
+    """The softmax of ``scale`` x + bias + mask: one product, two sums and three conversions. The
+    product may be soft-capped, and ``sinks`` are one more column, which is left out."""
     dtype = x.dtype if dtype is None else dtype
     compute, is_bool = compute_dtype(dtype), mask is not None and mask.dtype == torch.bool
     scores = exactly(x) * exactly(torch.tensor(scale, dtype=compute))
+    addends = [t for t in (bias, None if is_bool else mask) if t is not None]
+    error, roundings = np.zeros((2, *scores.shape)), 4
+    if softcap is not None:
+        (scores, error), roundings = soft_capped(scores, softcap, dtype), len(addends)
     size, largest = np.abs(scores), torch.finfo(compute).max
-    for added in (bias, None if is_bool else mask):
-        if added is not None:
-            added = np.broadcast_to(exactly(added.to(compute)), scores.shape)
-            scores, size = scores + added, size + np.abs(added)
+    for added in addends:
+        added = np.broadcast_to(exactly(added.to(compute)), scores.shape)
+        scores, size = scores + added, size + np.abs(added)
     # Finite scores that overflow do so in the kernel as well.
     scores = np.where(np.abs(scores) > largest, np.sign(scores) * np.inf, scores)
     hidden = np.zeros(scores.shape, bool)
@@ -267,8 +273,15 @@ def masked_scores(
         hidden = hidden | ~mask.cpu().numpy()
     if diagonal is not None:
         hidden = hidden | ~np.tril(np.ones(scores.shape, bool), diagonal)
-    size = np.where(hidden | ~np.isfinite(size), 0, size)
-    return Softmax.of(np.where(hidden, mask_value, scores), dtype, rounded(4, size, dtype))
+    error = error + rounded(roundings, size, dtype)
+    error = np.where(hidden | ~np.isfinite(size), 0, error)
+    scores = np.where(hidden, mask_value, scores)
+    if sinks is None:
+        return Softmax.of(scores, dtype, error)
+    column = exactly(sinks)[..., None] * np.ones((*x.shape[:-1], 1))
+    error = np.concatenate([error, np.zeros((2, *column.shape))], -1)
+    parts = Softmax.of(np.concatenate([scores, column], -1), dtype, error)
+    return parts._replace(d=parts.d[..., :-1], e=parts.e[..., :-1], error=parts.error[..., :-1])
 
 
 # Gradients are of a result y that is given, as rounded: its error counts as y's own.

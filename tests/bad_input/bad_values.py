@@ -267,7 +267,7 @@ ARGUMENTS = {
     "sinks": ("w[:3]", of("w[:3]", NO_TENSORS, BROADCASTS, NO_FLOATS, META)),
     "scale": number("0.5", "nan"),
     "mask_value": number("-1e4", "nan", "-1e300", "1e39"),
-    "softcap": number("2.0", "nan", "inf", "0", "-1"),
+    "softcap": number("2.0", "nan", "inf", "0", "-1", "1e-40", "1e38"),
     "causal": ("True", WORDS),
     "masked_rows": ("'zero'", WORDS | shown("0", "True", error="ValueError")),
     "window": ("(1, 1)", WINDOWS),

@@ -302,12 +302,13 @@ TAKEN = [
     answers("merge_softmax_stats(((m, s), [m, s]))", "(m, s * 2)"),
     *(
         answers(
-            f"masked_softmax(x, scale={half}, mask_value=-1, causal=True)",
-            "masked_softmax(x, scale=0.5, mask_value=-1.0, causal=True)",
+            f"masked_softmax(x, scale={half}, mask_value=-1, softcap={half}, causal=True)",
+            "masked_softmax(x, scale=0.5, mask_value=-1.0, softcap=0.5, causal=True)",
             tolerance=0,
         )
         for half in ("0.5", "np.float32(0.5)", "np.float64(0.5)", "torch.tensor(0.5)")
     ),
+    answers("masked_softmax(x, softcap=2)", "masked_softmax(x, softcap=2.0)", tolerance=0),
     answers("layer_norm(x, [5], eps=np.float32(0.5))", "layer_norm(x, [5], eps=0.5)", tolerance=0),
     answers("layer_norm(x, [5], None, w, inf)", "w.expand(3, 5)", tolerance=0),
     answers("stack_softmax((t for t in (x, y)), -1)", "stack_softmax([x, y], -1)", tolerance=0),

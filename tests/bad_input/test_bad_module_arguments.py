@@ -6,7 +6,10 @@ from bad_calls import clear, refused
 from bad_values import ARGUMENTS, NONE, WORDS, shown
 
 PROBABILITIES = ARGUMENTS["p"][1]
-EPS = {value: got for value, got in ARGUMENTS["eps"][1].items() if value not in NONE}
+EPS, SOFTCAPS = (
+    {value: got for value, got in ARGUMENTS[name][1].items() if value not in NONE}
+    for name in ("eps", "softcap")
+)
 #: No size, and no sizes either.
 SIZES = shown("[5.0]", "'5'", "None", "[[5]]", "-1", "5.0", error="TypeError") | {
     "[2**65]": rf"TypeError.*\[{2**65}\]"
@@ -25,6 +28,7 @@ ARGUMENTS_OF = {
     "nn.MaskedSoftmax(p={})": PROBABILITIES,
     "nn.MaskedSoftmax(scale={})": ARGUMENTS["scale"][1],
     "nn.MaskedSoftmax(mask_value={})": ARGUMENTS["mask_value"][1],
+    "nn.MaskedSoftmax(softcap={})": SOFTCAPS,
     "nn.MaskedSoftmax(causal={})": WORDS,
     "nn.MaskedSoftmax(masked_rows={})": WORDS,
     "nn.RMSNorm(5, variant={})": WORDS,

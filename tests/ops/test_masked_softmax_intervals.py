@@ -1,157 +1,50 @@
-"""The interval of columns that window, start and end leave a row: values against float64, bits
-against the bool mask that hides the same, gradients, and what is not read."""
+"""The interval of columns that window, start and end leave a row: the bits of the bool mask that
+hides the same, and what is not read."""
 
 import math
-import subprocess
-import sys
+from functools import partial
 
-import bounds
 import pytest
 import torch
 from oracle import DTYPES, same_bits
 from processes import run_python
-from test_masked_softmax_grad import FUNCTIONS, doubles
+from test_masked_softmax_options import INTERVALS, shown
 from test_masked_softmax_values import bools
-from torch.autograd import gradcheck, gradgradcheck
 
 import fusedops
-from fusedops import reference
 
 ops = torch.ops.fusedops
 INF = float("inf")
 
 
-def lengths(shape, high):
-    """Ends of rows: some see nothing, some all."""
-    return torch.randint(-2, high + 3, shape)
-
-
-#: For scores of [2, 3, queries, keys]: the keywords of masked_softmax.
-INTERVALS = {
-    "window": lambda q, k: {"window": 7, "causal": True},
-    "window to the right": lambda q, k: {"window": 40, "causal": "bottom_right"},
-    "window around": lambda q, k: {"window": (5, 70)},
-    "causal window around": lambda q, k: {"window": (5, 70), "causal": True},
-    "lengths": lambda q, k: {"end": lengths((2, 1, 1), k)},
-    "left padding": lambda q, k: {"start": lengths((2, 1, 1), k).int(), "causal": "bottom_right"},
-    "chunks": lambda q, k: {"start": torch.arange(q) * k // q // 64 * 64, "causal": "bottom_right"},
-    "documents": lambda q, k: dict(zip(("start", "end"), bounds_of_rows(q, k), strict=True)),
-    "every row": lambda q, k: {"start": lengths((2, 3, q), k), "end": lengths((2, 3, q), k).int()},
-    "all": lambda q, k: {
-        "start": lengths((3, q), k) // 2,
-        "end": lengths((1,), k),
-        "window": (90, k),
-    },
-}
-
-
-def bounds_of_rows(queries, keys):
-    start = torch.randint(0, keys, (2, 1, queries))
-    return start, start + torch.randint(0, keys, (2, 1, queries)).int()
-
-
-def shown(shape, causal=False, window=None, start=None, end=None):
-    """The columns of [..., queries, keys] that the keywords leave visible."""
-    queries, keys = shape[-2:]
-    visible, column = torch.ones(shape, dtype=torch.bool), torch.arange(keys)
-    diagonal = keys - queries if causal == "bottom_right" else 0
-    left, right = window if isinstance(window, tuple) else ((window or keys + queries) - 1, keys)
-    visible = visible.triu(diagonal - left).tril(diagonal if causal else right)
-    visible = visible if start is None else visible & (column >= start[..., None])
-    return visible if end is None else visible & (column < end[..., None])
-
-
-@pytest.mark.parametrize("kind", INTERVALS)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("queries, keys", [(5, 7), (40, 40), (6, 700), (2, 9001)])
-def test_errors_are_within_their_bound(kind, dtype, queries, keys):
-    torch.manual_seed(keys)
-    x = torch.randn(2, 3, queries, keys).to(dtype)
-    options = INTERVALS[kind](queries, keys)
-    visible = shown(x.shape, **options)
-    actual = fusedops.masked_softmax(x, scale=0.5, masked_rows="zero", **options)
-    assert (actual[~visible] == 0).all()
-    sees = visible.any(-1)
-    assert sees.any()
-    bound = bounds.softmax(bounds.masked_scores(x[sees], mask=visible[sees], scale=0.5), dtype)
-    bounds.assert_within(actual[sees], bound)
-
-
-@pytest.mark.parametrize("kind", INTERVALS)
-def test_the_reference_defines_it(kind):
-    x, options = torch.randn(2, 3, 6, 9), INTERVALS[kind](6, 9)
-    causal, window = options.pop("causal", False), options.pop("window", None)
-    base = 3 if causal == "bottom_right" else 0
-    left, right = window if isinstance(window, tuple) else ((window or 99) - 1, 99)
-    diagonals = {"diagonal": base if causal else right, "lower_diagonal": base - left}
-    expected = reference.masked_softmax(x, **diagonals, **options).float()
-    actual = fusedops.masked_softmax(x, causal=causal, window=window, **options)
-    torch.testing.assert_close(actual, expected, equal_nan=True)
-
-
-@pytest.mark.parametrize("mask_value", [-INF, -1e4, 0.5])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mask_value": -1e4}, {"mask_value": 0.5}, {"softcap": 9.0}, {"p": 0.4}],
+    ids=str,
+)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("kind", INTERVALS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("queries, keys", [(7, 9), (6, 700), (2, 9001)])
 def test_results_and_gradients_have_the_bits_of_a_bool_mask(
-    kind, dtype, queries, keys, masked, mask_value
+    kind, dtype, queries, keys, masked, options
 ):
     torch.manual_seed(keys)
-    scores = torch.randn(2, 3, queries, keys).to(dtype)
-    mask, grad = bools(2, 1, 1, keys) if masked else None, torch.randn(scores.shape).to(dtype)
-    options = INTERVALS[kind](queries, keys)
-    visible = shown(scores.shape, **options)
+    scores, grad = (torch.randn(2, 2, 3, queries, keys) * 4).to(dtype)
+    softmax = fusedops.masked_softmax
+    if "p" in options:
+        softmax = partial(fusedops.masked_softmax_dropout, seed=torch.tensor(3))
+    interval = INTERVALS[kind](queries, keys)
+    mask = bools(2, 1, 1, keys) if masked else None
+    visible = shown(scores.shape, mask=mask, **interval)
     results = []
-    for hidden in (
-        {"mask": mask, **options},
-        {"mask": visible if mask is None else visible & mask},
-    ):
+    for hidden in ({"mask": mask, **interval}, {"mask": visible}):
         x = scores.clone().requires_grad_()
-        y = fusedops.masked_softmax(x, mask_value=mask_value, scale=0.3, **hidden)
+        y = softmax(x, scale=0.3, **hidden, **options)
         y.backward(grad)
         results.append((y.detach(), x.grad))
     for ours, theirs in zip(*results, strict=True):
         assert same_bits(ours.nan_to_num(7), theirs.nan_to_num(7))
-
-
-@pytest.mark.parametrize("kind", INTERVALS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_dropout_has_the_bits_of_a_bool_mask(kind, dtype):
-    scores, grad = torch.randn(2, 2, 3, 6, 700).to(dtype)
-    options, seed = INTERVALS[kind](6, 700), torch.tensor(3)
-    results = []
-    for hidden in (options, {"mask": shown(scores.shape, **options)}):
-        x = scores.clone().requires_grad_()
-        y = fusedops.masked_softmax_dropout(x, p=0.4, seed=seed, masked_rows="zero", **hidden)
-        y.backward(grad)
-        results.append((y.detach(), x.grad))
-    assert all(same_bits(ours, theirs) for ours, theirs in zip(*results, strict=True))
-
-
-@pytest.mark.parametrize("kind", INTERVALS)
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_gradcheck_and_gradgradcheck(kind, function):
-    x, bias = doubles(2, 3, 4, 5), doubles(3, 4, 5)
-    options = INTERVALS[kind](4, 5)
-
-    def run(x, bias):
-        return FUNCTIONS[function](x, bias=bias, scale=0.7, masked_rows="zero", **options)
-
-    assert gradcheck(run, (x, bias))
-    assert gradgradcheck(run, (x, bias))
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("kind", INTERVALS)
-def test_compiled_calls_give_the_same(kind, backend):
-    x, options = torch.randn(2, 3, 6, 40, requires_grad=True), INTERVALS[kind](6, 40)
-    compiled = torch.compile(fusedops.masked_softmax, backend=backend, fullgraph=True)
-    grad, results = torch.randn(x.shape), []
-    for function in (fusedops.masked_softmax, compiled):
-        y = function(x, masked_rows="zero", **options)
-        results.append((y, *torch.autograd.grad(y, x, grad)))
-    assert all(same_bits(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -183,23 +76,6 @@ def test_a_lower_diagonal_may_be_any_number(diagonal):
     torch.testing.assert_close(actual, expected, equal_nan=True)
 
 
-def test_out_and_in_place_have_the_bits_of_the_function():
-    x, start = torch.randn(3, 5, 70), torch.randint(0, 60, (5,))
-    expected = fusedops.masked_softmax(x, causal=True, window=(60, 0), start=start // 20)
-    options = {"causal": True, "window": (60, 0), "start": start // 20}
-    assert same_bits(fusedops.masked_softmax(x, out=torch.empty_like(x), **options), expected)
-    own = x.clone()
-    assert same_bits(fusedops.masked_softmax(own, out=own, **options), expected)
-    own = x.clone()
-    ops.masked_softmax_(own, None, 1.0, True, None, None, 0, False, -60, start // 20)
-    assert same_bits(own, expected)
-    grad = torch.randn(x.shape)
-    hiding = {"lower_diagonal": -60, "start": start // 20}
-    backward = ops.masked_softmax_backward(grad, expected, None, 1.0, True, x.dtype, **hiding)
-    ops.masked_softmax_backward_(grad, expected, None, 1.0, True, **hiding)
-    assert same_bits(grad, backward)
-
-
 def test_a_bound_in_the_memory_of_the_result_is_read_before_it_is_written():
     memory = torch.zeros(4, 8)
     x, end = torch.randn(4, 8), memory.view(torch.int32)[:, 0]
@@ -208,52 +84,13 @@ def test_a_bound_in_the_memory_of_the_result_is_read_before_it_is_written():
     assert same_bits(fusedops.masked_softmax(x, end=end, out=memory), expected)
 
 
-def test_calls_without_the_new_arguments_are_what_they_were():
-    x, mask, bias = torch.randn(2, 4, 6), bools(4, 6), torch.randn(6)
-    expected = fusedops.masked_softmax(x, mask, scale=0.5, causal=True, bias=bias)
-    given = (x, mask, 0.5, True, None, bias)
-    assert same_bits(ops.masked_softmax(*given), expected)
-    assert same_bits(ops.masked_softmax(*given, None, 0, False), expected)
-    out = torch.empty_like(x)
-    ops.masked_softmax_out(*given, 0, False, out)
-    assert same_bits(out, expected)
-
-
-@pytest.mark.parametrize("in_dim", [0, 1])
-def test_vmap_is_the_loop_over_its_slices(in_dim):
-    x, start, end = torch.randn(4, 3, 5, 9), torch.randint(0, 4, (4, 5)), torch.tensor([9, 6, 3])
-    expected = torch.stack(
-        [
-            fusedops.masked_softmax(t, start=s, end=end[:, None], window=(3, 4))
-            for t, s in zip(x, start, strict=True)
-        ]
-    )
-    over_rows = torch.vmap(
-        lambda t, s: fusedops.masked_softmax(t, start=s, end=end[:, None], window=(3, 4)),
-        in_dims=(in_dim, in_dim),
-    )
-    actual = over_rows(x.movedim(0, in_dim), start.movedim(0, in_dim))
-    assert same_bits(actual.nan_to_num(7), expected.nan_to_num(7))
-
-
-def test_a_gradient_under_vmap_is_that_of_each_slice():
-    x, end = torch.randn(4, 5, 9), torch.tensor([9, 6, 3, 1])
-
-    def loss(t, e):
-        return fusedops.masked_softmax(t, end=e, causal=True, window=4).pow(2).sum()
-
-    actual = torch.vmap(torch.func.grad(loss))(x, end)
-    expected = torch.stack([torch.func.grad(loss)(t, e) for t, e in zip(x, end, strict=True)])
-    torch.testing.assert_close(actual, expected)
-
-
 # Rows of three pages each. The first and the third cannot be read, and hold hidden columns only.
 UNREADABLE = """
 import ctypes, mmap, sys
 import numpy, torch
 import fusedops
 
-page, rows = mmap.PAGESIZE, 6
+page, rows, kind = mmap.PAGESIZE, 6, sys.argv[1]
 width = page // 4
 ops, libc = torch.ops.fusedops, ctypes.CDLL(None, use_errno=True)
 
@@ -270,24 +107,27 @@ def half_hidden(values):
 inside, grad = torch.randn(2, rows, width)
 scores, gradient = half_hidden(inside), half_hidden(grad)
 expected = torch.softmax(inside, -1)
-bounds = dict(start=torch.tensor(width), end=torch.tensor(2 * width))
-if sys.argv[1] == "nothing":
+if kind == "nothing":
     print("reading", flush=True)
     scores.sum()
     print("read")
+if kind in ("padding", "mask"):
+    mask = torch.arange(2 * width) < width
+    mask = mask.repeat(rows, 1) if kind == "mask" else mask
+    result = fusedops.masked_softmax(scores[:, width:], mask)
+    torch.testing.assert_close(result[:, :width], expected)
+    assert result[:, width:].count_nonzero() == 0
+    sys.exit()
+bounds = dict(start=torch.tensor(width), end=torch.tensor(2 * width))
 result = ops.masked_softmax(scores, None, 1.0, False, None, **bounds)
 torch.testing.assert_close(result[:, width : 2 * width], expected)
 assert result[:, :width].count_nonzero() == result[:, 2 * width :].count_nonzero() == 0
-p, seed = 0.0, torch.tensor(3)
-if sys.argv[1] == "dropout":
-    p = 0.4
-    hidden = (None, 1.0, False, p, seed, torch.float32)
+if kind == "dropout":
+    hidden = (None, 1.0, False, 0.4, torch.tensor(3), torch.float32)
     result = ops.masked_softmax_dropout_backward(gradient, result, *hidden, **bounds)
-    wide = torch.zeros(rows, 3 * width)
-    wide[:, width : 2 * width] = grad
-    full = torch.zeros(rows, 3 * width)
-    full[:, width : 2 * width] = expected
-    wanted = ops.masked_softmax_dropout_backward(wide, full, *hidden, **bounds)
+    wide = torch.zeros(2, rows, 3 * width)
+    wide[:, :, width : 2 * width] = torch.stack([grad, expected])
+    wanted = ops.masked_softmax_dropout_backward(*wide, *hidden, **bounds)
     torch.testing.assert_close(result, wanted)
 else:
     hidden = (None, 1.0, False, torch.float32)
@@ -298,11 +138,12 @@ assert result[:, :width].count_nonzero() == result[:, 2 * width :].count_nonzero
 """
 
 
-@pytest.mark.parametrize("kind", ["gradient", "dropout"])
-def test_what_an_interval_hides_is_not_read_forward_and_backward(kind):
-    """It lies in memory whose reading would end the process."""
-    result = subprocess.run([sys.executable, "-c", UNREADABLE, kind], capture_output=True)
-    assert result.returncode == 0, result.stderr.decode()
+@pytest.mark.parametrize("kind", ["gradient", "dropout", "padding", "mask"])
+def test_what_is_hidden_is_not_read(kind):
+    """Columns outside of an interval, and behind the last one that a mask shows: they lie in
+    memory whose reading would end the process."""
+    result = run_python("-c", UNREADABLE, kind)
+    assert result.returncode == 0, result.stderr
 
 
 def test_memory_that_cannot_be_read_ends_a_process_that_reads_it():
@@ -363,16 +204,3 @@ def test_a_window_needs_queries():
             fusedops.masked_softmax(torch.randn(5), **options)
     with pytest.raises(RuntimeError, match="lower_diagonal needs queries and keys"):
         ops.masked_softmax(torch.randn(5), None, 1.0, False, None, lower_diagonal=0)
-
-
-def test_the_module_takes_a_window_and_bounds():
-    x, start, end = torch.randn(2, 3, 6, 9), torch.tensor([0, 1]), torch.tensor([[9], [4], [6]])
-    module = fusedops.nn.MaskedSoftmax(scale=0.5, causal=True, window=3)
-    assert "window=3" in repr(module)
-    actual = module(x, start=start[:, None, None], end=end)
-    expected = fusedops.masked_softmax(
-        x, scale=0.5, causal=True, window=3, start=start[:, None, None], end=end
-    )
-    assert same_bits(actual.nan_to_num(7), expected.nan_to_num(7))
-    with pytest.raises(ValueError, match="window is 3, a number of keys"):
-        fusedops.nn.MaskedSoftmax(window=3)

@@ -1,14 +1,11 @@
 """masked_softmax against float64 and against what eager gives for hidden and special values."""
 
 import math
-import subprocess
-import sys
 
 import bounds
 import pytest
 import torch
 from oracle import DTYPES, assert_same_on_threads, same_bits
-from processes import run_python
 
 import fusedops
 from fusedops import reference
@@ -226,48 +223,6 @@ def test_causality_aligns_to_either_corner(queries, keys, causal):
     diagonal = keys - queries if causal == "bottom_right" else 0
     expected = reference.masked_softmax(x, diagonal=diagonal).float()
     torch.testing.assert_close(fusedops.masked_softmax(x, causal=causal), expected, equal_nan=True)
-
-
-# Rows of two pages each. The second page cannot be read, and all columns in it are hidden.
-UNREADABLE = """
-import ctypes, mmap, sys
-import numpy, torch
-import fusedops
-
-page, rows, visible, cols = mmap.PAGESIZE, 6, 64, 1000
-memory = mmap.mmap(-1, 2 * rows * page)
-width = page // 4
-x = torch.from_numpy(numpy.frombuffer(memory, numpy.float32)).view(rows, 2 * width)
-scores = x[:, width - visible : width - visible + cols]
-scores[:, :visible] = torch.randn(rows, visible)
-expected = torch.softmax(scores[:, :visible], -1)
-start, libc = x.data_ptr(), ctypes.CDLL(None, use_errno=True)
-for row in range(rows):
-    second = ctypes.c_void_p(start + (2 * row + 1) * page)
-    assert libc.mprotect(second, ctypes.c_size_t(page), 0) == 0
-mask = torch.arange(cols) < visible
-if sys.argv[1] == "nothing":
-    print("reading", flush=True)
-    scores.sum()
-    print("read")
-if sys.argv[1] == "a mask of every element":
-    mask = mask.repeat(rows, 1)
-result = fusedops.masked_softmax(scores, mask)
-torch.testing.assert_close(result[:, :visible], expected)
-assert result[:, visible:].count_nonzero() == 0
-"""
-
-
-@pytest.mark.parametrize("hides", ["padding", "a mask of every element"])
-def test_hidden_columns_behind_the_last_visible_one_are_not_read(hides):
-    """They lie in memory whose reading would end the process."""
-    result = subprocess.run([sys.executable, "-c", UNREADABLE, hides], capture_output=True)
-    assert result.returncode == 0, result.stderr.decode()
-
-
-def test_memory_that_cannot_be_read_ends_a_process_that_reads_it():
-    result = run_python("-c", UNREADABLE, "nothing")
-    assert result.stdout == "reading\n" and result.returncode != 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

@@ -57,26 +57,33 @@ def test_rows_without_elements_are_torchs(name):
     assert torch.autograd.grad(ours(x).sum(), x)[0].shape == (4, 0)
 
 
-def test_scores_are_scaled_biased_masked_and_normalised():
-    x, bias, mask = torch.randn(SCORES), torch.randn(1, 3, 8, 8), torch.rand(2, 1, 1, 8) > 0.3
-    mask[..., 0] = True  # key 0, the only one that query 0 sees
-    result = fusedops.nn.MaskedSoftmax(0.125, causal=True)(x, mask, bias)
-    exact = reference.masked_softmax(x, mask, 0.125, diagonal=0, bias=bias)
-    torch.testing.assert_close(result.double(), exact, atol=1e-6, rtol=1e-6)
+MASK, START = torch.rand(2, 1, 1, 8) > 0.3, torch.tensor([0, 3])[:, None, None]
+#: Settings of the module, and what it is called with beside the scores.
+MASKED = [
+    ({"scale": 0.125, "causal": True}, {"mask": MASK, "bias": torch.randn(1, 3, 8, 8)}),
+    (
+        {"causal": "bottom_right", "window": 3},
+        {"start": START, "end": torch.tensor([[8], [4], [6]])},
+    ),
+    ({"mask_value": -1e4}, {"mask": torch.zeros(8, dtype=torch.bool)}),
+    ({"masked_rows": "zero"}, {"mask": torch.zeros(8, dtype=torch.bool)}),
+    ({"sinks": 0.5}, {}),
+    ({"sinks": 0.5}, {"sinks": torch.randn(3, 1)}),
+    ({"causal": True, "softcap": 1.5}, {}),
+]
 
 
-def test_the_last_query_sees_every_key_where_causality_is_aligned_with_the_end():
-    x = torch.randn(2, 3, 8)
-    result = fusedops.nn.MaskedSoftmax(causal="bottom_right")(x)
-    exact = reference.masked_softmax(x, diagonal=5)
-    torch.testing.assert_close(result.double(), exact, atol=1e-6, rtol=1e-6)
+@pytest.mark.parametrize("settings, given", MASKED)
+def test_a_masked_softmax_is_the_function_with_all_settings(settings, given):
+    x = torch.randn(SCORES)
+    result = fusedops.nn.MaskedSoftmax(**settings)(x, **given)
+    expected = fusedops.masked_softmax(x, **settings | given)
+    assert same_bits(result.nan_to_num(7), expected.nan_to_num(7))
 
 
-def test_a_finite_mask_value_and_zero_masked_rows_reach_the_operator():
-    x, nothing = torch.randn(2, 4), torch.zeros(4, dtype=torch.bool)
-    assert fusedops.nn.MaskedSoftmax()(x, nothing).isnan().all()
-    assert fusedops.nn.MaskedSoftmax(mask_value=-1e4)(x, nothing).eq(0.25).all()
-    assert fusedops.nn.MaskedSoftmax(masked_rows="zero")(x, nothing).eq(0).all()
+def test_a_window_without_causality_is_refused_at_once():
+    with pytest.raises(ValueError, match="window is 3, a number of keys"):
+        fusedops.nn.MaskedSoftmax(window=3)
 
 
 def test_dropout_happens_in_training_alone_and_follows_manual_seed():
@@ -99,13 +106,6 @@ def test_without_dropout_no_random_number_is_drawn():
     before = torch.get_rng_state()
     fusedops.nn.MaskedSoftmax(p=0.0).train()(torch.ones(4))
     assert before.equal(torch.get_rng_state())
-
-
-def test_gradients_reach_the_scores_and_the_bias():
-    x = torch.randn(SCORES, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(3, 1, 8, dtype=torch.float64, requires_grad=True)
-    module = fusedops.nn.MaskedSoftmax(0.5, causal=True)
-    assert torch.autograd.gradcheck(lambda x, bias: module(x, bias=bias), (x, bias))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -30,6 +30,7 @@ TESTS = {
         "tests/ops/test_concurrent_rows.py",
         "tests/ops/test_masked_softmax_grad.py",
         "tests/ops/test_masked_softmax_intervals.py",
+        "tests/ops/test_masked_softmax_options.py",
         "tests/ops/test_masked_softmax_sinks.py",
         "tests/ops/test_masked_softmax_softcap.py",
         "tests/ops/test_masked_softmax_values.py",
