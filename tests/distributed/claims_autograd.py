@@ -5,22 +5,17 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from distributed.samples import partial
+from distributed.placed import partial, world_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     Partial,
     Replicate,
     Shard,
     distribute_tensor,
-    init_device_mesh,
 )
 
 import fusedops
 from fusedops.integrations.dtensor import cross_entropy
-
-
-def _mesh():
-    return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
 def _randn(*shape, dtype=torch.float64):
@@ -47,7 +42,7 @@ def _agrees(function, reference, tensors, placements, mesh, tolerance=1e-11):
 
 
 def claim_a_norm_is_sequence_parallel_without_communication():
-    mesh = _mesh()
+    mesh = world_mesh()
     x, w, b = _randn(2, 7, 6), _randn(6), _randn(6)
     rows, same = [Shard(1)], [Replicate()]
     y = _agrees(
@@ -64,7 +59,7 @@ def claim_a_norm_is_sequence_parallel_without_communication():
 
 
 def claim_every_function_has_the_gradients_of_one_process():
-    mesh, same = _mesh(), [Replicate()]
+    mesh, same = world_mesh(), [Replicate()]
     x, r, w = _randn(3, 5, 6), _randn(3, 5, 6), _randn(6)
     for rows in ([Shard(0)], [Shard(1)], [Shard(2)], [Replicate()], [Partial("sum")]):
         for ours, exact, tensors in (
@@ -101,7 +96,7 @@ def _causal(x, bias):
 
 
 def claim_masked_softmax_follows_heads_queries_and_keys():
-    mesh, scores = _mesh(), (_randn(2, 3, 5, 7), _randn(3, 5, 7))
+    mesh, scores = world_mesh(), (_randn(2, 3, 5, 7), _randn(3, 5, 7))
     for of_scores, of_bias in (
         ([Shard(1)], [Shard(0)]),
         ([Shard(2)], [Replicate()]),
@@ -119,7 +114,7 @@ def claim_masked_softmax_follows_heads_queries_and_keys():
 
 
 def claim_learned_sinks_get_their_gradient():
-    mesh = _mesh()
+    mesh = world_mesh()
 
     def exact(x, sinks):
         column = sinks.expand(2, 3, 5).unsqueeze(-1)
@@ -135,7 +130,7 @@ def claim_learned_sinks_get_their_gradient():
 
 
 def claim_dropout_is_the_same_on_any_placement():
-    mesh, x = _mesh(), _randn(4, 5, 7)
+    mesh, x = world_mesh(), _randn(4, 5, 7)
     seed = torch.tensor(5)
     wanted = fusedops.masked_softmax_dropout(x, p=0.5, seed=seed)
     for placement in (Replicate(), Shard(0), Shard(1)):
@@ -145,7 +140,7 @@ def claim_dropout_is_the_same_on_any_placement():
 
 
 def claim_dropout_in_16_bits_is_rounded_once():
-    mesh, seed = _mesh(), torch.tensor(5)
+    mesh, seed = world_mesh(), torch.tensor(5)
     x, residual = (_randn(4, 5, 7).bfloat16() for _ in range(2))
     rows = [Shard(1)]
     ours = fusedops.masked_softmax_dropout(partial(x, mesh, rows), p=0.5, seed=seed)
@@ -160,7 +155,7 @@ def claim_dropout_in_16_bits_is_rounded_once():
 
 
 def claim_replicas_drop_the_same_elements_though_their_seeds_differ():
-    mesh, x = _mesh(), _randn(4, 7)
+    mesh, x = world_mesh(), _randn(4, 7)
     torch.manual_seed(dist.get_rank())
     ours = fusedops.masked_softmax_dropout(partial(x, mesh, [Replicate()]), p=0.5)
     torch.manual_seed(0)
@@ -170,7 +165,7 @@ def claim_replicas_drop_the_same_elements_though_their_seeds_differ():
 
 
 def claim_16_bits_stay_within_their_rounding():
-    mesh, x = _mesh(), _randn(4, 64).bfloat16()
+    mesh, x = world_mesh(), _randn(4, 64).bfloat16()
     for placement in (Shard(0), Shard(1)):
         ours = fusedops.softmax(partial(x, mesh, [placement]), -1).full_tensor().double()
         exact = x.double().softmax(-1)
@@ -179,7 +174,7 @@ def claim_16_bits_stay_within_their_rounding():
 
 
 def claim_rows_of_infinity_and_nan_are_those_of_one_process():
-    mesh, x = _mesh(), _randn(4, 9)
+    mesh, x = world_mesh(), _randn(4, 9)
     x[0], x[1, 2], x[2, 3:] = -torch.inf, torch.nan, -torch.inf
     for function in (fusedops.softmax, fusedops.log_softmax):
         ours = function(partial(x, mesh, [Shard(1)]), -1).full_tensor()
@@ -187,7 +182,7 @@ def claim_rows_of_infinity_and_nan_are_those_of_one_process():
 
 
 def claim_a_divided_row_has_the_same_bits_in_any_batch():
-    mesh, row = _mesh(), _randn(1, 999, dtype=torch.float32)
+    mesh, row = world_mesh(), _randn(1, 999, dtype=torch.float32)
     target = torch.tensor([7])
     for function in (
         lambda x: fusedops.softmax(x, -1),
@@ -202,7 +197,7 @@ def claim_a_divided_row_has_the_same_bits_in_any_batch():
 
 
 def claim_ranks_without_an_element_take_part():
-    mesh, x = _mesh(), _randn(1, 3, 1)
+    mesh, x = world_mesh(), _randn(1, 3, 1)
     for dim in range(3):
         _agrees(
             lambda x: fusedops.softmax(x, 1), lambda x: x.softmax(1), (x,), ([Shard(dim)],), mesh
@@ -221,7 +216,7 @@ def claim_a_rank_outside_of_the_mesh_takes_part_in_name():
 
 
 def claim_second_derivatives_are_those_of_one_process():
-    mesh, x, g = _mesh(), _randn(4, 6), _randn(4, 6)
+    mesh, x, g = world_mesh(), _randn(4, 6), _randn(4, 6)
 
     def second(function, x, g):
         (first,) = torch.autograd.grad(function(x), x, g, create_graph=True)
@@ -238,7 +233,7 @@ def claim_second_derivatives_are_those_of_one_process():
 
 
 def claim_cross_entropy_divides_the_classes():
-    mesh = _mesh()
+    mesh = world_mesh()
     logits, target = _randn(6, 11), torch.tensor([0, 10, -100, 5, 6, 3])
     for reduction in ("mean", "sum", "none"):
         for placement in (Shard(1), Shard(0), Replicate(), Partial("sum")):

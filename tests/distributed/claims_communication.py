@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-import torch.distributed as dist
 from distributed.formulas import exchanged
-from distributed.samples import ops, partial
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
+from distributed.placed import partial, world_mesh
+from op_samples import ops
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
@@ -46,10 +46,6 @@ def _distributed(mesh, placement, *shape, dtype=torch.float32):
     return partial(tensor, mesh, [placement]).requires_grad_()
 
 
-def _world():
-    return init_device_mesh("cpu", (dist.get_world_size(),))
-
-
 def _forward_and_backward(function, *tensors):
     """The bytes of both passes; the gradient of the result is placed as the result."""
     results = []
@@ -60,7 +56,7 @@ def _forward_and_backward(function, *tensors):
 
 
 def claim_sharded_rows_move_nothing():
-    mesh = _world()
+    mesh = world_mesh()
     x, w = _distributed(mesh, Shard(0)), _distributed(mesh, Replicate(), COLS)
     assert _forward_and_backward(lambda x: fusedops.softmax(x, -1), x) == ({}, {})
     assert _forward_and_backward(lambda x, w: fusedops.layer_norm(x, (COLS,), w), x, w) == ({}, {})
@@ -70,18 +66,18 @@ def claim_sharded_rows_move_nothing():
 
 
 def claim_divided_rows_with_their_statistics_move_nothing():
-    x = _distributed(_world(), Shard(1)).detach()
+    x = _distributed(world_mesh(), Shard(1)).detach()
     statistics = ops.softmax_stats(x, 1)
     assert _counted(lambda: ops.softmax_apply(x, *statistics, 1)) == {}
 
 
 def claim_a_rank_without_columns_sends_numbers_of_the_same_dtype():
-    x = _distributed(_world(), Shard(1), ROWS, 1)
+    x = _distributed(world_mesh(), Shard(1), ROWS, 1)
     assert fusedops.softmax(x, -1).full_tensor().eq(1).all()
 
 
 def claim_divided_rows_move_numbers_of_a_row():
-    mesh = _world()
+    mesh = world_mesh()
     for dtype in (torch.float32, torch.float64):
         x, w = (_distributed(mesh, Shard(dim), *shape, dtype=dtype) for dim, shape in _SHAPES)
         for call, function in _CALLS.items():
@@ -105,7 +101,7 @@ _CALLS = {
 
 
 def claim_a_partial_input_is_scattered_to_its_residual():
-    mesh = _world()
+    mesh = world_mesh()
     branch, residual = _distributed(mesh, Partial("sum")), _distributed(mesh, Shard(0))
     with torch.no_grad():
         moved = _counted(lambda: fusedops.add_layer_norm(branch, residual, (COLS,)))
@@ -113,7 +109,7 @@ def claim_a_partial_input_is_scattered_to_its_residual():
 
 
 def claim_a_seed_is_agreed_on_by_8_bytes():
-    mesh = _world()
+    mesh = world_mesh()
     with torch.no_grad():
         x = _distributed(mesh, Replicate())
         moved = _counted(lambda: fusedops.masked_softmax_dropout(x, p=0.5))

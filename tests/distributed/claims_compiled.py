@@ -4,13 +4,13 @@ one process."""
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from distributed.claims_models import batch, compiled, rewritten
 from distributed.models import LENGTH, WIDTH
+from distributed.placed import world_mesh
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 import fusedops
@@ -26,7 +26,7 @@ def _writes_between(x, w):
 
 
 def claim_a_write_through_a_view_of_a_dtensor_is_seen():
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = world_mesh()
     x = distribute_tensor(batch(), mesh, [Shard(0)], src_data_rank=None)
     w = distribute_tensor(torch.rand(WIDTH).double(), mesh, [Replicate()], src_data_rank=None)
     exact = _writes_between(x.full_tensor(), w.full_tensor())
@@ -46,7 +46,7 @@ def _with_gradients(norm, terms, weight):
 
 def _graphs_of_batches(backend, shard):
     """How many graphs batches of 4, 8, 12 and 16 take; each has the results of one process."""
-    mesh, graphs = init_device_mesh("cpu", (dist.get_world_size(),)), []
+    mesh, graphs = world_mesh(), []
 
     def counting(graph_module, inputs):
         graphs.append(graph_module)
@@ -80,7 +80,7 @@ def claim_one_graph_serves_all_batches_but_the_first():
 
 
 def claim_what_depends_on_a_rows_position_compiles():
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = world_mesh()
     seed, x = torch.tensor(3), batch()
     given = distribute_tensor(x, mesh, [Shard(1)], src_data_rank=None).requires_grad_()
 
@@ -104,7 +104,7 @@ def _softmax_of_norm(x, residual, w):
 
 
 def claim_the_backend_compiles_dtensors():
-    mesh, whole = init_device_mesh("cpu", (dist.get_world_size(),)), [Replicate()]
+    mesh, whole = world_mesh(), [Replicate()]
     exact, cotangent = (batch(), batch().sin(), torch.rand(WIDTH).double()), batch().cos()
     for function, shards, sites in (
         (_residual_norm, ([Shard(1)], [Shard(1)], whole), {"add_layer_norm": 1}),

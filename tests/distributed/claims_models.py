@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from distributed.models import LENGTH, WIDTH, Block, Norms, OurNorms
+from distributed.placed import world_mesh
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch.distributed.fsdp import fully_shard
@@ -100,7 +101,7 @@ def _mean(loss, mesh):
 
 
 def _check_data_parallel(what, parallelize):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = world_mesh()
     for parts, compiler, sites in _runs():
         model = parallelize(_block(parts), mesh)
         loss = _step(compiler(model), _own_rows(mesh), _hidden())

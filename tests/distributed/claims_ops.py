@@ -6,14 +6,15 @@ import random
 
 import torch
 import torch.distributed as dist
-from distributed.samples import anyhow, ops, partial, samples
+from distributed.placed import anyhow, partial, world_mesh
+from op_samples import ops, samples
 from torch.distributed.tensor import Replicate, Shard, init_device_mesh
 
 
 def _meshes():
     """(mesh, how many placements are drawn for each sample)"""
     world = dist.get_world_size()
-    yield init_device_mesh("cpu", (world,)), 3 if world == 2 else 1
+    yield world_mesh(), 3 if world == 2 else 1
     if world == 4:
         yield init_device_mesh("cpu", (2, 2)), 1
 

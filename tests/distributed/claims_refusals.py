@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.samples import ops, partial
+from distributed.placed import partial, world_mesh
+from op_samples import ops
 from torch.distributed.tensor import Partial, Replicate, Shard, init_device_mesh
 from torch.distributed.tensor.experimental import implicit_replication
 
@@ -13,12 +14,8 @@ import fusedops
 from fusedops.integrations.dtensor import cross_entropy
 
 
-def _mesh():
-    return init_device_mesh("cpu", (dist.get_world_size(),))
-
-
 def _x(placement, mesh=None):
-    return partial(torch.randn(4, 6), mesh or _mesh(), [placement])
+    return partial(torch.randn(4, 6), mesh or world_mesh(), [placement])
 
 
 def claim_a_plain_tensor_is_refused():
@@ -50,7 +47,7 @@ def claim_two_meshes_are_refused():
 
 def claim_bad_arguments_are_refused_in_words_about_whole_tensors():
     with pytest.raises(RuntimeError, match=r"weight has shape \[5\]"):
-        weight = partial(torch.ones(5), _mesh(), [Replicate()])
+        weight = partial(torch.ones(5), world_mesh(), [Replicate()])
         fusedops.layer_norm(_x(Shard(0)), (6,), weight)
     with pytest.raises(RuntimeError, match="dim"):
         fusedops.softmax(_x(Shard(0)), 2)
@@ -73,7 +70,7 @@ def claim_linear_cross_entropy_names_what_takes_dtensors():
     head, target = torch.randn(5, 6), torch.zeros(4, dtype=torch.int64)
     with pytest.raises(NotImplementedError, match="input is a DTensor, wanted plain tensors"):
         fusedops.linear_cross_entropy(_x(Shard(0)), head, target)
-    heads = partial(torch.randn(5, 4, 6), _mesh(), [Shard(1)])
+    heads = partial(torch.randn(5, 4, 6), world_mesh(), [Shard(1)])
     with pytest.raises(
         NotImplementedError, match="linear_weight is a DTensor, wanted plain tensors"
     ):

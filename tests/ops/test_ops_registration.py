@@ -6,208 +6,76 @@ from collections import defaultdict
 
 import pytest
 import torch
+from exhaustive import beyond
 from modes import Dispatched
+from op_samples import samples
 from processes import run_python
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
+from fusedops.ops.registration import libraries
 
-ops = torch.ops.fusedops
-
-
-def norm_statistics(x, shape):
-    _, mean, rstd = ops.layer_norm(x.detach(), shape, None, None, 1e-5)
-    return mean, rstd
+ops, VARIANTS = torch.ops.fusedops, libraries.OPS_WITH_VARIANT
 
 
-#: bias, dtype, diagonal and zero_masked_rows.
-NOTHING = (None, None, 0, False)
+#: What backward operators take as it was kept, beside what they differentiate.
+KEPT = ("mean", "rstd", "max", "sum", "output", "probabilities", "sink_probabilities")
+KEPT += ("losses", "lse", "lse_error")
 
 
-def masked_samples(t):
-    mask, bias = torch.rand(4, 8) < 0.7, torch.randn(3, 1, 8).to(t).requires_grad_(t.requires_grad)
-    grad, y, seed = torch.randn_like(t), torch.softmax(t.detach(), -1), torch.tensor(5)
-    yield ops.masked_softmax, (t, mask, 0.5, True, -1e4, bias)
-    yield ops.masked_softmax, (t, bias, 0.5, False, 0.0)
-    yield ops.masked_softmax_dropout, (t, mask, 0.5, True, -1e4, 0.3, seed, bias)
-    yield ops._masked_softmax, (t.detach(), mask, 0.5, False, -1e4, None, torch.float32, -1, True)
-    yield ops._masked_softmax_dropout, (t.detach(), bias.detach(), 0.5, True, 0.0, 0.3, seed)
-    interval = (-2, torch.tensor([0, 0, 1, 5]), torch.tensor([[3], [8], [9]]).int())
-    yield ops.masked_softmax, (t, mask, 0.5, True, -1e4, bias, None, 1, False, *interval)
-    yield ops.masked_softmax_dropout, (t, None, 0.5, True, -1e4, 0.3, seed, *NOTHING, *interval)
-    sinks = torch.randn(4).to(t).requires_grad_(t.requires_grad)
-    for p, own in ((0.0, None), (0.3, seed)):
-        given = (t, mask, 0.5, True, -1e4, p, own, bias, None, 1, False, *interval, sinks)
-        yield ops.masked_softmax_sinks, given
-        yield ops.masked_softmax_sinks, (*given, 2.0)
-        of_sinks = 1 - y[..., 1:].sum(-1, dtype=torch.promote_types(t.dtype, torch.float32))
-        given = (grad, y, of_sinks, mask, 0.5, True, p, own, t.dtype, 1, *interval)
-        yield ops.masked_softmax_sinks_backward, given
-    yield ops.masked_softmax, (t, mask, 0.5, True, -1e4, bias, None, 1, False, *interval, sinks)
-    no_interval = (None, None, None, None)
-    yield ops.masked_softmax, (t, mask, 0.5, True, -1e4, bias, *NOTHING[1:], *no_interval, 2.0)
-    given = (t, mask, 0.5, True, -1e4, 0.3, seed, *NOTHING, *no_interval, 2.0)
-    yield ops.masked_softmax_dropout, given
-    yield ops.masked_softmax_backward, (grad, y, None, 0.5, True, t.dtype, 1, *interval)
-    yield ops.masked_softmax_backward, (grad, y, mask, 0.5, True, t.dtype, 1)
-    yield ops.masked_softmax_dropout_backward, (grad, y, None, 0.5, True, 0.3, seed, t.dtype)
-    if not t.requires_grad:
-        for op in (ops.softmax_out, ops.log_softmax_out):
-            yield op, (t, 1, torch.empty_like(t))
-        yield ops.softmax_, (t.clone(), 0)
-        yield (
-            ops.masked_softmax_out,
-            (t, mask, 0.5, True, -1e4, bias.detach(), 0, False, torch.empty_like(t)),
-        )
+def recorded(op, args):
+    """The arguments, of which autograd records those that are floating and were not kept."""
+
+    def leaf(value):
+        if isinstance(value, list):
+            return [leaf(each) for each in value]
+        is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.clone().requires_grad_() if is_floating else value
+
+    names = [argument.name for argument in getattr(ops, op).default._schema.arguments]
+    return tuple(
+        value if name in KEPT else leaf(value) for name, value in zip(names, args, strict=False)
+    )
 
 
-def norm_samples(t, w, b):
-    r, grad, seed = torch.randn_like(t).requires_grad_(t.requires_grad), torch.randn_like(t), 7
-    seed = torch.tensor(seed)
-    yield ops.std_norm, (t, [8], w, b, 1e-6)
-    yield ops.rms_norm, (t, [8], w, 1e-5, 1.0, True)
-    yield ops.l2_norm, (t, [8], w, 1e-5)
-    yield ops.add_layer_norm, (t, r, [8], w, b, 1e-5)
-    yield ops.add_layer_norm, (t, r, [4, 8], None, None, 1e-5, 0.3, seed)
-    yield ops.add_rms_norm, (t, r, [8], w, 1e-5, 1.0, False, 0.3, seed)
-    plain = [v.detach() for v in (t, r, w, b)]
-    _, *statistics = ops.std_norm(plain[0], [4, 8], None, None, 1e-6)
-    yield ops._std_norm, (plain[0], [8], *plain[2:], 1e-6)
-    yield ops._std_norm_output, (plain[0], [4, 8], None, None, 1e-6)
-    yield ops._layer_norm_output, (plain[0], [8], *plain[2:], 1e-5)
-    yield ops._rms_norm_output, (plain[0], [8], plain[2], 1e-5, 1.0, True)
-    for mask in ([True, True, True], [False, True, False]):
-        yield ops.std_norm_backward, (grad, t, [4, 8], *statistics, None, None, mask, 1e-6)
-    _, rstd = ops.rms_norm(plain[0], [8], None, 1e-5)
-    yield ops._rms_norm, (plain[0], [8], plain[2], 1e-5)
-    for wants_sum in (True, False):
-        yield ops._add_layer_norm, (*plain[:2], [8], *plain[2:], 1e-5, wants_sum)
-        yield ops._add_rms_norm, (*plain[:2], [8], plain[2], 1e-5, wants_sum, 0.0, True, 0.2, seed)
-    yield ops._l2_norm, (plain[0], [8], plain[2], 1e-5)
-    yield ops._l2_norm_output, (plain[0], [8], plain[2], 1e-5)
-    yield ops.l2_norm_backward, (grad, t, [8], rstd, w, [True, True], 1e-5)
-    yield ops.rms_norm_backward, (grad, t, [8], rstd, w, [True, True], 1.0)
-    yield ops.rms_norm_backward, (grad, t, [8], rstd, None, [True, False])
-    statistics = norm_statistics(t, [8])
-    for p, mask in ((0.0, [True] * 4), (0.3, [True] * 4), (0.3, [False, True, True, False])):
-        given = (w, b, mask, p, seed if p else None)
-        yield ops.add_layer_norm_backward, (grad, r, t, [8], *statistics, *given)
-        yield ops.add_layer_norm_backward, (grad, None, t, [8], *statistics, *given)
-        given = (w, mask[:3], 1.0, p, seed if p else None)
-        yield ops.add_rms_norm_backward, (grad, r, t, [8], rstd, *given)
-
-
-def spatial_norm_samples(t):
-    w, b, grad = torch.randn(4).to(t), torch.randn(4).to(t), torch.randn_like(t)
-    w, b = (p.requires_grad_(t.requires_grad) for p in (w, b))
-    innermost = t.detach().transpose(1, 2).contiguous().transpose(1, 2)
-    for x in (t, innermost.requires_grad_(t.requires_grad)):
-        yield ops.spatial_layer_norm, (x, 1, w, b, 1e-5)
-        yield ops.spatial_layer_norm, (x, 0, None, None, 1e-5)
-        yield ops.spatial_rms_norm, (x, -2, w, 1e-5)
-        plain = [v.detach() for v in (x, w, b)]
-        _, mean, rstd = ops._spatial_layer_norm(plain[0], 1, None, None, 1e-5)
-        yield ops._spatial_layer_norm_output, (plain[0], 1, *plain[1:], 1e-5)
-        yield ops._spatial_rms_norm_output, (plain[0], 1, plain[1], 1e-5)
-        for mask in ([True, True, True], [True, False, False], [False, True, False]):
-            yield ops.spatial_layer_norm_backward, (grad, x, 1, mean, rstd, w, b, mask)
-            yield ops.spatial_rms_norm_backward, (grad, x, 1, rstd, w, mask[:2])
-        innermost_grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
-        yield ops.spatial_rms_norm_backward, (innermost_grad, x, 1, rstd, w, [True, True])
-
-
-def statistics_samples(t):
-    max, sum = ops.softmax_stats(t.detach(), 1)
-    yield ops.softmax_stats, (t, 1)
-    yield ops.softmax_apply, (t, max, sum, 1)
-    sum = sum.clone().requires_grad_(t.requires_grad)
-    yield ops.softmax_apply, (t, max, sum, 1, torch.float32)
-
-
-def cross_entropy_samples(t):
-    target = torch.tensor([[0, 1, 7, 2], [1, 3, 4, 5], [6, 6, 1, 0]])
-    for settings in ((), (1, 0.1, 0.5, 2.0)):
-        yield ops.cross_entropy, (t, target, *settings)
-        yield ops.cross_entropy, (t, target.int(), *settings, *[True] * (len(settings) > 0))
-        losses, lse, lse_error = ops.cross_entropy(t.detach(), target, *settings)
-        grads = [torch.randn_like(lse).requires_grad_(t.requires_grad) for _ in range(2)]
-        given = (t, target, losses, lse, lse_error)
-        for both in (grads, (grads[0], None), (None, grads[1])):
-            yield ops.cross_entropy_backward, (*given, *both, *settings)
-        if not t.requires_grad:
-            rest = (target.byte(), *given[2:], *grads, *settings)
-            yield ops.cross_entropy_backward_, (t.clone(), *rest)
-            yield ops._cross_entropy, (t, target, *settings)
-            yield ops._cross_entropy_backward, (t, *rest)
-
-
-def stack_samples(t, w, b):
-    inputs, weights, biases = ([v, torch.randn_like(v)] for v in (t, w, b))
-    for op in (ops.stack_softmax, ops.stack_log_softmax):
-        yield op, (inputs, -1, 0)
-        yield op, (inputs, 1, -1)
-    if not t.requires_grad:
-        yield ops._stack_softmax, (inputs, -1, 1)
-        yield ops._stack_layer_norm, (inputs, [8], weights, biases, 1e-5, 0)
-    yield ops.stack_layer_norm, (inputs, [8], weights, biases, 1e-5, 0)
-    yield ops.stack_layer_norm, (inputs, [4, 8], [], [], 1e-5, 1)
-    plain = [v.detach() for v in inputs]
-    output, mean, rstd = ops.stack_layer_norm(plain, [8], [], [], 1e-5, 1)
-    grad = torch.randn_like(output).requires_grad_(t.requires_grad)
-    for mask in ([True, True, True], [True, True, False], [False, False, True]):
-        given = (grad, inputs, [8], mean, rstd, weights, biases, 1, mask)
-        yield ops.stack_layer_norm_backward, given
-    yield ops.stack_layer_norm_backward, (grad, inputs, [8], mean, rstd, [], [], 1, [True] * 3)
-
-
-def samples():
+def calls():
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for op, args in samples(dtype):
+            yield op, args
+            if op in VARIANTS and dtype == torch.float32:
+                yield f"_{op}", args
+            is_mutable = getattr(ops, op).default._schema.is_mutable
+            if not (op.startswith("_") or is_mutable or dtype == torch.bfloat16):
+                yield op, recorded(op, args)
     x = torch.randn(3, 4, 8)
-    for requires_grad in (False, True):
-        for dtype in (torch.float32, torch.bfloat16, torch.float64):
-            t = x.detach().clone().to(dtype).requires_grad_(requires_grad)
-            w, b = torch.randn(2, 8, dtype=dtype).unbind()
-            w, b = (p.clone().requires_grad_(requires_grad) for p in (w, b))
-            yield ops.softmax, (t, -1)
-            yield ops.softmax, (t, 0)
-            yield ops.log_softmax, (t.transpose(0, 1), 2)
-            yield ops.layer_norm, (t, [8], w, b, 1e-5)
-            yield ops.layer_norm, (t, [4, 8], None, None, 1e-5)
-            mean, rstd = norm_statistics(t, [8])
-            args = (torch.randn_like(t), t, [8], mean, rstd, w, b)
-            yield ops.layer_norm_backward, (*args, [True, True, True])
-            yield ops.layer_norm_backward, (*args, [True, False, True])
-            for op in (ops.softmax_backward, ops.log_softmax_backward):
-                yield op, (torch.randn_like(t), torch.softmax(t.detach(), -1), -1, dtype)
-            yield from masked_samples(t)
-            yield from norm_samples(t, w, b)
-            yield from spatial_norm_samples(t)
-            yield from cross_entropy_samples(t)
-            if dtype == torch.float32:
-                yield from statistics_samples(t)
-                yield from stack_samples(t, w, b)
     half = x.half().requires_grad_()
-    yield ops.softmax, (half, -1, torch.float32)
-    yield ops.softmax_backward, (x, torch.softmax(x, -1), -1, torch.float16)
-    yield ops.layer_norm, (x.bfloat16(), [8], torch.randn(8), None, 1e-5)
-    yield ops.softmax, (torch.randn(0, 5), -1)
-    yield ops.softmax, (torch.randn(()), -1)
-    yield ops.layer_norm, (torch.randn(0, 5), [5], None, None, 1e-5)
-    yield ops.layer_norm, (x[..., ::2], [4], None, None, 1e-5)
-    yield ops.spatial_layer_norm, (torch.randn(5), 0, torch.randn(5), None, 1e-5)
+    yield "softmax", (half, -1, torch.float32)
+    yield "softmax_backward", (x, torch.softmax(x, -1), -1, torch.float16)
+    yield "softmax", (torch.randn(0, 5), -1)
+    yield "softmax", (torch.randn(()), -1)
+    yield "log_softmax", (x.transpose(0, 1), 2)
+    yield "layer_norm", (x.bfloat16(), [8], torch.randn(8), None, 1e-5)
+    yield "layer_norm", (torch.randn(0, 5), [5], None, None, 1e-5)
+    yield "layer_norm", (x[..., ::2], [4], None, None, 1e-5)
+    yield "spatial_layer_norm", (torch.randn(5), 0, torch.randn(5), None, 1e-5)
 
 
 CALLS = defaultdict(list)
-for op, args in samples():
-    CALLS[op.default].append(args)
+for op, args in calls():
+    CALLS[getattr(ops, op).default].append(args)
 
 
 def records_a_gradient(args):
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
 
 
-@pytest.mark.parametrize("op", CALLS, ids=str)
+#: The others, without a formula for autograd, differ from these in their names alone.
+WITH_FORMULA = [op for op in CALLS if op.name().removeprefix("fusedops::_") not in VARIANTS]
+
+
+@pytest.mark.parametrize("op", beyond(WITH_FORMULA, CALLS), ids=str)
 def test_opcheck_finds_nothing_in_a_call(op):
     torch.library.opcheck(op, max(CALLS[op], key=records_a_gradient))
 
@@ -261,7 +129,7 @@ def test_vmap_is_the_loop_over_its_slices():
 
 SLICES = torch.randn(4, 3, 6, 6)
 OTHERS, WEIGHTS, SEED = torch.randn(4, 3, 6, 6), torch.randn(4, 6), torch.tensor(3)
-STATISTICS = norm_statistics(SLICES, [6])
+STATISTICS = ops.layer_norm(SLICES, [6], None, None, 1e-5)[1:]
 MASKS, BIASES = torch.rand(4, 6) < 0.8, torch.randn(4, 3, 1, 6)
 
 # A function of one slice, and the batched tensors beside it.

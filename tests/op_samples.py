@@ -1,12 +1,10 @@
-"""Calls of every op, on plain tensors in float64, and DTensors made of their arguments."""
+"""Calls of every op, with tensors of any dtype."""
 
 from __future__ import annotations
 
-import random
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import fusedops  # noqa: F401  # registers the ops
 
@@ -19,7 +17,8 @@ class Sample(NamedTuple):
 
 
 def _randn(*shape):
-    return torch.randn(shape, dtype=torch.float64)
+    """Numbers of the dtype that `samples` was asked for."""
+    return torch.randn(shape)
 
 
 def _softmaxes():
@@ -31,7 +30,7 @@ def _softmaxes():
             yield Sample(op, (x.float(), dim, torch.float64))
             yield Sample(f"{op}_", (x, dim))
             yield Sample(f"{op}_out", (x, dim, torch.zeros_like(x)))
-            yield Sample(f"{op}_backward", (g, y, dim, torch.float64))
+            yield Sample(f"{op}_backward", (g, y, dim, x.dtype))
             yield Sample(f"{op}_backward_", (g, y, dim))
     statistics = ops.softmax_stats(x, 1)
     yield Sample("softmax_stats", (x, 1))
@@ -66,11 +65,10 @@ def _masked_softmaxes():
         y = ops.masked_softmax(*dropped[:5], *scores, *bounds, sinks, cap)
         mask = mask if mask is not None and mask.dtype == torch.bool else None
         hidden = (mask, 0.7, causal)
-        double = torch.float64
-        yield Sample("masked_softmax_backward", (g, y, *hidden, double, diagonal, *bounds))
+        yield Sample("masked_softmax_backward", (g, y, *hidden, x.dtype, diagonal, *bounds))
         yield Sample("masked_softmax_backward_", (g, y, *hidden, diagonal, *bounds))
         of_dropout = (g, y, *hidden, 0.3, seed)
-        yield Sample("masked_softmax_dropout_backward", (*of_dropout, double, diagonal, *bounds))
+        yield Sample("masked_softmax_dropout_backward", (*of_dropout, x.dtype, diagonal, *bounds))
         yield Sample("masked_softmax_dropout_backward_", (*of_dropout, diagonal, *bounds))
         if sinks is None:
             continue
@@ -78,7 +76,7 @@ def _masked_softmaxes():
             given = (*dropped[:5], p, own_seed, *scores, *bounds, sinks, cap)
             yield Sample("masked_softmax_sinks", given)
             of_sinks = ops.masked_softmax_sinks(*given)[2]
-            rest = (p, own_seed, double, diagonal, *bounds)
+            rest = (p, own_seed, x.dtype, diagonal, *bounds)
             yield Sample("masked_softmax_sinks_backward", (g, y, of_sinks, *hidden, *rest))
 
 
@@ -136,7 +134,7 @@ def _norms():
 
 def _sums_of_two_dtypes(shape):
     """Gradients that input and residual have apart, and one of the residual alone."""
-    x, residual, g = _randn(3, 5, 6).float(), _randn(3, 5, 6), _randn(3, 5, 6)
+    x, residual, g = _randn(3, 5, 6).float(), *_randn(2, 3, 5, 6).double()
     weight, bias = _randn(*shape), _randn(*shape)
     dtypes = (torch.float32, torch.float64)
     for dropout in ((0.0, None), (0.4, torch.tensor(12345))):
@@ -181,45 +179,26 @@ def _stacks():
 def _cross_entropies():
     x, target = _randn(3, 5, 7), torch.randint(7, (3, 5))
     target[0, 1] = -100
-    to_losses, to_lse = _randn(3, 5), _randn(3, 5)
     x[1, 0, int(target[1, 0])] += 40  # a confident row
     for settings in ((-100,), (-100, 0.0, 0.5, 3.0), (-100, 0.1)):
         whole = (*settings, *(-100, 0.0, 1.0, None)[len(settings) :])
         yield Sample("cross_entropy", (x, target, *whole))
         yield Sample("cross_entropy", (x, target.int(), *whole, True))
         saved = (x, target, *ops.cross_entropy(x, target, *whole))
+        to_losses, to_lse = _randn(2, 3, 5).to(saved[-1].dtype)
         yield Sample("cross_entropy_backward", (*saved, to_losses, to_lse, *whole))
         yield Sample("cross_entropy_backward", (*saved, to_losses, None, *whole))
         if whole[1] == 0:  # with smoothing, divided classes are gathered
             yield Sample("cross_entropy_backward_", (*saved, None, to_lse, *whole))
 
 
-def samples():
+def samples(dtype: torch.dtype = torch.float64) -> list[Sample]:
+    before = torch.get_default_dtype()
     torch.manual_seed(0)
-    softmaxes = (_softmaxes, _masked_softmaxes, _masked_rows, _cross_entropies)
-    for family in (*softmaxes, _norms, _spatial_norms, _stacks):
-        yield from family()
-
-
-# --- DTensors -----------------------------------------------------------------------------------
-
-
-def partial(tensor, mesh, placements):
-    """A DTensor; where it is partial, the ranks have different parts of the sum."""
-    local = tensor
-    for dim, placement in enumerate(placements):
-        if placement.is_partial():
-            part = 0.25 if mesh.get_local_rank(dim) == 0 else 0.75 / max(mesh.size(dim) - 1, 1)
-            local = local * (part if mesh.size(dim) > 1 else 1.0)
-    whole = [Replicate() if p.is_partial() else p for p in placements]
-    own = distribute_tensor(local, mesh, whole, src_data_rank=None).to_local()
-    shape, stride = tensor.shape, tensor.stride()
-    return DTensor.from_local(own, mesh, placements, run_check=False, shape=shape, stride=stride)
-
-
-def anyhow(tensor, mesh, draw: random.Random):
-    """A DTensor with placements drawn from all that there are."""
-    shards = [Shard(dim) for dim in range(tensor.dim())]
-    sums = [Partial("sum")] if tensor.dtype.is_floating_point else []
-    drawn = [draw.choice([Replicate(), *shards, *shards, *sums]) for _ in range(mesh.ndim)]
-    return partial(tensor, mesh, drawn)
+    torch.set_default_dtype(dtype)
+    try:
+        softmaxes = (_softmaxes, _masked_softmaxes, _masked_rows, _cross_entropies)
+        families = (*softmaxes, _norms, _spatial_norms, _stacks)
+        return [sample for family in families for sample in family()]
+    finally:
+        torch.set_default_dtype(before)
