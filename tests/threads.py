@@ -23,7 +23,6 @@ OP_TESTS = (
     "test_nn",
     "test_norm",
     "test_ops_layout",
-    "test_softmax_dims",
     "test_softmax_dropout",
     "test_softmax_grad",
     "test_softmax_inplace",

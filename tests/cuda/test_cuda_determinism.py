@@ -4,7 +4,7 @@ import pytest
 import torch
 from lengths import ONE_OF_EACH_KERNEL
 from oracle import DTYPES, same_bits
-from test_ops_determinism import backward
+from with_gradients import backward
 
 import fusedops
 

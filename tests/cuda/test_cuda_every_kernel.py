@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lengths import ONE_OF_EACH_KERNEL
-from test_ops_determinism import backward
+from with_gradients import backward
 
 import fusedops
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracle import DTYPES, same_bits
-from test_ops_determinism import backward
+from with_gradients import backward
 
 import fusedops
 

@@ -1,8 +1,11 @@
 """Any strides, offsets and alignments give right values; contiguous rows are read in place."""
 
+from functools import partial
+
 import pytest
 import torch
-from oracle import DTYPES
+from oracle import DTYPES, same_bits
+from with_gradients import softmax_with_gradient
 
 import fusedops
 from fusedops import reference
@@ -80,13 +83,20 @@ def test_weights_may_be_strided_or_misaligned(columns):
     close(fusedops.layer_norm(x, [32], w, b), reference.layer_norm(x, [32], w, b), torch.float32)
 
 
+def allocated(call):
+    """How many bytes a call asks torch's allocator for."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        call()
+    return sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
+
+
 NOT_COPIED = ["row slice", "misaligned", "split view", "every other row", "expanded rows"]
 NOT_COPIED += ["all but the last of a sequence", "groups of rows"]
 
 
 @pytest.mark.parametrize("layout", NOT_COPIED)
 def test_rows_in_evenly_spaced_groups_are_read_where_they_lie(layout):
-    """The profiler counts one output each, statistics and sum, and no other allocation."""
+    """A call allocates one output, statistics and sum, and nothing else."""
     x = LAYOUTS[layout](source(torch.float32))
     rows, cols = x.shape[:-1].numel(), x.shape[-1]
     _, mean, rstd = torch.ops.fusedops.layer_norm(x, [cols], None, None, 1e-5)
@@ -103,10 +113,20 @@ def test_rows_in_evenly_spaced_groups_are_read_where_they_lie(layout):
         lambda: torch.ops.fusedops.add_rms_norm(x, x, [cols], None, 1e-5): (x.numel() + rows) * 4,
     }
     for call, others in calls.items():
-        with torch.profiler.profile(profile_memory=True) as profile:
-            call()
-        allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
-        assert allocated == x.numel() * 4 + others
+        assert allocated(call) == x.numel() * 4 + others
+
+
+def test_a_softmax_over_another_dimension_transposes_and_copies_nothing():
+    x = torch.randn(16, 500, 64)
+    backward = torch.ops.fusedops.softmax_backward
+    for call in (
+        lambda: fusedops.softmax(x, 1),
+        lambda: fusedops.log_softmax(x[:, 3:300], 1),
+        lambda: fusedops.softmax(x[..., :48], 1),
+        lambda: backward(x, x, 1, x.dtype),
+        lambda: fusedops.softmax(x, 0),
+    ):
+        assert allocated(call) == call().nbytes
 
 
 def test_inputs_are_left_as_they_are():
@@ -126,19 +146,35 @@ def test_one_row_may_have_any_length(cols):
     torch.testing.assert_close(y.double(), reference.softmax(x, 0), rtol=1e-5, atol=1e-12)
 
 
-def test_outputs_larger_than_the_cache_are_streamed_with_the_same_bits():
-    # 16 MB in and 16 MB out exceed the streaming threshold; the first rows alone do not.
-    x = torch.randn(4096, 1024)
-    w = torch.randn(1024)
-    assert torch.equal(fusedops.softmax(x, 1)[:64], fusedops.softmax(x[:64], 1))
-    assert torch.equal(fusedops.log_softmax(x, 1)[:64], fusedops.log_softmax(x[:64], 1))
-    assert torch.equal(
-        fusedops.layer_norm(x, [1024], w)[:64], fusedops.layer_norm(x[:64], [1024], w)
-    )
-    r = torch.randn(4096, 1024)
-    for whole, few in zip(
-        fusedops.add_rms_norm(x, r, [1024], w, p=0.5, seed=torch.tensor(1)),
-        fusedops.add_rms_norm(x[:64], r[:64], [1024], w, p=0.5, seed=torch.tensor(1)),
-        strict=True,
-    ):
-        assert torch.equal(whole[:64], few)
+def mixed_sum(dtypes, x, grad):
+    """The norm of a branch and a residual of two dtypes, their sum, and both gradients."""
+    branch, residual = (t.to(dtype) for t, dtype in zip((x, grad), dtypes, strict=True))
+    shape = x.shape[-1:]
+    y, total, rstd = torch.ops.fusedops.add_rms_norm(branch, residual, shape, None, 1e-5)
+    settings = ([True, True, False], 0.0, 0.0, None, *dtypes)
+    given = (y, total, total, shape, rstd, None)
+    return y, total, *torch.ops.fusedops.add_rms_norm_backward(*given, *settings)[:2]
+
+
+MIXED = (torch.bfloat16, torch.float32), (torch.float16, torch.float32)
+MIXED += ((torch.float32, torch.bfloat16),)
+#: Each as a function of rows and of a gradient, that gives results of as many rows.
+STREAMED = {
+    "softmax": partial(softmax_with_gradient, "softmax"),
+    "log_softmax": partial(softmax_with_gradient, "log_softmax"),
+    "layer_norm": lambda x, grad: [fusedops.layer_norm(x, x.shape[-1:], x[0])],
+    "add_rms_norm": lambda x, grad: fusedops.add_rms_norm(
+        x, grad, x.shape[-1:], x[0], p=0.5, seed=torch.tensor(1)
+    ),
+    **{f"add_rms_norm of {dtypes}": partial(mixed_sum, dtypes) for dtypes in MIXED},
+}
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.parametrize("rows, cols", [(4096, 1024), (8, 1 << 20)])
+def test_results_larger_than_the_cache_are_streamed_with_the_same_bits(name, rows, cols):
+    """Those of all rows exceed the threshold of 16 MiB; those of the first rows alone do not."""
+    x, grad = torch.randn(2, rows, cols)
+    few, first = x[: rows // 64 + 1], grad[: rows // 64 + 1]
+    for whole, part in zip(STREAMED[name](x, grad), STREAMED[name](few, first), strict=True):
+        assert same_bits(whole[: len(few)], part)

@@ -15,7 +15,7 @@ LAYOUTS = {
     "every other column": lambda x: x[:, ::2],
     "transposed": lambda x: x.t(),
     "rank 4": lambda x: x.view(2, 2, 2, -1).permute(2, 0, 1, 3),
-    "long rows": lambda x: x.repeat(1, 100),
+    "long rows": lambda x: x.repeat(1, 800),
     "fewer rows of more": lambda x: x.view(2, 4, 90)[:, :3],
 }
 

@@ -17,7 +17,7 @@ INF, NAN = float("inf"), float("nan")
 
 # One element; around one tile of every width (8, 16, 32); around two chunks (4096) and past many.
 COLS = [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 1023, 1024, 1025]
-LONG_COLS = [4095, 4096, 4097, 8191, 8193, 65537]
+LONG_COLS = [4095, 4096, 4097, 8191, 8193, 65537, 100_003, 1 << 18]
 
 
 def rows(cols):
@@ -85,7 +85,7 @@ SPECIAL_ROWS = {
 @pytest.mark.parametrize("name", SPECIAL_ROWS)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("padding", [0, 40, 9000])
+@pytest.mark.parametrize("padding", [0, 40, 9000, 70_000])
 def test_inf_and_nan_come_out_as_in_eager(op, dtype, name, padding):
     ours, eager, bound = OPS[op]
     row = torch.tensor(SPECIAL_ROWS[name] + [-INF] * padding).to(dtype)
@@ -99,9 +99,10 @@ def test_inf_and_nan_come_out_as_in_eager(op, dtype, name, padding):
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_filled_with_the_lowest_value_are_uniform_as_in_eager(op, dtype):
+@pytest.mark.parametrize("cols", [8, 70_000])
+def test_rows_filled_with_the_lowest_value_are_uniform_as_in_eager(op, dtype, cols):
     ours, eager, _ = OPS[op]
-    x = torch.full((2, 8), torch.finfo(dtype).min, dtype=dtype)
+    x = torch.full((2, cols), torch.finfo(dtype).min, dtype=dtype)
     torch.testing.assert_close(ours(x, -1), eager(x, -1), rtol=0, atol=0)
 
 

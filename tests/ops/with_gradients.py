@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from norm_kinds import kind_of
 from torch import Tensor
 
-import fusedops  # noqa: F401 (registers the operators)
+import fusedops
 
 ops = torch.ops.fusedops
 
@@ -27,3 +29,12 @@ def norm_with_gradients(
     given = (grad, x, shape, *statistics, *parameters, [True] * (1 + len(parameters)))
     settings = [eps] if op in ("std_norm", "l2_norm") else []
     return [y, *statistics, *getattr(ops, f"{op}_backward")(*given, *settings)]
+
+
+def backward(
+    x: Tensor, w: Tensor, b: Tensor, grad: Tensor, norm: Callable = fusedops.layer_norm
+) -> list[Tensor]:
+    """The gradients of a norm, by autograd."""
+    leaves = [t.detach().clone().requires_grad_() for t in (x, w, b)]
+    norm(leaves[0], w.shape, leaves[1], leaves[2]).backward(grad)
+    return [leaf.grad for leaf in leaves]

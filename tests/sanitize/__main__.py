@@ -41,7 +41,6 @@ TESTS = {
         "tests/ops/test_ops_fork.py",
         "tests/ops/test_ops_layout.py",
         "tests/ops/test_ops_threads.py",
-        "tests/ops/test_softmax_dims.py",
         "tests/ops/test_softmax_dropout.py",
         "tests/ops/test_softmax_grad.py",
         "tests/ops/test_softmax_inplace.py",
