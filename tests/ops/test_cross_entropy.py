@@ -240,34 +240,6 @@ def test_a_transform_of_a_loss_is_that_of_torchs(name):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("in_dims", [(0, 0), (2, None), (None, 0), (1, 1)], ids=str)
-def test_vmap_gives_what_a_loop_gives(in_dims):
-    batched = {0: logits(3, 4, 6), 1: logits(4, 3, 6), 2: logits(4, 6, 3), None: logits(4, 6)}
-    x, target = batched[in_dims[0]], classes(4, 3, count=6)
-    target = {0: target.t(), 1: target, None: target[:, 0]}[in_dims[1]]
-
-    def both(x, target):
-        return fusedops.cross_entropy(x, target, reduction="none", z_loss=0.1, return_lse=True)
-
-    def gradient(x, target):
-        return func.grad(lambda x: both(x, target)[0].sum())(x)
-
-    for function in (both, gradient):
-        found = torch.vmap(function, in_dims)(x, target)
-        each = [
-            function(
-                *(
-                    t if d is None else t.select(d, i)
-                    for t, d in zip((x, target), in_dims, strict=True)
-                )
-            )
-            for i in range(3)
-        ]
-        if function is both:
-            each, found = list(map(torch.stack, zip(*each, strict=True))), list(found)
-        torch.testing.assert_close(found, each if function is both else torch.stack(each))
-
-
 # --- ops and autograd ---------------------------------------------------------------------------
 
 

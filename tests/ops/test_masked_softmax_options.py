@@ -181,26 +181,3 @@ def test_out_and_in_place_have_the_bits_of_the_function(hiding, beside):
     backward = ops.masked_softmax_backward(grad, *hides, x.dtype, **hidden)
     ops.masked_softmax_backward_(grad, *hides, **hidden)
     assert same_bits(grad.nan_to_num(7), backward.nan_to_num(7))
-
-
-@some_options
-@pytest.mark.parametrize("in_dim", [0, 1])
-def test_vmap_gives_values_and_gradients_of_each_slice(hiding, beside, in_dim):
-    x, every = torch.randn(4, 2, 3, 5, 9), [options_of(hiding, beside, 5, 9) for _ in range(4)]
-    tensors = [name for name, value in every[0].items() if torch.is_tensor(value)]
-
-    def of(x, own):
-        return fusedops.masked_softmax(x, scale=SCALE, masked_rows="zero", **every[0] | own)
-
-    def gradient(x, own):
-        return torch.func.grad(lambda x: of(x, own).square().sum())(x)
-
-    each = [{name: options[name] for name in tensors} for options in every]
-    stacked = {name: torch.stack([own[name] for own in each]) for name in tensors}
-    moved = x.movedim(0, in_dim)
-    for function in (of, gradient):
-        found = torch.vmap(function, (in_dim, 0))(moved, stacked)
-        wanted = torch.stack([function(*slices) for slices in zip(x, each, strict=True)])
-        assert same_bits(found, wanted)
-        shared = torch.vmap(lambda x, f=function: f(x, {}), in_dim)(moved)
-        assert same_bits(shared, torch.stack([function(slice, {}) for slice in x]))

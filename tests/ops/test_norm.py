@@ -422,17 +422,6 @@ def test_only_input_parameters_and_statistics_are_kept_for_the_backward(norm):
     assert sum(t.numel() for t in kept) == 16 * 64 + (64 + 16) * norm.count
 
 
-@every_kind
-def test_a_compiled_call_has_the_values_and_gradients_of_an_eager_one(norm):
-    def function(*tensors):
-        return norm(*tensors)
-
-    leaves, grad = [torch.randn(5, 32), *norm.parameters(32)], torch.randn(5, 32)
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    assert same_bits(compiled(*leaves), norm(*leaves))
-    assert all(map(same_bits, gradients(compiled, leaves, grad), gradients(norm, leaves, grad)))
-
-
 # --- std_norm -------------------------------------------------------------------------------------
 
 

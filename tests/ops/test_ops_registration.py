@@ -13,6 +13,7 @@ from processes import run_python
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import fusedops
 from fusedops.ops.registration import libraries
@@ -119,97 +120,47 @@ def test_pytorchs_own_samples(info, dtype):
         torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_vmap_is_the_loop_over_its_slices():
-    x, w = torch.randn(4, 3, 6), torch.randn(6)
-    expected = torch.stack([fusedops.softmax(t, 0) for t in x])
-    torch.testing.assert_close(torch.vmap(lambda t: fusedops.softmax(t, 0))(x), expected)
-    expected = torch.stack([fusedops.layer_norm(t, [6], w) for t in x])
-    torch.testing.assert_close(torch.vmap(lambda t: fusedops.layer_norm(t, [6], w))(x), expected)
+SAMPLES = defaultdict(list)
+for op, args in samples():
+    if not getattr(ops, op).default._schema.is_mutable:
+        SAMPLES[op].append(args)
 
 
-SLICES = torch.randn(4, 3, 6, 6)
-OTHERS, WEIGHTS, SEED = torch.randn(4, 3, 6, 6), torch.randn(4, 6), torch.tensor(3)
-STATISTICS = ops.layer_norm(SLICES, [6], None, None, 1e-5)[1:]
-MASKS, BIASES = torch.rand(4, 6) < 0.8, torch.randn(4, 3, 1, 6)
-
-# A function of one slice, and the batched tensors beside it.
-BATCHED = {
-    "softmax": (lambda x: fusedops.softmax(x, 0), ()),
-    "softmax of rows": (lambda x: fusedops.softmax(x, -1), ()),
-    "log_softmax": (lambda x: fusedops.log_softmax(x, 1), ()),
-    "softmax_backward": (lambda x: ops.softmax_backward(x, x.exp(), -2, x.dtype), ()),
-    "masked_softmax": (lambda x: fusedops.masked_softmax(x, MASKS[0], causal=True), ()),
-    "its own masks": (lambda x, m: fusedops.masked_softmax(x, m, mask_value=-1.0), (MASKS,)),
-    "masks and biases": (
-        lambda x, m, b: fusedops.masked_softmax(x, m, bias=b, masked_rows="zero"),
-        (MASKS, BIASES),
-    ),
-    "soft cap": (lambda x, b: fusedops.masked_softmax(x, bias=b, softcap=2.0), (MASKS.float(),)),
-    "masked_softmax_backward": (
-        lambda x, m: ops.masked_softmax_backward(x, x.exp(), m, 0.5, True, x.dtype),
-        (MASKS,),
-    ),
-    "layer_norm": (lambda x: fusedops.layer_norm(x, [6, 6]), ()),
-    "layer_norm, its own weights": (lambda x, w: fusedops.layer_norm(x, [6], w), (WEIGHTS,)),
-    "std_norm": (lambda x: fusedops.std_norm(x, [6], WEIGHTS[0], WEIGHTS[1]), ()),
-    "rms_norm": (lambda x: fusedops.rms_norm(x, [6], WEIGHTS[0], variant="gemma"), ()),
-    "add_layer_norm": (
-        lambda x, r: torch.stack(fusedops.add_layer_norm(x, r, [6], WEIGHTS[0])),
-        (OTHERS,),
-    ),
-    "add_rms_norm, one residual": (
-        lambda x: torch.stack(fusedops.add_rms_norm(x, OTHERS[0], [6])),
-        (),
-    ),
-    "add_rms_norm, dropout": (
-        lambda x, r: fusedops.add_rms_norm(x, r, [6], p=0.5, seed=SEED, return_sum=False),
-        (OTHERS,),
-    ),
-    "cross_entropy": (
-        lambda x, t: torch.stack(ops.cross_entropy(x, t, 1, 0.1, 0.5, 2.0)),
-        (torch.randint(6, (4, 3, 6)),),
-    ),
-    "cross_entropy_backward": (
-        lambda x: ops.cross_entropy_backward(
-            x,
-            x[..., 0].long().abs(),
-            *ops.cross_entropy(x, x[..., 0].long().abs()),
-            x[..., 1],
-            None,
-        ),
-        (),
-    ),
-    "layer_norm_backward": (
-        lambda x, g, m, r: ops.layer_norm_backward(
-            g, x, [6], m, r, WEIGHTS[0], None, [True, False, False]
-        )[0],
-        (OTHERS, *STATISTICS),
-    ),
-    "std_norm_backward": (
-        lambda x, g, m, r: ops.std_norm_backward(
-            g, x, [6], m, r, WEIGHTS[0], None, [True, False, False], 1e-6
-        )[0],
-        (OTHERS, *STATISTICS),
-    ),
-    "gradients of weights": (
-        lambda x, g, m, r: ops.layer_norm_backward(
-            g, x, [6], m, r, WEIGHTS[0], None, [False, True, False]
-        )[1],
-        (OTHERS, *STATISTICS),
-    ),
-}
+def slices_of(value):
+    """Three values that a tensor may have."""
+    if value.dim() == 0:
+        return [value + n for n in range(3)]
+    factors = (1.0, 1.25, 1.5) if value.is_floating_point() else (None, None, None)
+    return [(value * f if f else value).roll(n, -1) for n, f in enumerate(factors)]
 
 
-@pytest.mark.parametrize("name", BATCHED)
-@pytest.mark.parametrize("batch_dim", [0, 2])
-def test_vmap_has_rules_that_give_what_a_loop_gives(name, batch_dim):
-    function, beside = BATCHED[name]
-    expected = torch.stack([function(*slices) for slices in zip(SLICES, *beside, strict=True)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns where it has to loop itself
-        batched = torch.vmap(function, in_dims=(batch_dim, *[0] * len(beside)))
-        actual = batched(SLICES.movedim(0, batch_dim), *beside)
-    torch.testing.assert_close(actual, expected, equal_nan=True)
+def by_loop_and_by_vmap(op, args, batched, batch_dim):
+    """The results of three calls, stacked, and those of one; the tensors with these numbers, of all
+    that are given, have a batch."""
+    leaves, structure = tree_flatten(args)
+    every, given, dims = [[leaf] * 3 for leaf in leaves], list(leaves), [None] * len(leaves)
+    for number in batched:
+        every[number] = slices_of(leaves[number])
+        given[number], dims[number] = torch.stack(every[number], batch_dim), batch_dim
+    each = [tree_leaves(op(*tree_unflatten(own, structure))) for own in zip(*every, strict=True)]
+    mapped = torch.vmap(op, tree_unflatten(dims, structure))
+    together = mapped(*tree_unflatten(given, structure))
+    return [torch.stack(results) for results in zip(*each, strict=True)], tree_leaves(together)
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+@pytest.mark.parametrize("batch_dim", [0, -1])
+def test_vmap_has_rules_that_give_what_a_loop_gives(op, batch_dim):
+    """Where all tensors have a batch, and the first one alone or all but that."""
+    for args in SAMPLES[op]:
+        tensors = [n for n, leaf in enumerate(tree_leaves(args)) if isinstance(leaf, torch.Tensor)]
+        for batched in (tensors, tensors[:1], tensors[1:]):
+            if not batched:
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # torch warns where it has to loop itself
+                each, together = by_loop_and_by_vmap(getattr(ops, op), args, batched, batch_dim)
+            torch.testing.assert_close(together, each, equal_nan=True)
 
 
 def test_vmap_of_scalars():

@@ -25,6 +25,9 @@ FUNCTIONS = {
     "layer_norm": (lambda x: fusedops.layer_norm(x, [8], WEIGHT, BIAS), 1),
     "std_norm": (lambda x: fusedops.std_norm(x, [8], WEIGHT, BIAS), 1),
     "rms_norm": (lambda x: fusedops.rms_norm(x, [8], WEIGHT), 1),
+    "l2_norm": (lambda x: fusedops.l2_norm(x, [8], WEIGHT), 1),
+    "spatial_layer_norm": (lambda x: fusedops.spatial_layer_norm(x, 0, WEIGHT[:3]), 1),
+    "spatial_rms_norm": (lambda x: fusedops.spatial_rms_norm(x, 0, WEIGHT[:3]), 1),
     "add_layer_norm": (lambda x: fusedops.add_layer_norm(x, RESIDUAL, [8], WEIGHT), 2),
     "add_layer_norm, the norm alone": (
         lambda x: fusedops.add_layer_norm(x, RESIDUAL, [8], return_sum=False),

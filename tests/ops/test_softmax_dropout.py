@@ -114,16 +114,3 @@ def test_compiled_dropout_repeats_under_manual_seed_and_trains(dynamic):
         torch.manual_seed(seed)
         results.append(torch.autograd.grad(loss(x), x)[0])
     assert same_bits(results[0], results[1]) and not torch.equal(results[0], results[2])
-
-
-def test_vmap_gives_each_slice_what_it_would_get_alone():
-    x, seed = torch.randn(3, 5, 20), torch.tensor(4)
-
-    def run(x, seed):
-        return fusedops.masked_softmax_dropout(x, p=0.5, seed=seed)
-
-    expected = torch.stack([run(t, seed) for t in x])
-    assert same_bits(torch.vmap(lambda t: run(t, seed))(x), expected)
-    seeds = torch.tensor([1, 2, 3])
-    expected = torch.stack([run(t, s) for t, s in zip(x, seeds, strict=True)])
-    assert same_bits(torch.vmap(run)(x, seeds), expected)

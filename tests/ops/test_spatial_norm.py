@@ -302,48 +302,7 @@ def test_third_order_raises_instead_of_being_wrong(kind):
         torch.autograd.grad(second.sum(), x)
 
 
-@every_kind
-@pytest.mark.parametrize("in_dim", [0, 2, -1])
-def test_vmap_gives_the_values_of_a_loop_over_its_slices(kind, in_dim):
-    batch, w, b = torch.randn(3, 4, 5, 4), torch.randn(3, 4), torch.randn(4)
-    x = batch.movedim(0, in_dim)
-    ours = torch.vmap(lambda x: norm(kind, x, -3, w[0], b), in_dims=in_dim)(x)
-    expected = torch.stack([norm(kind, each, 0, w[0], b) for each in batch])
-    torch.testing.assert_close(ours, expected, rtol=0, atol=0)
-    ours = torch.vmap(lambda x, w: norm(kind, x, 0, w), in_dims=(in_dim, 0))(x, w)
-    expected = torch.stack([norm(kind, *each) for each in zip(batch, [0] * 3, w, strict=True)])
-    torch.testing.assert_close(ours, expected, rtol=0, atol=0)
-
-
-def test_per_sample_gradients():
-    x, w = torch.randn(3, 4, 5), torch.randn(4)
-
-    def loss(w, x):
-        return fusedops.spatial_layer_norm(x, 0, w).pow(2).sum()
-
-    ours = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(w, x)
-    expected = torch.stack([torch.func.grad(loss)(w, each) for each in x])
-    torch.testing.assert_close(ours, expected)
-
-
-# --- compiled calls and modules -------------------------------------------------------------------
-
-
-@every_kind
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_compiled_call_has_the_bits_of_an_eager_one(kind, memory_format, dynamic):
-    def model(x, w):
-        return norm(kind, x, 1, w)
-
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    for size in (6, 9):
-        x = torch.randn(2, 8, size, 5).contiguous(memory_format=memory_format)
-        leaves = [x.requires_grad_(), torch.randn(8, requires_grad=True)]
-        ours, eager = (f(*leaves) for f in (compiled, model))
-        assert same_bits(ours, eager) and ours.stride() == eager.stride()
-        gradients = [torch.autograd.grad(y.sin().sum(), leaves) for y in (ours, eager)]
-        assert all(same_bits(a, b) for a, b in zip(*gradients, strict=True))
+# --- modules ----------------------------------------------------------------------------------
 
 
 def channels_first(x, module):

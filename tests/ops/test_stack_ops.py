@@ -160,32 +160,6 @@ def test_derivatives_of_both_orders_are_right():
         assert torch.autograd.gradgradcheck(function, given)
 
 
-@pytest.mark.parametrize("stack_dim", [0, -1])
-def test_vmap_maps_a_stack_over_a_batch(stack_dim):
-    inputs, weights = tensors(2, 6, 4, 8), tensors(2, 6, 8, seed=1)
-
-    def softmaxes(*given):
-        return fusedops.stack_softmax(given, -1, stack_dim)
-
-    def norms(x, y, v, w):
-        return fusedops.stack_layer_norm([x, y], (8,), [v, w], stack_dim=stack_dim)
-
-    shared = [w[0] for w in weights]
-    for function, given, in_dims in (
-        (softmaxes, inputs, 0),
-        (norms, [*inputs, *weights], 0),
-        (norms, [*inputs, *shared], (0, 0, None, None)),
-    ):
-        dims = (in_dims,) * len(given) if isinstance(in_dims, int) else in_dims
-        want = torch.stack(
-            [
-                function(*(t[i] if d == 0 else t for t, d in zip(given, dims, strict=True)))
-                for i in range(6)
-            ]
-        )
-        assert same_bits(torch.vmap(function, in_dims)(*given), want)
-
-
 def test_weights_may_be_float32_beside_16_bit_inputs():
     inputs, weights = tensors(2, 4, 8, dtype=torch.bfloat16), tensors(2, 8, seed=1)
     want = torch.stack(
