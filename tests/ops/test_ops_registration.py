@@ -151,12 +151,11 @@ def by_loop_and_by_vmap(op, args, batched, batch_dim):
 @pytest.mark.parametrize("op", SAMPLES)
 @pytest.mark.parametrize("batch_dim", [0, -1])
 def test_vmap_has_rules_that_give_what_a_loop_gives(op, batch_dim):
-    """Where all tensors have a batch, and the first one alone or all but that."""
+    """Where all tensors have a batch, or the first ones alone, or all but the first."""
     for args in SAMPLES[op]:
         tensors = [n for n, leaf in enumerate(tree_leaves(args)) if isinstance(leaf, torch.Tensor)]
-        for batched in (tensors, tensors[:1], tensors[1:]):
-            if not batched:
-                continue
+        first = [tensors[:count] for count in range(1, len(tensors) + 1)]
+        for batched in filter(None, [*first, tensors[1:]]):
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # torch warns where it has to loop itself
                 each, together = by_loop_and_by_vmap(getattr(ops, op), args, batched, batch_dim)
