@@ -127,6 +127,12 @@ def _raises(error: BaseException) -> Callable[..., Any]:
     return function
 
 
+def _under_a_mode(call: Callable[[], Any]) -> Any:
+    """What a call gives where a mode sees the functions of torch that it calls."""
+    with torch.overrides.BaseTorchFunctionMode():
+        return call()
+
+
 #: What the names of an expression stand for, made anew for each row.
 VALUES: dict[str, Callable[[], Any]] = {
     "x": lambda: torch.linspace(-2, 2, 15).sin().mul(3).reshape(3, 5),
@@ -158,6 +164,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "stats": lambda: _stats,
     "reference": lambda: reference,
     "raises": lambda: _raises,
+    "under_a_mode": lambda: _under_a_mode,
     "Fake": lambda: torch._subclasses.FakeTensorMode().from_tensor,
 }
 

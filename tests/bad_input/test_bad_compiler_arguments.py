@@ -147,24 +147,25 @@ PARALLEL = [
             "3": "int|iterable",
             "None": "None",
             "'f'": "str",
-            "[3]": "int",
+            "[3]": r"TypeError.*functions\[0\] is a int, wanted a callable",
             "[None]": "None",
             "[x]": "Tensor",
             "['sin']": "str",
-            "torch.nn.ModuleList()": "0|no functions",
-            "[]": "0|no functions",
+            "torch.nn.ModuleList()": "no functions",
+            "[]": "ValueError.*there are no functions",
+            "[torch.sin] * 2": "ValueError.*2 functions and 1 inputs, wanted one",
         }.items()
     ),
     *(
         refused(f"parallel_stack(torch.sin, {given})", clear("inputs", got))
         for given, got in {
-            "3": "int",
+            "3": "TypeError.*int, wanted a list or another iterable",
             "None": "None",
-            "x": "tensor",
+            "x": "TypeError.*one tensor, wanted one entry a function",
             "'x'": "str",
             "[3]": "int",
             "[None]": "None",
-            "[[x]]": "list",
+            "[x, [x]]": r"TypeError.*inputs\[1\] is a list, wanted a tensor or a tuple",
             "[x, 0.5]": "float",
             "[x, {'input': y}]": "dict",
             "[x.numpy()]": "ndarray",
@@ -173,26 +174,45 @@ PARALLEL = [
     *(
         refused(f"parallel_stack(torch.sin, [x, y], {given})", clear("dim", got))
         for given, got in {
-            "3": "3",
+            "3": r"IndexError.*3, wanted a value in \[-3, 2\] .*\[3, 5\]",
             "-4": "-4",
-            "2**70": str(2**70),
-            "1.0": "1.0",
+            "2**70": f"IndexError.*{2**70}",
+            "1.0": "TypeError.*1.0, a float, wanted an int",
+            "True": "TypeError.*True, a bool, wanted an int",
             "'0'": "'0'",
             "None": "None",
             "[0]": "list",
             "torch.tensor(0)": "[Tt]ensor",
         }.items()
     ),
-    refused("parallel_stack(torch.sin, [])", "no functions"),
+    refused("parallel_stack(torch.sin, [])", "ValueError.*no functions"),
+    refused("parallel_stack([], [])", "ValueError.*no functions"),
     refused("parallel_stack([torch.sin], [x, y])", clear("functions", "2 inputs")),
-    refused("parallel_stack([torch.sin, torch.cos], [x])", clear("functions", "1 inputs")),
-    refused("parallel_stack([torch.sin, torch.sum], [x, y])", r"(?s)branch 1.*\[\].*wanted"),
-    refused("parallel_stack(torch.sin, [x, y[:2]])", r"(?s)branch 1.*\[2, 5\].*wanted \[3, 5\]"),
-    refused("parallel_stack(torch.sin, [x, y.to('meta')])", r"(?s)branch .*(cpu|meta).*wanted"),
-    refused("parallel_stack(lambda x: None, [x, y])", "(?s)branch 0.*NoneType.*wanted"),
-    refused("parallel_stack(lambda x: [x], [x])", "(?s)branch 0.*list.*wanted"),
-    refused("parallel_stack(lambda x: x.numpy(), [x])", "(?s)branch 0.*ndarray.*wanted"),
-    refused("parallel_stack(lambda x: (x, x), [x, y])", "(?s)branch 0.*tuple.*wanted"),
+    *(
+        refused(f"parallel_stack({given})", f"RuntimeError: parallel_stack: branch 1 {says}")
+        for given, says in {
+            "[torch.sin, torch.sum], [x, y], 1": r"returned shape \[\], wanted \[3, 5\] as",
+            "torch.sin, [x, y[:2]]": r"returned shape \[2, 5\], wanted \[3, 5\] as",
+            "torch.sin, [x, y.to('meta')]": "has inputs on meta, wanted cpu as branch 0",
+            "torch.add, [(x.to('meta'), x), x]": "has inputs on cpu, wanted meta as branch 0",
+            "lambda x, on: x.to(on), [(x, 'cpu'), (x, 'meta')]": (
+                "returned a tensor on meta, wanted cpu as branch 0 returned"
+            ),
+        }.items()
+    ),
+    *(
+        refused(
+            f"parallel_stack(lambda x: {given}, [x, y])",
+            f"TypeError: parallel_stack: branch 0 returned a {kind}, wanted a tensor",
+        )
+        for given, kind in {
+            "None": "NoneType",
+            "[x]": "list",
+            "x.numpy()": "ndarray",
+            "(x, x)": "tuple",
+            "(x for _ in range(2))": "generator",
+        }.items()
+    ),
     refused("parallel_stack(torch.sin, [(x, y, x)])", "(?s)argument"),
     refused("parallel_stack(torch.sin, [()])", "(?s)argument"),
     refused("parallel_stack(raises(ValueError('mine')), [x, y])", "mine"),
@@ -242,3 +262,8 @@ def test_anything_but_a_model_graph_or_program_is_refused(judge):
 
 def test_branches_that_cannot_be_stacked_are_refused(judge):
     judge(PARALLEL)
+
+
+def test_branches_that_run_in_turn_are_refused_in_the_same_words(judge):
+    refusals = [row for row in PARALLEL if row.refusal]
+    judge([row._replace(call=f"under_a_mode(lambda: {row.call})") for row in refusals])

@@ -17,9 +17,12 @@ HUGE = {
     "masked_softmax": lambda t: fusedops.masked_softmax(t),
     "masked_softmax_dropout": lambda t: fusedops.masked_softmax_dropout(t, p=0.5),
     "layer_norm": lambda t: fusedops.layer_norm(t, [5]),
+    "std_norm": lambda t: fusedops.std_norm(t, [5]),
     "rms_norm": lambda t: fusedops.rms_norm(t, [5]),
     "add_layer_norm": lambda t: fusedops.add_layer_norm(t, t, [5]),
+    "add_rms_norm": lambda t: fusedops.add_rms_norm(t, t, [5]),
     "stack_softmax": lambda t: fusedops.stack_softmax([t, t], -1),
+    "stack_log_softmax": lambda t: fusedops.stack_log_softmax([t], -1),
     "stack_layer_norm": lambda t: fusedops.stack_layer_norm([t], [5]),
     "softmax_backward": lambda t: ops.softmax_backward(t, t, -1, t.dtype),
 }
@@ -99,52 +102,3 @@ def test_second_derivatives_take_any_diagonal(diagonal):
         for d in (diagonal, bounded)
     )
     torch.testing.assert_close(found, want)
-
-
-# --- stacks ---------------------------------------------------------------------------------------
-
-
-def test_a_thousand_tensors_are_stacked():
-    inputs = [torch.randn(3, 7) for _ in range(1000)]
-    weights, biases = ([torch.randn(7) for _ in range(1000)] for _ in range(2))
-    for stack_dim in (0, 1, 2):
-        found = fusedops.stack_softmax(inputs, -1, stack_dim)
-        assert same_bits(found, torch.stack([fusedops.softmax(x, -1) for x in inputs], stack_dim))
-        found = fusedops.stack_layer_norm(inputs, [7], weights, biases, stack_dim=stack_dim)
-        each = [
-            fusedops.layer_norm(x, [7], w, b)
-            for x, w, b in zip(inputs, weights, biases, strict=True)
-        ]
-        assert same_bits(found, torch.stack(each, stack_dim))
-
-
-def test_gradients_of_a_thousand_tensors_are_those_of_each():
-    inputs = [torch.randn(2, 7, requires_grad=True) for _ in range(1000)]
-    grad = torch.randn(1000, 2, 7)
-    found = torch.autograd.grad(fusedops.stack_layer_norm(inputs, [7]), inputs, grad)
-    for index in (0, 31, 32, 999):
-        want = torch.autograd.grad(
-            fusedops.layer_norm(inputs[index], [7]), inputs[index], grad[index]
-        )
-        assert same_bits(found[index], want[0])
-
-
-def test_one_tensor_may_be_stacked_with_itself():
-    x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
-    w = torch.randn(7, dtype=torch.float64, requires_grad=True)
-
-    def stacks(x, w):
-        return fusedops.stack_softmax([x] * 3, -1), fusedops.stack_layer_norm([x] * 3, [7], [w] * 3)
-
-    assert torch.autograd.gradcheck(stacks, (x, w))
-
-
-def test_an_empty_stack_is_named():
-    for call in (
-        lambda: ops.stack_softmax([], -1, 0),
-        lambda: ops._stack_layer_norm([], [5], [], [], 1e-5, 0),
-        lambda: fusedops.stack_softmax([], -1),
-        lambda: fusedops.stack_layer_norm((), [5]),
-    ):
-        with pytest.raises(RuntimeError, match="inputs is empty, wanted at least one tensor"):
-            call()
