@@ -117,6 +117,14 @@ MESSAGES = {
     "add_layer_norm(x, x, [5], p=0.5, seed=x.new_ones(2).long())": (
         r"add_layer_norm: seed is torch.int64 of shape \[2\], wanted one torch.int64"
     ),
+    "spatial_layer_norm(x, 2)": r"spatial_layer_norm: dim is 2, wanted a value in \[-2, 1\]",
+    "spatial_layer_norm(x[:, :0], 1)": "dim 1 has size 0, wanted at least one element",
+    "spatial_layer_norm(x, 0, x.new_ones(4))": (
+        r"spatial_layer_norm: weight has shape \[4\], wanted \[3\], the size"
+    ),
+    "spatial_layer_norm(x, -2, None, x.new_ones(3, 1))": r"bias has shape \[3, 1\], wanted \[3\]",
+    "spatial_layer_norm(x, 1, None, None, -1.0)": "eps is -1, wanted a value >= 0",
+    "spatial_layer_norm(x.long(), 1)": "spatial_layer_norm: input is torch.int64",
     "rms_norm(x, [5], x.new_ones(4))": (
         r"rms_norm: weight has shape \[4\], wanted normalized_shape, \[5\]"
     ),

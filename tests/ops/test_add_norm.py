@@ -225,16 +225,6 @@ def test_a_sum_without_a_gradient_converts_to_numpy(kind):
 
 
 @pytest.mark.parametrize("kind", ADDS)
-def test_third_order_raises_instead_of_being_wrong(kind):
-    x, r = (torch.randn(2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    y = ADDS[kind](x, r, None, None)[0].pow(3).sum()
-    (first,) = torch.autograd.grad(y, x, create_graph=True)
-    (second,) = torch.autograd.grad(first.pow(2).sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="first and second order"):
-        torch.autograd.grad(second.sum(), x)
-
-
-@pytest.mark.parametrize("kind", ADDS)
 def test_without_dropout_branch_and_residual_share_one_gradient_tensor(kind):
     x, r = (torch.randn(4, 8, requires_grad=True) for _ in range(2))
     y, s = ADDS[kind](x, r, None, None)

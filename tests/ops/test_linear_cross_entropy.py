@@ -554,10 +554,8 @@ def test_options_change_nothing():
 # --- refusals -----------------------------------------------------------------------------------
 
 X, W, T = randn(4, 6, dtype=torch.float32), randn(5, 6, dtype=torch.float32), torch.arange(4)
+#: With several heads, and of arguments together: tests/bad_input has the others.
 REFUSALS = [
-    ((X, W[:, :5], T), {}, r"linear_weight has shape \[5, 5\], wanted \[classes, 6\]"),
-    ((X, W[0], T), {}, r"linear_weight has shape \[6\]"),
-    ((X, W[:0], T), {}, r"linear_weight has shape \[0, 6\]"),
     ((X, W[:, None], T), {}, r"target has shape \[4\], wanted \[4, 1\] beside .* \[5, 1, 6\]"),
     ((X, W[:0, None], T[:, None]), {}, r"linear_weight has shape \[0, 1, 6\], wanted .* one class"),
     ((X, W[:, None, 1:], T[:, None]), {}, r"linear_weight has shape \[5, 1, 5\], wanted .*, 6\]"),
@@ -566,19 +564,8 @@ REFUSALS = [
     ((X, W[:, None], T[:, None]), {"linear_bias": W[:, 0]}, r"linear_bias has shape \[5\], wanted"),
     ((X, W[:, :0, None], T[:, None]), {}, r"linear_weight has shape \[5, 0, 1\]"),
     ((X, W.double().view(5, 1, 6), T[:, None]), {}, "linear_weight is torch.float64, wanted"),
-    ((X, W.double(), T), {}, "linear_weight is torch.float64, wanted torch.float32.*autocast"),
-    ((X.int(), W, T), {}, "input is torch.int32"),
-    ((X, W, T[:3]), {}, r"target has shape \[3\], wanted that of input without its features"),
     ((X[None], W, T), {}, r"target has shape \[4\], wanted that of input without its features"),
-    ((X, W, T + 2), {}, r"target of row 3 is 5, wanted a class in \[0, 5\) of the 5 of linear_w"),
-    ((X, W, T.float()), {}, "probabilities.*torch.nn.functional.linear_cross_entropy"),
-    ((X, W, T), {"linear_bias": X[0]}, r"linear_bias is torch.float32 of shape \[6\], wanted"),
-    ((X, W, T), {"linear_bias": W[:, 0].half()}, "linear_bias is torch.float16"),
-    ((X, W, T), {"weight": X[0]}, r"weight has shape \[6\], wanted a factor for each class"),
-    ((X, W, T), {"label_smoothing": 2.0}, "label_smoothing is 2, wanted"),
     ((X, W, T), {"weight": W[:, 0], "label_smoothing": 0.1}, "beside a weight, wanted 0"),
-    ((X, W, T), {"z_loss": -1.0}, "z_loss is -1, wanted a finite number"),
-    ((X, W, T), {"softcap": 0.0}, "softcap is 0, wanted"),
 ]
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -177,42 +178,34 @@ def autocast(device):
         torch.set_autocast_enabled(device, before)
 
 
-AUTOCAST_CALLS = {
-    "softmax": (lambda t, **o: fusedops.softmax(t, -1, **o), torch.softmax),
-    "log_softmax": (lambda t, **o: fusedops.log_softmax(t, -1, **o), torch.log_softmax),
-    "masked_softmax": (lambda t, **o: fusedops.masked_softmax(t, causal=True, **o), torch.softmax),
-    "masked_softmax_dropout": (
-        lambda t, **o: fusedops.masked_softmax_dropout(t, causal=True, **o),
-        torch.softmax,
-    ),
+#: Functions of scores, and those of torch whose dtypes they have.
+AUTOCAST_SOFTMAXES = {
+    "softmax": (partial(fusedops.softmax, dim=-1), torch.softmax),
+    "log_softmax": (partial(fusedops.log_softmax, dim=-1), torch.log_softmax),
+    "masked_softmax": (partial(fusedops.masked_softmax, causal=True), torch.softmax),
+    "dropout": (partial(fusedops.masked_softmax_dropout, causal=True), torch.softmax),
+}
+AUTOCAST_NORMS = {
+    "layer_norm": lambda t: fusedops.layer_norm(t, [4]),
+    "std_norm": lambda t: fusedops.std_norm(t, [4]),
+    "rms_norm": lambda t: fusedops.rms_norm(t, [4]),
+    "add_layer_norm": lambda t: fusedops.add_layer_norm(t, t, [4])[0],
+    "add_rms_norm": lambda t: fusedops.add_rms_norm(t, t, [4])[0],
 }
 
 
-@pytest.mark.parametrize("name", AUTOCAST_CALLS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_autocast_gives_the_dtype_that_torch_gives(name, dtype, device):
+def test_autocast_gives_the_dtype_that_torch_gives(dtype, device):
     """It is float32 on CUDA, computed from the 16 bits themselves, and the input's on the CPU."""
-    ours, eager = AUTOCAST_CALLS[name]
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), autocast(device):
         # A CUDA tensor that requires grad would make a CPU build of torch look for CUDA streams.
         t = torch.empty(2, 3, 4, dtype=dtype, device=device, requires_grad=device == "cpu")
-        with autocast(device):
-            assert ours(t).dtype == eager(t, -1).dtype
-            assert ours(t, dtype=torch.float64).dtype == torch.float64
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_autocast_gives_norms_the_dtype_that_torch_gives(dtype, device):
-    with FakeTensorMode(allow_non_fake_inputs=True), autocast(device):
-        t = torch.empty(2, 3, 4, dtype=dtype, device=device)
-        expected = torch.nn.functional.layer_norm(t, [4]).dtype
-        assert fusedops.layer_norm(t, [4]).dtype == expected
-        assert fusedops.std_norm(t, [4]).dtype == expected
-        assert fusedops.rms_norm(t, [4]).dtype == expected
-        assert fusedops.add_layer_norm(t, t, [4])[0].dtype == expected
-        assert fusedops.add_rms_norm(t, t, [4])[0].dtype == expected
+        for name, (ours, eager) in AUTOCAST_SOFTMAXES.items():
+            assert ours(t).dtype == eager(t, -1).dtype, name
+            assert ours(t, dtype=torch.float64).dtype == torch.float64, name
+        for name, norm in AUTOCAST_NORMS.items():
+            assert norm(t).dtype == torch.nn.functional.layer_norm(t, [4]).dtype, name
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
