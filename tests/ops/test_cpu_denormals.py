@@ -236,11 +236,7 @@ ROWS = {
     "constant": lambda: torch.tensor([0.1, 1e-8, 1e-20, 1e-28, 3.0])[:, None].expand(5, 200),
     "tiny": lambda: torch.randn(5, 200) * torch.tensor([1e-12, 1e-18, 1e-20, 1e-25, 1.0])[:, None],
 }
-NORMS = {
-    "layer_norm": lambda x, eps: fusedops.layer_norm(x, x.shape[-1:], eps=eps),
-    "rms_norm": lambda x, eps: fusedops.rms_norm(x, x.shape[-1:], eps=eps),
-    "std_norm": lambda x, eps: fusedops.std_norm(x, x.shape[-1:], eps=eps),
-}
+NORMS = ("layer_norm", "rms_norm", "std_norm")
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -248,9 +244,8 @@ NORMS = {
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_norms_of_tiny_and_constant_rows_make_no_denormal(flags, norm, rows, dtype):
     x = ROWS[rows]().to(dtype).contiguous()
-    clean(flags, NORMS[norm], x, 1e-5)
-    if rows == "tiny":
-        clean(flags, NORMS[norm], x, 0.0)
+    for eps in (1e-5, 0.0) if rows == "tiny" else (1e-5,):
+        clean(flags, partial(getattr(fusedops, norm), eps=eps), x, x.shape[-1:])
 
 
 #: Magnitudes of rows and of their gradients, and eps. Every gradient of the norm is normal.
@@ -272,34 +267,21 @@ def scaled_rows(dtype, rows, cols, magnitude):
     return (signs * (0.5 + torch.rand(rows, cols, dtype=torch.float64)) * magnitude).to(dtype)
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("case", BACKWARDS)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_gradients_of_norms_make_no_denormal(flags, norm, case, dtype):
-    of_rows, of_gradients, eps = BACKWARDS[case]
-    op = getattr(fusedops, norm)
-    for rows, cols in SHAPES:
-        x = scaled_rows(dtype, rows, cols, of_rows).requires_grad_()
-        parameters = (
-            scaled_rows(dtype, 2, cols, 1.0).abs().unbind()[: 1 if norm == "rms_norm" else 2]
-        )
-        leaves = [x, *(p.requires_grad_() for p in parameters)]
-        y = op(x, [cols], *leaves[1:], eps=eps)
-        grad = scaled_rows(dtype, rows, cols, of_gradients)
-        clean(flags, torch.autograd.grad, y, leaves, grad)
+#: Norms with what they take beside rows, parameters and eps.
+DIFFERENTIATED = [(norm, {}) for norm in NORMS]
+DIFFERENTIATED += [(f"add_{norm}", {"p": p}) for norm in NORMS[:2] for p in (0.0, 0.1)]
 
 
-@pytest.mark.parametrize("norm", ["add_layer_norm", "add_rms_norm"])
+@pytest.mark.parametrize("norm, options", DIFFERENTIATED)
 @pytest.mark.parametrize("case", BACKWARDS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("p", [0.0, 0.1])
-def test_gradients_of_norms_of_sums_make_no_denormal(flags, norm, case, dtype, p):
+def test_gradients_of_norms_make_no_denormal(flags, norm, options, case, dtype):
     of_rows, of_gradients, eps = BACKWARDS[case]
-    op = getattr(fusedops, norm)
+    terms = 1 + norm.startswith("add")
     for rows, cols in SHAPES:
-        x = scaled_rows(dtype, rows, cols, of_rows).requires_grad_()
-        residual = scaled_rows(dtype, rows, cols, 4 * of_rows).requires_grad_()
-        weight = scaled_rows(dtype, 1, cols, 1.0)[0].abs().requires_grad_()
-        y, _ = op(x, residual, [cols], weight, eps=eps, p=p)
+        x = [scaled_rows(dtype, rows, cols, of_rows * 4**n).requires_grad_() for n in range(terms)]
+        parameters = scaled_rows(dtype, 1 if "rms" in norm else 2, cols, 1.0).abs()
+        leaves = [*x, *(p.requires_grad_() for p in parameters.unbind())]
+        y = getattr(fusedops, norm)(*x, [cols], *leaves[terms:], eps=eps, **options)
         grad = scaled_rows(dtype, rows, cols, of_gradients)
-        clean(flags, torch.autograd.grad, y, (x, residual, weight), grad)
+        clean(flags, torch.autograd.grad, y if terms == 1 else y[0], leaves, grad)

@@ -4,7 +4,7 @@ layouts, and the bits of results."""
 import bounds
 import pytest
 import torch
-from oracle import DTYPES, assert_same_on_threads, same_bits, ulp_error
+from oracle import DTYPES, assert_same_on_threads, same_bits
 from test_norm import INPUTS, SYSTEMATIC
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -27,6 +27,7 @@ SHAPES = {
     "sizes of one": ((6, 40, 1, 1), 1),
     "long": ((1, 3000, 70), 1),
     "wide": ((1, 8, 3001), 1),
+    "many positions": ((10, 12, 2000), 1),
 }
 every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -77,13 +78,6 @@ def test_errors_are_within_their_bound_on_hard_inputs(kind, dtype, name):
     x = INPUTS[name](torch.randn(500, 96)).to(dtype).view(2, 250, 96).transpose(1, 2).contiguous()
     hold = bounds.assert_within if name in SYSTEMATIC else bounds.assert_typical
     hold(as_rows(norm(kind, x, 1), 1), wanted(kind, x, 1))
-
-
-@pytest.mark.parametrize("offset", [1e3, 1e4, 1e5])
-def test_a_large_mean_costs_no_digits(offset):
-    x = torch.randn(2, 1024, 40) + offset
-    y, exact = (of.spatial_layer_norm(x, 1) for of in (fusedops, reference))
-    assert ulp_error(y, exact, floor=1.0) <= 5.0
 
 
 @every_kind
@@ -269,15 +263,6 @@ def test_gradients_are_within_their_bounds_and_typical(kind, dtype, shape, dim):
     bounds.assert_typical(as_rows(ours[0], dim), right.input.rounded_to(dtype))
     for actual, bound in zip(ours[1:], (right.weight, right.bias), strict=False):
         bounds.assert_typical(actual, bound.rounded_to(dtype))
-
-
-def test_sums_over_many_positions_are_within_their_bounds():
-    x, w, b, grad = draw((10, 12, 2000), 1, torch.float32)
-    leaves = [t.requires_grad_() for t in (x, w, b)]
-    _, *ours = torch.autograd.grad(fusedops.spatial_layer_norm(x, 1, w, b), leaves, grad)
-    right = bounds.norm_gradients("layer_norm", as_rows(x, 1), w, as_rows(grad, 1), EPS)
-    bounds.assert_within(ours[0], right.weight.rounded_to(torch.float32))
-    bounds.assert_within(ours[1], right.bias.rounded_to(torch.float32))
 
 
 @every_kind
