@@ -4,25 +4,23 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Dispatched(TorchDispatchMode):
+class _Listing:
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def listed(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class Dispatched(_Listing, TorchDispatchMode):
     """What the dispatcher calls."""
 
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
+    __torch_dispatch__ = _Listing.listed
 
 
-class Called(TorchFunctionMode):
+class Called(_Listing, TorchFunctionMode):
     """What Python calls."""
 
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
+    __torch_function__ = _Listing.listed

@@ -26,18 +26,6 @@ def annotated_norm(
     return weight * (x - mean) / (std + eps) + bias
 
 
-def ulp_error(actual: torch.Tensor, exact: torch.Tensor, floor: float = 0.0) -> float:
-    """The largest error in ulps of ``actual.dtype``, taken at ``max(|exact|, floor)``.
-
-    ``floor`` is for results that cancel, where an error near zero says nothing: LayerNorm's are of
-    order one.
-    """
-    info = torch.finfo(actual.dtype)
-    magnitude = exact.cpu().abs().clamp(min=max(floor, info.smallest_normal))
-    ulp = torch.exp2(torch.floor(torch.log2(magnitude))) * info.eps
-    return ((actual.cpu().double() - exact.cpu()).abs() / ulp).max().item()
-
-
 def relative_error(actual: torch.Tensor, exact: torch.Tensor) -> float:
     """L2 error relative to the L2 norm of ``exact``."""
     return ((actual.double() - exact).norm() / exact.norm()).item()

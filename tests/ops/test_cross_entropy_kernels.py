@@ -292,16 +292,6 @@ def test_threads_change_no_bit(rows, cols):
     assert_same_on_threads(results)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8], ids=str)
-def test_targets_of_other_integers_are_the_same_classes(dtype):
-    x, target = torch.randn(50, 200), torch.randint(0, 200, (50,))
-    saved, ones = forward(x, target), torch.ones(50)
-    others = forward(x, target.to(dtype))
-    assert all(map(same_bits, others, saved))
-    gradients = (backward(x, t, saved, ones) for t in (target, target.to(dtype)))
-    assert same_bits(*gradients)
-
-
 @pytest.mark.parametrize("wrong", [-1, 200])
 def test_a_target_out_of_range_is_named(wrong):
     x, target = torch.randn(50, 200), torch.zeros(50, dtype=torch.int64)

@@ -17,6 +17,7 @@ X = torch.randn(3, 2, 4, dtype=torch.float64)
 RESIDUAL, WEIGHT, BIAS = (torch.randn(s, dtype=torch.float64) for s in ((2, 4), (4,), (4,)))
 MASK = torch.tensor([[True, True, False, True], [True, False, True, True]])
 SEED, CLASSES = torch.tensor(5), torch.tensor([3, 0])
+LOSSES = {"softcap": 2.0, "label_smoothing": 0.1}
 RMS_EPS = torch.finfo(torch.float64).eps
 
 
@@ -94,6 +95,12 @@ FUNCTIONS = {
     "cross_entropy": (
         lambda x: fusedops.cross_entropy(x, CLASSES, reduction="none", label_smoothing=0.1),
         lambda x: F.cross_entropy(x, CLASSES, reduction="none", label_smoothing=0.1),
+    ),
+    "cross_entropy, soft cap and lse": (
+        lambda x: both(
+            fusedops.cross_entropy(x, CLASSES, reduction="none", **LOSSES, return_lse=True)
+        ),
+        lambda x: both(reference.cross_entropy(x, CLASSES, **LOSSES)),
     ),
     "masked_softmax": (
         lambda x: fusedops.masked_softmax(x, MASK, scale=0.5, bias=BIAS),
