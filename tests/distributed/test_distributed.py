@@ -3,14 +3,12 @@ files claims_*.py."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from distributed.formulas import exchanged, sent
 from distributed.launch import LIMIT, ROOT, failures
+from processes import run_python
 
 
 @pytest.mark.slow("the processes import torch, and compile models")
@@ -76,20 +74,15 @@ def test_the_table_of_many_ranks_has_the_bytes_of_the_formulas():
 
 def test_an_import_does_not_load_dtensor():
     code = "import sys, fusedops; sys.exit('torch.distributed.tensor' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=LIMIT).returncode == 0
+    assert run_python("-c", code, cwd=ROOT, timeout=LIMIT).returncode == 0
 
 
 @pytest.mark.exhaustive
 def test_the_example_has_the_loss_of_one_process():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    finished = subprocess.run(
-        [*command, "2", "examples/sequence_parallel.py", "--steps", "3"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    example = ("examples/sequence_parallel.py", "--steps", 3)
+    variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    finished = run_python(*launcher, *example, cwd=ROOT, timeout=LIMIT, **variables)
     assert finished.returncode == 0, finished.stderr
     losses = re.findall(r"^\s*\d+\s+(\d+\.\d+)\s+(\d+\.\d+)$", finished.stdout, re.MULTILINE)
     assert len(losses) == 3, finished.stdout

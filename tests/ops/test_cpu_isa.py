@@ -4,11 +4,11 @@ of results run with each in `nox -s instructions`.
 
 import os
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from processes import run_python
 
 from fusedops.ops.registration import libraries
 from fusedops.ops.registration.libraries import build_info
@@ -17,10 +17,8 @@ from fusedops.ops.registration.libraries import build_info
 ISAS = ("default", "avx2", "avx512")
 
 
-def python(isa: str, code: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"FUSEDOPS_CPU_ISA": isa}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+def python(isa: str, code: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-c", code, FUSEDOPS_CPU_ISA=isa)
 
 
 #: What the library of kernels chooses, or None; it does not need torch.

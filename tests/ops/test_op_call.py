@@ -1,7 +1,6 @@
 """`op_call` takes an eager call to the dispatcher as `torch.ops` does, and leaves to it the calls
 that it does not know."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy
 import pytest
 import torch
 from modes import Called, Dispatched
+from processes import run_python
 from torch.autograd import forward_ad
 
 import fusedops
@@ -257,6 +257,5 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", sys.argv[1]]))
 
 def test_every_claim_about_small_calls_holds_without_the_module():
     claims = Path(__file__).with_name("test_small_calls.py")
-    command = [sys.executable, "-c", WITHOUT_MODULE, str(claims)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    run = run_python("-c", WITHOUT_MODULE, claims, timeout=600)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-2000:]

@@ -44,8 +44,11 @@ def in_new_thread(function):
     return results[0]
 
 
-def fail(error):
+def fail(error, before=lambda x: None):
+    """A function that raises the error, after a call of another one."""
+
     def branch(x):
+        before(x)
         raise error
 
     return branch

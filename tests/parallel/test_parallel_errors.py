@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from branches import TIMEOUT, meeting, same
+from branches import TIMEOUT, fail, meeting, same
 from modes import Called
 
 import fusedops
@@ -79,17 +79,10 @@ def test_an_error_surfaces_as_it_was_raised_on_every_thread(error, on):
 
 
 def test_an_error_without_a_text_is_told_beside_others():
-    meet = threading.Barrier(2)
-
-    def failing(error):
-        def branch(x):
-            meet.wait(TIMEOUT)
-            raise error
-
-        return branch
-
+    meet = meeting()
+    failing = [fail(error, meet) for error in (KeyError(1), Unprintable())]
     with pytest.raises(KeyError) as caught:
-        fusedops.parallel_stack([failing(KeyError(1)), failing(Unprintable())], [torch.ones(1)] * 2)
+        fusedops.parallel_stack(failing, [torch.ones(1)] * 2)
     assert "raised" in caught.value.__notes__[1] and "Unprintable" in caught.value.__notes__[1]
 
 
