@@ -45,33 +45,13 @@ CALLS = {
 WITHOUT_A_MASK = ("layer_norm", "std_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 WITHOUT_A_MASK += ("softmax", "log_softmax", "softmax_stats", "stack_softmax")
 
-#: Tensors that every function takes.
+#: Tensors that every function takes; tests/properties have dtypes, strides and values.
 TAKEN = (
     "x",
-    "x.half()",
-    "x.bfloat16()",
-    "x.double()",
     "x[:0]",
-    "x[:1]",
     "x.t().contiguous().t()",
-    "x.flip(0)",
-    "x.repeat(1, 2)[:, ::2]",
-    "x.repeat(2, 1)[::2]",
-    "torch.cat([x, y], 1)[:, :5]",
-    "torch.cat([x[0, :1], x.view(-1)])[1:].view(3, 5)",
-    "torch.cat([x[0, :1], x.view(-1)]).half()[1:].view(3, 5)",
     "x.as_subclass(Subclass)",
-    "x.mul(0.0)",
-    "x.mul(-0.0)",
-    "x.mul(1e-30)",
-    "x.mul(1e-42)",
-    "x.mul(1e3)",
     "x.double().mul(1e-310)",
-    "x.bfloat16().mul(1e-39)",
-    "x.half().mul(1e-7)",
-    "x.masked_fill(mask, nan)",
-    "x.masked_fill(mask, inf)",
-    "x.double().masked_fill(mask, -inf)",
 )
 #: ... but for those that write into their input.
 TAKEN_TO_READ = (
@@ -95,10 +75,7 @@ OF_OTHER_ROWS = (
     "x.view(3, 1, 1, 1, 1, 1, 1, 5)",
     "x.new_empty(0, 7, 5)",
 )
-#: A row with a NaN has a sum of NaN; its maximum is unspecified.
-OF_NAN = ("softmax_stats", "x.masked_fill(mask, nan)")
 ANSWERED = [
-    answers("softmax_stats(x.masked_fill(mask, nan), -1)[1]", "m.mul(nan)"),
     *(
         answers(*(text.format(given) for text in CALLS[name]))
         for name, given in (
@@ -106,18 +83,10 @@ ANSWERED = [
             *product([name for name in CALLS if name != WRITES], TAKEN_TO_READ),
             *product(WITHOUT_A_MASK, OF_OTHER_ROWS),
         )
-        if (name, given) != OF_NAN
     ),
     *(
         answers(f"softmax_apply({given}, m, s, -1)", f"reference.softmax({given}, -1).float()")
-        for given in (
-            "x",
-            "x.t().contiguous().t()",
-            "x.repeat(1, 2)[:, ::2]",
-            "negative_view(x)",
-            "leaf",
-            "inference(x)",
-        )
+        for given in ("x", "x.repeat(1, 2)[:, ::2]", "negative_view(x)", "leaf", "inference(x)")
     ),
 ]
 

@@ -12,12 +12,10 @@ import fusedops
 #: Calls with x, a tensor of three rows and five columns, and what their errors say.
 MESSAGES = {
     "softmax(x.int(), -1)": r"softmax: input is torch.int32, wanted torch.float32, .*pass dtype=",
-    "log_softmax(x > 0, -1)": r"input is torch.bool",
     "softmax(x, -1, torch.int64)": r"dtype is torch.int64",
     "softmax(x, 2)": (
         r"softmax: dim is 2, wanted a value in \[-2, 1\] for an input of shape \[3, 5\]"
     ),
-    "log_softmax(x, -3)": r"log_softmax: dim is -3, wanted",
     "ops.softmax_backward(x.half(), x, -1, torch.float32)": (
         r"grad_output is torch.float16 of shape \[3, 5\], wanted torch.float32"
     ),
@@ -27,13 +25,9 @@ MESSAGES = {
     "masked_softmax(x, x.new_ones(4))": (
         r"masked_softmax: mask has shape \[4\], wanted one that broadcasts to \[3, 5\]"
     ),
-    "masked_softmax(x, x.new_ones(1, 3, 5))": (
-        r"mask has shape \[1, 3, 5\], wanted one that broadcasts"
-    ),
     "masked_softmax(x, x.int())": (
         r"mask is torch.int32, wanted torch.bool \(True where visible\) or a floating dtype"
     ),
-    "masked_softmax(x, x.byte())": r"mask is torch.uint8",
     "masked_softmax(x, bias=x.new_ones(2, 5))": (
         r"masked_softmax: bias has shape \[2, 5\], wanted one that broadcasts to \[3, 5\]"
     ),
@@ -46,20 +40,12 @@ MESSAGES = {
     "masked_softmax(x[0], causal=True)": (
         r"causal needs queries and keys, .* input has shape \[5\]"
     ),
-    "masked_softmax(x.int())": (
-        r"masked_softmax: input is torch.int32, wanted torch.float32, .*pass dtype="
-    ),
     "masked_softmax(x[0, 0])": r"masked_softmax: input has no dimension",
     "masked_softmax_dropout(x, p=-0.1)": (
         r"masked_softmax_dropout: p is -0.1, wanted a probability in \[0, 1\]"
     ),
-    "masked_softmax_dropout(x, p=1.5)": r"p is 1.5, wanted",
-    "masked_softmax_dropout(x, p=float('nan'))": r"p is nan, wanted",
     "masked_softmax_dropout(x, seed=torch.zeros(2, dtype=torch.int64))": (
         r"seed is torch.int64 of shape \[2\], wanted one torch.int64; make it with torch.randint"
-    ),
-    "masked_softmax_dropout(x, seed=x.new_zeros(()))": (
-        r"seed is torch.float32 of shape \[\], wanted one torch.int64"
     ),
     "ops.masked_softmax_backward(x[:2], x, None, 1.0, False, torch.float32)": (
         r"grad_output is torch.float32 of shape \[2, 5\], wanted .* as probabilities is"
@@ -75,7 +61,6 @@ MESSAGES = {
     "layer_norm(x, [4])": (
         r"normalized_shape is \[4\], wanted the last dimensions of input, .*\[3, 5\]"
     ),
-    "layer_norm(x, [1, 3, 5])": r"is \[1, 3, 5\]",
     "layer_norm(x, [])": r"normalized_shape is empty",
     "layer_norm(x[:, :0], [0])": r"wanted no dimension of size 0",
     "layer_norm(x, [5], x.new_ones(4))": (
@@ -92,9 +77,6 @@ MESSAGES = {
     "add_rms_norm(x, x.long(), [5])": (
         r"add_rms_norm: residual is torch.int64, wanted torch.float32, .*; convert it"
     ),
-    "add_layer_norm(x, x.to(torch.complex64), [5])": (
-        r"add_layer_norm: residual is torch.complex64, wanted torch.float32, .*; convert it"
-    ),
     "add_rms_norm(x.long(), x, [5])": (
         r"add_rms_norm: input is torch.int64, wanted torch.float32, .*; convert it"
     ),
@@ -110,7 +92,6 @@ MESSAGES = {
     "add_layer_norm(x, x, [5], p=1.5)": (
         r"add_layer_norm: p is 1.5, wanted a probability in \[0, 1\]"
     ),
-    "add_rms_norm(x, x, [5], p=-0.5)": r"add_rms_norm: p is -0.5, wanted",
     "ops.add_rms_norm(x, x, [5], None, 1e-05, 0.0, False, 0.5)": (
         r"add_rms_norm: p is 0.5 without a seed; make one with torch.randint, one int64"
     ),
@@ -125,18 +106,9 @@ MESSAGES = {
     "spatial_layer_norm(x, -2, None, x.new_ones(3, 1))": r"bias has shape \[3, 1\], wanted \[3\]",
     "spatial_layer_norm(x, 1, None, None, -1.0)": "eps is -1, wanted a value >= 0",
     "spatial_layer_norm(x.long(), 1)": "spatial_layer_norm: input is torch.int64",
-    "rms_norm(x, [5], x.new_ones(4))": (
-        r"rms_norm: weight has shape \[4\], wanted normalized_shape, \[5\]"
-    ),
-    "std_norm(x, [5], x.new_ones(4))": (
-        r"std_norm: weight has shape \[4\], wanted normalized_shape, \[5\]"
-    ),
     "ops.std_norm_backward(x[:2], x, [5], x, x, None, None, [True] * 3, 1e-06)": (
         r"std_norm_backward: grad_output is torch.float32 of shape \[2, 5\], wanted .*\[3, 5\]"
     ),
-    "std_norm(x, [5], eps=-1.0)": r"std_norm: eps is -1, wanted a value >= 0",
-    "rms_norm(x[:, :0], [0])": r"rms_norm: .*wanted no dimension of size 0",
-    "rms_norm(x, [5], eps=-1.0)": r"eps is -1, wanted",
     "ops.layer_norm_backward(x, x, [5], x, x, None, None, [True] * 2)": (
         r"layer_norm_backward: output_mask has 2 entries, wanted 3, one for each gradient"
     ),
@@ -145,9 +117,6 @@ MESSAGES = {
     ),
     "ops.softmax_backward(x, x, -1, torch.int64)": (
         r"softmax_backward: input_dtype is torch.int64, wanted torch.float32"
-    ),
-    "ops.masked_softmax_backward(x, x, None, 1.0, False, torch.complex64)": (
-        r"masked_softmax_backward: input_dtype is torch.complex64, wanted torch.float32"
     ),
     "ops.rms_norm_backward(x, x, [5], x[:, 0], None, [True, True])": (
         r"rstd is torch.float32 of shape \[3\], wanted torch.float32 of shape \[3, 1\] as the for"
@@ -162,12 +131,10 @@ MESSAGES = {
     "ops.masked_softmax_(x[:1].expand(3, 5), None, 1.0, False, 0.0)": (
         r"masked_softmax_: elements of input share memory"
     ),
-    "layer_norm(x, [5], eps=float('nan'))": r"eps is nan, wanted",
     "layer_norm(x.to('meta'), [5], x.new_ones(5))": "weight is on cpu, wanted meta",
     "ops.rms_norm_backward(x, x, [5], x[:, :1].to('meta'), None, [True, True])": (
         "rstd is on meta, wanted cpu as input is"
     ),
-    "softmax_apply(x, x[:, :1].to('meta'), x[:, :1], -1)": "max is on meta, wanted cpu as input is",
     "ops.softmax_backward(x.to('meta'), x, -1, torch.float32)": (
         "output is on cpu, wanted|grad_output is on meta, want"
     ),
@@ -186,7 +153,6 @@ MESSAGES = {
         r"inputs\[1\] is torch.float32 of shape \[2, 5\] on cpu, "
         r"wanted torch.float32 of shape \[3, 5\] on cpu as inputs\[0\] is"
     ),
-    "stack_softmax([x, x.double()], -1)": r"inputs\[1\] is torch.float64",
     "stack_softmax([x], 2)": r"dim is 2, wanted a value in \[-2, 1\]",
     "stack_softmax([x], 1, 3)": r"stack_dim is 3, wanted a value in \[-3, 2\]",
     "stack_softmax([x.long()], 1)": "inputs is torch.int64, wanted",
@@ -194,15 +160,12 @@ MESSAGES = {
     "stack_layer_norm([x], [5], [x[0, 1:]])": (
         r"weights has shape \[4\], wanted normalized_shape, \[5\]"
     ),
-    "stack_layer_norm([x], [4])": r"normalized_shape is \[4\]",
-    "stack_layer_norm([x], [5], eps=-1.0)": "eps is -1, wanted",
     "cross_entropy(x.int(), x[:, 0].long())": (
         r"cross_entropy: input is torch.int32, wanted torch.float32, .*; convert it"
     ),
     "cross_entropy(x, x[:, 0])": (
         r"cross_entropy: target is torch.float32, wanted classes of torch.int64, .*probabilities"
     ),
-    "cross_entropy(x, x[:, 0].to(torch.int8))": r"target is torch.int8, wanted classes of",
     "cross_entropy(x, x[0].long())": (
         r"target has shape \[5\], wanted that of input without its classes, \[3\]"
     ),
@@ -231,13 +194,10 @@ MESSAGES = {
     ),
     "masked_softmax(x, sinks=x[:, 0].long())": "sinks is torch.int64, wanted torch.f",
     "masked_softmax(x, sinks=x[0])": r"sinks has shape \[5\], wanted one that broadcasts to \[3\]",
-    "masked_softmax(x, sinks=x)": r"sinks has shape \[3, 5\], wanted one that broadcasts to \[3\]",
     "masked_softmax(x, start=x[:, 0])": "start is torch.float32, wanted torch.int32 or",
-    "masked_softmax(x, end=x[:, 0] > 0)": "end is torch.bool, wanted torch.int32",
     "masked_softmax(x, start=x[0].long())": (
         r"start has shape \[5\], wanted one that broadcasts to \[3\], input's shape without"
     ),
-    "masked_softmax(x, end=x.int())": r"end has shape \[3, 5\], wanted one that broadcasts to",
 }
 
 
