@@ -34,6 +34,7 @@ class Outcome:
 
 def outcome(function, inputs):
     given = [one.detach().clone().requires_grad_(one.requires_grad) for one in inputs]
+    torch.manual_seed(1)  # every function draws the same numbers, if any
     results = function(*given)
     results = list(results) if isinstance(results, (list, tuple)) else [results]
     try:
@@ -57,46 +58,40 @@ def _shared(results, inputs):
     return [memory.index(one) for one in memory[len(inputs) :]]
 
 
-def assert_agrees(ours, eager, inputs, rtol=1e-9, atol=1e-9):
-    """Both functions have the same outcome."""
+def assert_agrees(ours, eager, inputs, rtol=None, atol=None):
+    """Both functions have the same outcome: in float64 to 1e-9, else to torch's tolerances."""
     ours, eager = (outcome(function, inputs) for function in (ours, eager))
     assert_alike(ours, eager)
     for actual, expected in zip(ours.values, eager.values, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+        if rtol is None and expected.dtype == torch.float64:
+            torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+        else:
+            torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
-def rewritten_alike(rewrite, model, inputs, rtol=1e-9, atol=1e-9, **options):
+def rewritten_alike(rewrite, model, inputs, rtol=None, atol=None, **options):
     """What a model becomes, captured for these inputs. It has the model's outcome for them."""
     rewritten = rewrite(model, *inputs, **options)
     assert_agrees(rewritten.call, model, inputs, rtol, atol)
     return rewritten
 
 
-def assert_becomes(rewrite, model, inputs, replaced, reasons=(), rtol=1e-9, atol=1e-9):
+def assert_one_graph(rewritten, model, batches, rtol=None, atol=None):
+    """The model's one graph has its outcome for each of these inputs, whatever their sizes."""
+    for inputs in batches:
+        assert_agrees(rewritten.call, model, inputs, rtol, atol)
+    assert len(rewritten.graphs) == 1
+
+
+def assert_becomes(rewrite, model, inputs, replaced, reasons=(), rtol=None, atol=None):
     """Captured without gradients, a model's sites become these operators, but for those that are
-    left for these reasons; and what it becomes has the outcome of the model, with gradients."""
+    left for these reasons; and what it becomes, which is returned, has the outcome of the model,
+    with gradients where inputs require them."""
     rewritten = rewrite(model, *(tensor.detach() for tensor in inputs))
     assert rewritten.replaced == replaced and rewritten.reasons == list(reasons)
     assert_agrees(rewritten.call, model, inputs, rtol, atol)
     captures = len(rewritten.graphs)  # Dynamo captures it again for inputs that require grad
     assert rewritten.replaced == {op: captures * count for op, count in replaced.items()}
-
-
-def assert_same_values(rewrite, model, inputs, replaced, reasons=(), **tolerance):
-    """A model's sites become these operators, but for those that are left for these reasons, and
-    its results stay as they were, strides included: those of float64 to 1e-12, and others to
-    torch's tolerance. Returns what the model became."""
-    rewritten = rewrite(model, *inputs)
-    assert rewritten.replaced == replaced and rewritten.reasons == list(reasons)
-    if not tolerance and inputs[0].dtype == torch.float64:
-        tolerance = {"rtol": 1e-12, "atol": 0}
-
-    def results(function):
-        torch.manual_seed(1)  # both draw the same numbers, if any
-        return function(*inputs)
-
-    ours, eager = results(rewritten.call), results(model)
-    torch.testing.assert_close(ours, eager, equal_nan=True, check_stride=True, **tolerance)
     return rewritten
 
 

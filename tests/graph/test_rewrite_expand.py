@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_same_gradients, assert_same_values
+from agreement import assert_becomes, assert_same_gradients
 from torch import nn
 from torch.torch_version import TorchVersion
 
@@ -56,7 +56,7 @@ def test_attention_that_returns_its_weights_is_seen_through(
     model = Attention(mask, average).double().train(training)
     x, y = (torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     ops = {MASKS[mask][1]: 1}
-    rewritten = assert_same_values(rewrite_dynamo, model, [x, y], ops, rtol=1e-10, atol=1e-12)
+    rewritten = assert_becomes(rewrite_dynamo, model, [x, y], ops, rtol=1e-10, atol=1e-12)
     assert "multi_head_attention_forward" not in rewritten.code
     leaves = [x, y, *model.parameters()]
     assert_same_gradients(rewritten.call, model, [x, y], leaves, rtol=1e-9, atol=1e-12)
@@ -90,7 +90,7 @@ def test_a_row_without_keys_is_nan_as_in_eager(rewrite_dynamo):
     x, mask = torch.randn(2, 5, 8, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.bool)
     mask[0] = True
     ops = {"masked_softmax": 1}
-    assert_same_values(rewrite_dynamo, model, [x, mask], ops, rtol=1e-10, atol=1e-12)
+    assert_becomes(rewrite_dynamo, model, [x, mask], ops, rtol=1e-10, atol=1e-12)
     assert model(x, mask)[1][0].isnan().all()
 
 
@@ -139,7 +139,7 @@ def test_the_fused_encoder_layer_of_inference_is_seen_through(
     ops |= {} if mask == "none" else {"masked_softmax": 1}
     reasons = ["already runs as SDPA"] if mask == "none" else []
     with torch.no_grad():
-        assert_same_values(rewrite_dynamo, model, [x], ops, reasons, rtol=1e-10, atol=1e-12)
+        assert_becomes(rewrite_dynamo, model, [x], ops, reasons, rtol=1e-10, atol=1e-12)
         assert model(x).isnan().all() == (mask == "nothing left")
 
 
@@ -166,7 +166,7 @@ def test_softmin_is_softmax_of_the_negated_input(rewrite, dim):
         return F.softmin(x, dim=dim)
 
     x = torch.randn(3, 5, 4, dtype=torch.float64)
-    assert_same_values(rewrite, model, [x], {"softmax": 1})
+    assert_becomes(rewrite, model, [x], {"softmax": 1})
 
 
 @pytest.mark.parametrize("hard", [True, False])
@@ -176,7 +176,7 @@ def test_gumbel_softmax_draws_eagers_noise(rewrite, hard, tau):
         return F.gumbel_softmax(x, tau, hard)
 
     x = torch.randn(3, 5, 4, dtype=torch.float64)
-    assert_same_values(rewrite, model, [x], {"masked_softmax": 1}, rtol=1e-12, atol=1e-15)
+    assert_becomes(rewrite, model, [x], {"masked_softmax": 1}, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("model", [F.softmin, F.gumbel_softmax], ids=lambda f: f.__name__)
@@ -203,7 +203,7 @@ TRANSFORMS = {
 def test_inside_a_transform_nothing_is_decomposed(rewrite_dynamo, transform):
     model, x = TRANSFORMS[transform], torch.randn(4, 8)
     reason = "softmax of a negated input, one opaque call at this level"
-    assert_same_values(rewrite_dynamo, model, [x], {}, [reason])
+    assert_becomes(rewrite_dynamo, model, [x], {}, [reason])
 
 
 # --- all ------------------------------------------------------------------------------------------
