@@ -107,9 +107,7 @@ def test_a_product_of_scales_that_float32_does_not_hold_is_not_one_scale(rewrite
 
 def test_in_float64_it_is_one_scale(rewrite_dynamo):
     x = torch.randn(4, 5, dtype=torch.float64) * 1e-50
-    rewritten = assert_becomes(
-        rewrite_dynamo, SCALED["overflow"][0], (x,), {"masked_softmax": 1}
-    )
+    rewritten = assert_becomes(rewrite_dynamo, SCALED["overflow"][0], (x,), {"masked_softmax": 1})
     assert "mul" not in rewritten.code
 
 

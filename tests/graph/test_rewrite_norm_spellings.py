@@ -274,9 +274,7 @@ def test_a_factor_that_arithmetic_makes_one_adds_no_call(entries):
 
 def test_factors_outside_of_float32s_range_are_multiplied_as_before(rewrite):
     x = torch.randn(4, N)
-    assert_becomes(
-        rewrite, lambda x: F.normalize(x, dim=-1) * 1e-40 * 1e40, [x], {"l2_norm": 1}
-    )
+    assert_becomes(rewrite, lambda x: F.normalize(x, dim=-1) * 1e-40 * 1e40, [x], {"l2_norm": 1})
 
 
 def test_a_complex_number_is_no_factor_of_a_norm(rewrite):
