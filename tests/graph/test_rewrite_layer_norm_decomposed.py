@@ -55,15 +55,6 @@ def test_eps_may_be_a_tensor_made_of_a_number(entries, entry):
     assert_becomes(entries[entry], model, draw(), {"layer_norm": 1})
 
 
-def test_several_last_dimensions(rewrite):
-    def model(x, w, b):
-        dims = (-2, -1)
-        variance = x.var(dims, unbiased=False, keepdim=True)
-        return (x - x.mean(dims, keepdim=True)) / torch.sqrt(variance + EPS)
-
-    assert_becomes(rewrite, model, draw(), {"layer_norm": 1})
-
-
 @pytest.mark.parametrize("entry", ["dynamo", "export"])
 def test_weight_and_bias_may_be_applied_in_place(entries, entry):
     def model(x, w, b):

@@ -7,7 +7,7 @@ import math
 import bounds
 import pytest
 import torch
-from agreement import assert_becomes
+from agreement import assert_becomes, assert_one_graph, rewritten_alike
 
 
 def _exp(x):
@@ -58,6 +58,12 @@ def in_place(x):
     return y
 
 
+def each_call_in_place(x):
+    e = torch.sin(x)
+    e = e.sub_(e.amax(-1, keepdim=True)).exp_()
+    return e.div_(e.sum(-1, keepdim=True))
+
+
 def _log_of_shifted(x):
     shifted = x - x.amax(-1, keepdim=True)
     return shifted - shifted.exp().sum(-1, keepdim=True).log()
@@ -103,6 +109,7 @@ SPELLINGS = PLAIN | {
     "softmax: reciprocal": _times_reciprocal,
     "softmax: 1 / sum": _times_inverse,
     "softmax: in place": in_place,
+    "softmax: each call in place": each_call_in_place,
     "softmax: special": lambda x: torch.special.softmax(x, -1),
     "softmax: dtype": lambda x: torch.softmax(x, -1, dtype=torch.float64),
     "log_softmax: logsumexp": lambda x: x - torch.logsumexp(x, dim=1, keepdim=True),
@@ -122,23 +129,18 @@ def x():
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_every_spelling_is_one_op_that_agrees_with_eager(rewrite, x, name):
-    assert_becomes(rewrite, SPELLINGS[name], [x], {name.split(":")[0]: 1})
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_no_step_of_the_model_is_left_and_values_are_eagers(rewrite, x, name):
-    rewritten = assert_becomes(rewrite, PLAIN[name], [x.detach()], {"softmax": 1})
-    assert not any(step in rewritten.code for step in ("exp", "sum", "sub", "max("))
+    op = name.partition(":")[0]
+    rewritten = assert_becomes(rewrite, SPELLINGS[name], [x], {op: 1})
+    assert rewritten.results[0] == op  # in training, what may be written is a copy of it
 
 
 @pytest.mark.parametrize("form", PLAIN.values(), ids=PLAIN)
 def test_gradients_are_eagers_at_all_sizes(rewrite_dynamo, x, form):
     rewritten = rewrite_dynamo(form, x, dynamic=True)
-    for shape in ((3, 5, 6), (5, 5, 6), (6, 3, 4)):
-        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        ours, eager = (torch.autograd.grad(f(x).sin().sum(), x) for f in (rewritten.call, form))
-        torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-14)
-    assert rewritten.replaced == {"softmax": 1} and len(rewritten.graphs) == 1
+    shapes = (3, 5, 6), (5, 5, 6), (6, 3, 4)
+    inputs = [[torch.randn(shape, dtype=torch.float64, requires_grad=True)] for shape in shapes]
+    assert_one_graph(rewritten, form, inputs)
+    assert rewritten.replaced == {"softmax": 1}
 
 
 def test_the_backward_pass_is_our_op_too(backward_ops, x):
@@ -158,15 +160,6 @@ def test_the_log_softmax_of_a_vector_needs_no_dimension_kept(entries, entry, x):
         return x - torch.logsumexp(x, 0)
 
     assert_becomes(entries[entry], of_a_vector, [x], {"log_softmax": 1})
-
-
-def test_each_call_may_write_in_place(rewrite_dynamo, x):
-    def form(x):
-        e = torch.sin(x)
-        e = e.sub_(e.amax(-1, keepdim=True)).exp_()
-        return e.div_(e.sum(-1, keepdim=True))
-
-    assert_becomes(rewrite_dynamo, form, [x.detach()], {"softmax": 1})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -221,11 +214,6 @@ def test_a_chain_that_differs_from_the_op_is_left_with_its_reason(rewrite, x, fo
     assert_becomes(rewrite, form, [x.detach()], {}, [reason])
 
 
-def test_large_scores_without_the_maximum_overflow_as_before(rewrite):
-    x = torch.full((2, 4), 800.0, dtype=torch.float64)
-    assert rewrite(STAYS["without the maximum"][0], x).call(x).isnan().all()
-
-
 def _with(returned):
     """A softmax, and what the function gives of its input, maxima, indices and exponentials."""
 
@@ -275,7 +263,4 @@ OTHERS = {
 
 @pytest.mark.parametrize("model", OTHERS.values(), ids=OTHERS)
 def test_chains_that_are_no_softmax_stay_as_they_are(rewrite, x, model):
-    x = x.detach()
-    rewritten = rewrite(model, x)
-    assert rewritten.replaced == {}
-    torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-12, atol=0)
+    assert rewritten_alike(rewrite, model, [x.detach()]).replaced == {}

@@ -218,10 +218,7 @@ def test_a_factor_of_a_number_of_channels_that_is_not_known_stays(rewrite_dynamo
     assert rewritten.reasons == ["the length of its rows is not known at compile time"]
 
 
-every_format = pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-
-
-@every_format
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 def test_transposed_images_are_normalised_where_they_lie(rewrite, format):
     def model(x, w, b):
         return _convnext(x.transpose(0, 3).transpose(2, 3), w, b)
@@ -229,21 +226,6 @@ def test_transposed_images_are_normalised_where_they_lie(rewrite, format):
     arguments = draw(format=format)
     rewritten = assert_becomes(rewrite, model, arguments, {"spatial_layer_norm": 1})
     assert "clone" not in rewritten.code and not model(*arguments).is_contiguous()
-
-
-@every_format
-def test_a_layer_norm_between_permutations_gives_channels_last_as_before(rewrite, format):
-    """The result is channels-last in eager mode even where the image is not, so that layer_norm
-    runs on the permuted image: spatial_layer_norm would write the image's own order."""
-
-    def convnext_block(x, w, b):
-        x = x.permute(0, 2, 3, 1)
-        return F.layer_norm(x, (C,), w, b, EPS).permute(0, 3, 1, 2)
-
-    arguments = draw(format=format)
-    rewritten = assert_becomes(rewrite, convnext_block, arguments, {"layer_norm": 1})
-    assert "clone" not in rewritten.code
-    assert convnext_block(*arguments).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_weight_in_another_order_is_not_taken_for_the_weight(rewrite):
