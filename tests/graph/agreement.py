@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+from fusedops.graph import rewrite_module
 
 
 @dataclass
@@ -105,6 +109,19 @@ def assert_same_gradients(ours, eager, inputs, leaves, **tolerance):
         return torch.autograd.grad(total, leaves, allow_unused=True)
 
     torch.testing.assert_close(gradients(ours), gradients(eager), **tolerance)
+
+
+def compiled_by_aot(model, **options):
+    """A model that is rewritten, made free of writes by AOTAutograd, and run as it is; and a list
+    that gets the operators in it."""
+    replaced = []
+    aot = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), **options)
+
+    def backend(graph_module, example_inputs):
+        replaced.extend(site.op for site in rewrite_module(graph_module).replaced)
+        return aot(graph_module, example_inputs)
+
+    return torch.compile(model, backend=backend), replaced
 
 
 def assert_alike(ours, eager):

@@ -165,12 +165,15 @@ FORMS = {
 }
 
 
-def draw(batch=2, dtype=torch.float64):
+def draw(batch=2, dtype=torch.float64, requires_grad=False):
     """Scores, a bool mask that leaves a key, and a bias."""
-    x = torch.randn(batch, HEADS, LENGTH, LENGTH, dtype=dtype)
+    x, bias = (
+        torch.randn(batch, HEADS, LENGTH, LENGTH, dtype=dtype, requires_grad=requires_grad)
+        for _ in range(2)
+    )
     keep = torch.rand(batch, 1, 1, LENGTH) > 0.4
     keep[..., 0] = True
-    return x, keep, torch.randn_like(x)
+    return x, keep, bias
 
 
 def arguments_of(rewritten):

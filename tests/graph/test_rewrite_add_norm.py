@@ -4,14 +4,15 @@ import bounds
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_agrees, assert_becomes
+from agreement import (
+    assert_agrees,
+    assert_becomes,
+    assert_one_graph,
+    compiled_by_aot,
+    rewritten_alike,
+)
 from decomposed import EPS, layer_norm_decomposed
-from functorch.compile import make_boxed_func
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-
-import fusedops
-from fusedops.graph import rewrite_module
 
 N = 8
 
@@ -75,55 +76,45 @@ FORMS = {
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
-@pytest.fixture
-def draw():
-    """draw(batch=3, dtype=torch.float64): branch, residual, weight, bias."""
-
-    def draw(batch=3, dtype=torch.float64):
-        shapes = ((batch, 5, N), (batch, 5, N), (N,), (N,))
-        return [torch.randn(shape, dtype=dtype) for shape in shapes]
-
-    return draw
+def draw(batch=3, dtype=torch.float64, requires_grad=False):
+    """Branch, residual, weight, bias."""
+    shapes = ((batch, 5, N), (batch, 5, N), (N,), (N,))
+    return [torch.randn(shape, dtype=dtype, requires_grad=requires_grad) for shape in shapes]
 
 
 @every_norm
 @every_form
-def test_every_form_is_one_op_with_eagers_values(rewrite, draw, form, norm):
-    model, arguments = residual(FORMS[form], norm), draw()
-    assert_becomes(rewrite, model, arguments, {_op(norm): 1})
+def test_every_form_is_one_op_with_eagers_values(rewrite, form, norm):
+    assert_becomes(rewrite, residual(FORMS[form], norm), draw(), {_op(norm): 1})
 
 
 @every_norm
 @every_form
-def test_every_form_has_eagers_gradients_at_all_batch_sizes(rewrite_dynamo, draw, form, norm):
+def test_every_form_has_eagers_gradients_at_all_batch_sizes(rewrite_dynamo, form, norm):
     model = residual(FORMS[form], norm)
-    leaves = [tensor.requires_grad_() for tensor in draw(4)]
+    leaves = draw(4, requires_grad=True)
     for tensor in leaves[:2]:  # rows of a symbolic length would leave decomposed norms as they are
         torch._dynamo.mark_dynamic(tensor, 0)
     rewritten = rewrite_dynamo(model, *leaves)
-    for batch in (4, 2, 5):
-        leaves = [tensor.requires_grad_() for tensor in draw(batch)]
-        assert_agrees(rewritten.call, model, leaves, rtol=1e-9, atol=1e-12)
-    assert rewritten.replaced == {_op(norm): 1} and len(rewritten.graphs) == 1
+    assert_one_graph(rewritten, model, [draw(batch, requires_grad=True) for batch in (4, 2, 5)])
+    assert rewritten.replaced == {_op(norm): 1}
 
 
 @every_norm
-def test_the_backward_pass_is_our_op_too(backward_ops, draw, norm):
-    leaves = [tensor.requires_grad_() for tensor in draw()]
-    counts = backward_ops(residual(before, norm), *leaves)
+def test_the_backward_pass_is_our_op_too(backward_ops, norm):
+    counts = backward_ops(residual(before, norm), *draw(requires_grad=True))
     assert counts == {f"{_op(norm)}_backward": 1}
 
 
-def test_two_norms_of_one_sum_share_it(rewrite, draw):
+def test_two_norms_of_one_sum_share_it(rewrite):
     def model(x, r, w, b):
         h = x + r
         return layer_norm(h, w, b), layer_norm(h, b, w), h
 
-    arguments = draw()
-    assert_becomes(rewrite, model, arguments, {"add_layer_norm": 1, "layer_norm": 1})
+    assert_becomes(rewrite, model, draw(), {"add_layer_norm": 1, "layer_norm": 1})
 
 
-def test_modules_are_found_at_symbolic_trace(draw):
+def test_modules_are_found_at_symbolic_trace(entries):
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
@@ -134,9 +125,7 @@ def test_modules_are_found_at_symbolic_trace(draw):
             return h * 2 + self.norm(h)
 
     block, x = Block().double(), draw()[0]
-    graph_module = fusedops.rewrite(torch.fx.symbolic_trace(block), x)
-    assert "add_layer_norm" in graph_module.code
-    torch.testing.assert_close(graph_module(x), block(x), rtol=1e-12, atol=0)
+    assert_becomes(entries["symbolic_trace"], block, [x], {"add_layer_norm": 1})
 
 
 # --- dropout --------------------------------------------------------------------------------------
@@ -153,7 +142,7 @@ def _dropped_residual(x, r, w, b):
 
 
 @pytest.mark.parametrize("model", [_dropped_branch, _dropped_residual])
-def test_the_dropout_of_one_side_is_taken_in(rewrite, draw, model):
+def test_the_dropout_of_one_side_is_taken_in(rewrite, model):
     x, r, w, b = draw(32)
     r.zero_()
     rewritten = rewrite(model, x, r, w, b)
@@ -164,12 +153,12 @@ def test_the_dropout_of_one_side_is_taken_in(rewrite, draw, model):
     assert torch.equal(first, rewritten.call(x, r, w, b)) and not torch.equal(first, second)
 
 
-def test_the_sum_shows_which_values_were_dropped_and_scaled(rewrite_dynamo, draw):
+def test_the_sum_shows_which_values_were_dropped_and_scaled(rewrite_dynamo):
     def model(x, r, w, b):
         h = F.dropout(x, P) + r
         return h, layer_norm(h, w, b)
 
-    x, r, w, b = leaves = [tensor.requires_grad_() for tensor in draw(64)]
+    x, r, w, b = leaves = draw(64, requires_grad=True)
     rewritten = rewrite_dynamo(model, *leaves)
     assert rewritten.replaced == {"add_layer_norm": 1}
     ours, y = rewritten.call(*leaves)
@@ -193,21 +182,15 @@ def _dropped_and_added_to_itself(x, r, w, b):
     return layer_norm(dropped + dropped, w, b)
 
 
-def test_one_of_two_dropouts_is_taken_in(rewrite, draw):
+def test_one_of_two_dropouts_is_taken_in(rewrite):
     rewritten = rewrite(_both_dropped, *draw())
     assert rewritten.replaced == {"add_layer_norm": 1}
     assert rewritten.code.count(" dropout") + rewritten.code.count("aten.dropout") >= 1
     assert f", {P}," in rewritten.code.split("add_layer_norm", 1)[1]
 
 
-def test_a_dropout_added_to_itself_is_drawn_once(rewrite, draw):
-    x, r, w, b = draw()
-    rewritten = rewrite(_dropped_and_added_to_itself, x, r, w, b)
-    torch.manual_seed(1)
-    ours = rewritten.call(x, r, w, b)
-    torch.manual_seed(1)
-    eager = _dropped_and_added_to_itself(x, r, w, b)
-    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-14)
+def test_a_dropout_added_to_itself_is_drawn_once(rewrite):
+    rewritten_alike(rewrite, _dropped_and_added_to_itself, draw())
 
 
 # --- dtypes ---------------------------------------------------------------------------------------
@@ -221,7 +204,7 @@ def _llama(x, r, w, b):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rms_norm_of_llama_behind_a_residual(rewrite, draw, dtype):
+def test_rms_norm_of_llama_behind_a_residual(rewrite, dtype):
     arguments = draw(16, dtype)
     rewritten = rewrite(_llama, *arguments)
     assert rewritten.replaced == {"add_rms_norm": 1}
@@ -233,7 +216,7 @@ def test_rms_norm_of_llama_behind_a_residual(rewrite, draw, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_layer_norm_in_16_bits_is_rounded_once(rewrite_dynamo, draw, dtype):
+def test_layer_norm_in_16_bits_is_rounded_once(rewrite_dynamo, dtype):
     arguments = draw(16, dtype)
     rewritten = rewrite_dynamo(residual(FORMS["after"], layer_norm), *arguments)
     assert rewritten.replaced == {"add_layer_norm": 1}
@@ -244,15 +227,14 @@ def test_layer_norm_in_16_bits_is_rounded_once(rewrite_dynamo, draw, dtype):
 
 
 @pytest.mark.parametrize("entry", ["dynamo", "export"])
-def test_a_cast_that_others_read_too_stays_behind_the_sum(entries, entry, draw):
+def test_a_cast_that_others_read_too_stays_behind_the_sum(entries, entry):
     def model(x, r, w, b):
         h = x + r
         f = h.float()
         y = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + EPS)
         return y.to(x.dtype), f.sum(), h * 2
 
-    arguments = draw(dtype=torch.bfloat16)
-    assert_becomes(entries[entry], model, arguments, {"add_rms_norm": 1})
+    assert_becomes(entries[entry], model, draw(dtype=torch.bfloat16), {"add_rms_norm": 1})
 
 
 # --- what is not taken in -------------------------------------------------------------------------
@@ -301,12 +283,11 @@ APART = {
 
 
 @pytest.mark.parametrize("model", APART.values(), ids=APART)
-def test_a_sum_that_is_no_residual_stays_outside_of_the_norm(rewrite, draw, model):
-    arguments = draw()
-    assert_becomes(rewrite, model, arguments, {"layer_norm": 1}, rtol=1e-11, atol=1e-13)
+def test_a_sum_that_is_no_residual_stays_outside_of_the_norm(rewrite, model):
+    assert_becomes(rewrite, model, draw(), {"layer_norm": 1})
 
 
-def test_where_the_weight_is_read_after_the_sum_is_used_the_sum_stays_outside(entries, draw):
+def test_where_the_weight_is_read_after_the_sum_is_used_the_sum_stays_outside(entries):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -320,25 +301,22 @@ def test_where_the_weight_is_read_after_the_sum_is_used_the_sum_stays_outside(en
     assert_becomes(entries["symbolic_trace"], model, [x, r], {"layer_norm": 1})
 
 
-def test_a_sum_that_is_written_into_after_the_norm_is_taken_in(rewrite, draw):
+def test_a_sum_that_is_written_into_after_the_norm_is_taken_in(rewrite):
     def model(x, r, w, b):
         h = x + r
         y = layer_norm(h, w, b)
         h.mul_(2)
         return y, h
 
-    arguments = draw()
-    assert_becomes(rewrite, model, arguments, {"add_layer_norm": 1})
+    assert_becomes(rewrite, model, draw(), {"add_layer_norm": 1})
 
 
-def test_slices_of_the_statistics_at_symbolic_trace_are_left(entries, draw):
+def test_slices_of_the_statistics_at_symbolic_trace_are_left(entries):
     def model(x, r, w, b):
         return torch.native_layer_norm(x + r, (N,), w, b, EPS)[1:]
 
-    arguments = draw()
-    rewritten = entries["symbolic_trace"](model, *arguments)
-    assert rewritten.reasons == ["its outputs are used as one tuple"]
-    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments))
+    reason = "its outputs are used as one tuple"
+    assert_becomes(entries["symbolic_trace"], model, draw(), {}, [reason])
 
 
 #: What the operator adds: a reshape moves in front of it.
@@ -363,7 +341,7 @@ RESULTS = {
     [(layer_norm, "weight=w, bias=b, eps=1e-05"), (rms_norm, "weight=w, eps=1e-05")],
 )
 def test_the_op_takes_both_addends_and_readers_of_the_sum_read_the_ops(
-    rewrite, draw, form, norm, parameters
+    rewrite, form, norm, parameters
 ):
     rewritten, op = rewrite(residual(FORMS[form], norm), *draw()), _op(norm)
     x, r = ADDENDS.get(form, ("x", "r"))
@@ -375,24 +353,22 @@ def test_the_op_takes_both_addends_and_readers_of_the_sum_read_the_ops(
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("trained", ["branch", "residual", "parameters", "all", "none"])
 @every_norm
-def test_the_sum_requires_grad_where_eagers_does(norm, trained, compiled):
+def test_the_sum_requires_grad_where_eagers_does(rewrite_dynamo, norm, trained, compiled):
     def model(branch, residual, weight, bias):
         h = branch + residual
         return norm(h, weight, bias), h
 
-    def backend(graph_module, example_inputs):
-        assert len(rewrite_module(graph_module).replaced) == 1
-        return aot(graph_module, example_inputs) if compiled else graph_module
-
-    aot = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward))
-    inputs = [torch.randn(*shape, dtype=torch.float64) for shape in ((4, N), (4, N), (N,), (N,))]
-    for name, own in {"branch": (0,), "residual": (1,), "parameters": (2, 3)}.items():
-        for index in own:
-            inputs[index].requires_grad_(trained in (name, "all"))
-    assert_agrees(torch.compile(model, backend=backend), model, inputs)
+    owners = ["branch", "residual", "parameters", "parameters"]
+    inputs = [
+        tensor.requires_grad_(trained in (owner, "all"))
+        for tensor, owner in zip(draw(), owners, strict=True)
+    ]
+    aot, replaced = compiled_by_aot(model)
+    assert_agrees(aot if compiled else rewrite_dynamo(model, *inputs).call, model, inputs)
+    assert replaced == [_op(norm)] * compiled
 
 
-def test_an_exported_norm_of_llama_becomes_one_call_that_rounds_as_it_does(entries, draw):
+def test_an_exported_norm_of_llama_becomes_one_call_that_rounds_as_it_does(entries):
     rewritten = entries["export"](_llama, *draw(dtype=torch.bfloat16))
     assert rewritten.calls == [
         "add_rms_norm(x, residual=r, normalized_shape=[8], weight=w, eps=1e-05, "

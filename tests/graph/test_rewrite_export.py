@@ -127,11 +127,6 @@ def test_a_rewritten_program_trains():
         torch.testing.assert_close(parameter.grad, eager[name].grad, rtol=1e-12, atol=1e-12)
 
 
-def test_rewriting_twice_changes_nothing():
-    once = fusedops.export.rewrite(torch.export.export(_Model(), (torch.randn(4, 8),)))
-    assert str(fusedops.export.rewrite(once).graph) == str(once.graph)
-
-
 def test_a_wrong_argument_is_named():
     with pytest.raises(TypeError, match="exported_program is a _Model, wanted .*ExportedProgram"):
         fusedops.export.rewrite(_Model())

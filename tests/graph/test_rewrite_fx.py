@@ -6,6 +6,7 @@ import expressions
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import assert_agrees, assert_same_gradients
 from torch import nn
 
 import fusedops
@@ -20,12 +21,9 @@ def test_the_graph_module_itself_is_rewritten_and_returned():
 
 def test_leaf_modules_keep_training_their_own_parameters():
     model = nn.Sequential(nn.LayerNorm(8), nn.Softmax(-1)).double()
-    x = torch.randn(4, 8, dtype=torch.float64)
-    (model(x) * x).sum().backward()
-    eager, model[0].weight.grad = model[0].weight.grad, None
+    x, leaves = torch.randn(4, 8, dtype=torch.float64), list(model.parameters())
     graph_module = fusedops.rewrite(torch.fx.symbolic_trace(model), x)
-    (graph_module(x) * x).sum().backward()
-    torch.testing.assert_close(model[0].weight.grad, eager, rtol=1e-12, atol=1e-12)
+    assert_same_gradients(graph_module, model, [x], leaves, rtol=1e-12, atol=1e-12)
 
 
 def test_a_site_in_a_nested_graph_module_is_left_with_a_reason():
@@ -98,7 +96,7 @@ def test_operators_that_are_methods_are_found_as_functions_are():
     rewritten = fusedops.rewrite(graph_module, x, segments)
     (call,) = expressions.calls(rewritten.graph)
     assert call.startswith("masked_softmax(x, mask=") and "mask_value=-inf" in call
-    torch.testing.assert_close(rewritten(x, segments), attention(x, segments))
+    assert_agrees(rewritten, attention, [x, segments])
 
 
 GIVEN = {
@@ -153,8 +151,7 @@ def test_the_shape_of_a_norm_or_view_may_be_a_node(model, op, fuse):
     with fusedops.config.patch(fuse=fuse):
         graph_module = fusedops.rewrite(torch.fx.symbolic_trace(model), *inputs)
     assert fuse == "profitable" or f"fusedops.{op}." in graph_module.code
-    ours, eager = graph_module(*inputs), model(*inputs)
-    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-14)
+    assert_agrees(graph_module, model, inputs)
 
 
 VIEWS = {

@@ -3,13 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_agrees, rewritten_alike
+from agreement import assert_agrees, assert_becomes, compiled_by_aot, rewritten_alike
 from decomposed import EPS, layer_norm_decomposed, softmax_decomposed
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
+from functorch.compile import min_cut_rematerialization_partition
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-
-from fusedops.graph import rewrite_module
 
 
 def _quotient(x, y):
@@ -86,22 +83,17 @@ def _inputs():
     return [torch.randn(8, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
 
 
-@pytest.mark.parametrize("model", WRITTEN_LATER, ids=lambda model: model.__name__)
+every_model = pytest.mark.parametrize("model", WRITTEN_LATER, ids=lambda model: model.__name__)
+
+
+@every_model
 def test_a_tensor_that_only_our_op_keeps_may_be_written_later(rewrite, model):
-    inputs = _inputs()
-    rewritten = rewritten_alike(rewrite, model, inputs)
-    assert len(rewritten.report.replaced) == 1
+    assert len(rewritten_alike(rewrite, model, _inputs()).report.replaced) == 1
 
 
-@pytest.mark.parametrize("model", WRITTEN_LATER, ids=lambda model: model.__name__)
+@every_model
 def test_a_tensor_that_only_our_op_keeps_may_be_written_later_in_compiled_code(model):
-    def backend(graph_module, example_inputs):
-        rewrite_module(graph_module)
-        return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward))(
-            graph_module, example_inputs
-        )
-
-    assert_agrees(torch.compile(model, backend=backend), model, _inputs())
+    assert_agrees(compiled_by_aot(model)[0], model, _inputs())
 
 
 def test_a_tensor_that_only_our_op_keeps_may_be_written_by_the_caller(rewrite_dynamo):
@@ -142,17 +134,10 @@ def test_what_a_mask_is_computed_from_may_be_written_before_the_backward_pass(mo
     """In eager mode autograd keeps the mask that the model computes. Inductor decides what to keep
     after it has removed clones, so that the test does both."""
     x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
-    replaced = []
 
     def partition(joint_graph, inputs, **options):
         joint_graph_passes(joint_graph)
         return min_cut_rematerialization_partition(joint_graph, inputs, **options)
-
-    def backend(graph_module, example_inputs):
-        replaced.extend(site.op for site in rewrite_module(graph_module).replaced)
-        return aot_autograd(
-            fw_compiler=lambda graph, _: make_boxed_func(graph.forward), partition_fn=partition
-        )(graph_module, example_inputs)
 
     def gradient(function):
         given = OF_CALLERS[model].clone()
@@ -160,8 +145,8 @@ def test_what_a_mask_is_computed_from_may_be_written_before_the_backward_pass(mo
         given.zero_()
         return torch.autograd.grad(probabilities[:, 0].sin().sum(), x)
 
-    ours = gradient(torch.compile(model, backend=backend))
-    torch.testing.assert_close(ours, gradient(model), rtol=1e-12, atol=1e-14)
+    ours, replaced = compiled_by_aot(model, partition_fn=partition)
+    torch.testing.assert_close(gradient(ours), gradient(model), rtol=1e-12, atol=1e-14)
     assert replaced == ["masked_softmax"]
 
 
@@ -180,8 +165,7 @@ def test_a_tensor_that_the_softmax_of_a_chain_keeps_too_is_not_copied(rewrite_dy
 
 
 def test_a_result_cast_back_may_be_written_later(rewrite_dynamo):
-    inputs = _inputs()
-    rewritten_alike(rewrite_dynamo, _cast_back, inputs, rtol=1e-5, atol=1e-6)
+    rewritten_alike(rewrite_dynamo, _cast_back, _inputs(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_16_bit_input_of_rms_norm_may_be_written_later(rewrite_dynamo):
@@ -251,17 +235,14 @@ STATEMENTS = {
 
 @pytest.mark.parametrize("model", STATEMENTS, ids=lambda model: model.__name__)
 def test_a_write_whose_result_nothing_names_is_part_of_the_chain(rewrite, model):
-    inputs = [_inputs()[0], torch.randn(8, dtype=torch.float64, requires_grad=True)]
-    rewritten = rewrite(model, *(tensor.detach() for tensor in inputs))
-    assert rewritten.replaced == {STATEMENTS[model]: 1}
-    ours, eager = (f(*(t.detach() for t in inputs)) for f in (rewritten.call, model))
-    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-14)
+    inputs = [_inputs()[0].detach(), torch.randn(8, dtype=torch.float64)]
+    assert_becomes(rewrite, model, inputs, {STATEMENTS[model]: 1})
 
 
 @pytest.mark.parametrize("model", [*STATEMENTS, _scale_of_rows], ids=lambda model: model.__name__)
 def test_statements_have_the_gradients_of_eager_or_more(rewrite_dynamo, model):
     inputs = [_inputs()[0], torch.randn(8, dtype=torch.float64, requires_grad=True)]
-    assert_agrees(rewrite_dynamo(model, *inputs).call, model, inputs)
+    rewritten_alike(rewrite_dynamo, model, inputs)
 
 
 def test_statements_that_write_into_an_input_still_write(rewrite_dynamo):
@@ -271,11 +252,8 @@ def test_statements_that_write_into_an_input_still_write(rewrite_dynamo):
         x.div_(x.sum(-1, keepdim=True))
         return x * 2
 
-    x = torch.randn(4, 8, dtype=torch.float64)
-    rewritten = rewrite_dynamo(model, x.clone())
-    assert rewritten.replaced == {}
-    assert rewritten.reasons == ["memory that it reads is written in place before its last call"]
-    assert_agrees(rewritten.call, model, [x])
+    reason = "memory that it reads is written in place before its last call"
+    assert_becomes(rewrite_dynamo, model, [torch.randn(4, 8, dtype=torch.float64)], {}, [reason])
 
 
 def test_a_call_before_a_write_reads_what_was_there(rewrite):
@@ -285,8 +263,7 @@ def test_a_call_before_a_write_reads_what_was_there(rewrite):
         t.exp_()
         return before, t * weight, t
 
-    inputs = [tensor.detach() for tensor in _inputs()]
-    assert_agrees(rewrite(model, *inputs).call, model, inputs)
+    rewritten_alike(rewrite, model, [tensor.detach() for tensor in _inputs()])
 
 
 def _by_assignment(h):
@@ -319,8 +296,7 @@ def test_a_write_between_the_parts_of_a_chain_is_seen(entries, entry, write):
         return z.softmax(-1) + h
 
     x = torch.randn(8, 8, dtype=torch.float64)
-    rewritten = rewritten_alike(entries[entry], model, [x])
-    assert rewritten.replaced == {"softmax": 1}
+    assert_becomes(entries[entry], model, [x], {"softmax": 1})
 
 
 def test_a_write_through_a_view_of_our_ops_result_is_seen(rewrite):
@@ -332,8 +308,7 @@ def test_a_write_through_a_view_of_our_ops_result_is_seen(rewrite):
         return z.softmax(-1) + y
 
     x = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
-    rewritten = rewritten_alike(rewrite, model, [x])
-    assert rewritten.replaced == {"softmax": 2}
+    assert_becomes(rewrite, model, [x], {"softmax": 2})
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
@@ -356,8 +331,7 @@ def test_a_write_behind_a_dropout_that_drops_nothing_is_seen(rewrite_dynamo):
         return z.softmax(-1) + h
 
     x = torch.randn(8, 8, dtype=torch.float64)
-    rewritten = rewritten_alike(rewrite_dynamo, model, [x])
-    assert rewritten.replaced == {"softmax": 1}
+    assert_becomes(rewrite_dynamo, model, [x], {"softmax": 1})
 
 
 @pytest.mark.parametrize("view", [lambda y: y, lambda y: y.view(-1)], ids=["itself", "a view"])
@@ -370,8 +344,7 @@ def test_a_write_into_a_decomposed_call_is_seen(rewrite_dynamo, view):
         return z.softmax(-1) + y
 
     x = torch.randn(8, 8, dtype=torch.float64)
-    rewritten = rewritten_alike(rewrite_dynamo, model, [x])
-    assert rewritten.replaced == {"softmax": 2}
+    assert_becomes(rewrite_dynamo, model, [x], {"softmax": 2})
 
 
 def _fill(x):

@@ -2,56 +2,45 @@
 
 import pytest
 import torch
-from agreement import assert_becomes, rewritten_alike
-from masked_softmax_forms import (
-    FORMS,
-    INF,
-    LENGTH,
-    arguments_of,
-    draw,
-)
+from agreement import assert_becomes, assert_one_graph, rewritten_alike
+from masked_softmax_forms import FORMS, INF, LENGTH, arguments_of, draw
 
 every_form = pytest.mark.parametrize("form, arguments", FORMS.values(), ids=FORMS)
 
 
 @every_form
-def test_every_form_is_one_op_with_eagers_values(rewrite, form, arguments):
-    assert_becomes(rewrite, form, draw(), {"masked_softmax": 1})
+def test_every_form_is_one_op_with_eagers_values_and_gradients(rewrite, form, arguments):
+    inputs = draw(requires_grad=True)
+    assert_becomes(rewrite, form, inputs, {"masked_softmax": 1}, rtol=1e-10, atol=1e-14)
+
+
+def _call(rewritten):
+    """The one call, but for the mask value that is always given."""
+    (call,) = rewritten.calls
+    assert rewritten.unused == []
+    return call.replace(", mask_value=-inf", "")
 
 
 @every_form
 def test_every_form_is_the_one_call_that_it_should_be(rewrite_dynamo, form, arguments):
     """And nothing that the operator computes is computed beside it."""
     rewritten = rewrite_dynamo(form, *draw())
-    (call,) = rewritten.calls
-    assert call.replace(", mask_value=-inf", "") == f"masked_softmax({arguments})"
-    assert rewritten.unused == []
+    assert _call(rewritten) == f"masked_softmax({arguments})"
     dropped = form is FORMS["dropped out in inference"][0]
     assert rewritten.results == ["dropout(masked_softmax, 0.5)" if dropped else "masked_softmax"]
 
 
 @every_form
-def test_every_form_has_eagers_gradients(rewrite_dynamo, form, arguments):
-    x, keep, bias = draw()
-    inputs = x.requires_grad_(), keep, bias.requires_grad_()
-    rewritten = rewritten_alike(rewrite_dynamo, form, inputs, rtol=1e-10, atol=1e-14)
-    assert rewritten.replaced == {"masked_softmax": 1}
-
-
-@every_form
 def test_every_form_is_found_and_compiled_once_for_all_batch_sizes(rewrite_dynamo, form, arguments):
     rewritten = rewrite_dynamo(form, *draw(4), dynamic=True)
-    for batch in (2, 5, LENGTH):
-        inputs = draw(batch)
-        torch.testing.assert_close(rewritten.call(*inputs), form(*inputs), rtol=1e-12, atol=0)
-    assert rewritten.replaced == {"masked_softmax": 1} and len(rewritten.graphs) == 1
+    assert_one_graph(rewritten, form, [draw(batch) for batch in (2, 5, LENGTH)])
+    assert rewritten.replaced == {"masked_softmax": 1}
 
 
 @pytest.mark.parametrize("name", ["with bias and mask", "filled causally and by a mask"])
 def test_the_backward_pass_is_our_op_too(backward_ops, name):
-    x, keep, bias = draw()
-    inputs = x.requires_grad_(), keep, bias.requires_grad_()
-    assert backward_ops(FORMS[name][0], *inputs) == {"masked_softmax_backward": 1}
+    ops = backward_ops(FORMS[name][0], *draw(requires_grad=True))
+    assert ops == {"masked_softmax_backward": 1}
 
 
 @pytest.mark.parametrize("name", ["in place", "biased and then filled"])
@@ -59,9 +48,8 @@ def test_an_exported_and_a_traced_graph_become_one_call_too(entries, name):
     form, arguments = FORMS[name]
     for entry in ("export", "symbolic_trace"):
         rewritten = entries[entry](form, *draw())
-        (call,) = rewritten.calls
-        assert call.replace(", mask_value=-inf", "") == f"masked_softmax({arguments})"
-        assert rewritten.results == ["masked_softmax"] and rewritten.unused == []
+        assert _call(rewritten) == f"masked_softmax({arguments})"
+        assert rewritten.results == ["masked_softmax"]
 
 
 # --- scales and mask values as tensors without dimensions -----------------------------------------
@@ -93,9 +81,7 @@ def test_a_tensor_of_a_number_that_is_overwritten_is_not_taken_for_it(entries, e
         scale.mul_(3)
         return (x * scale).softmax(-1)
 
-    inputs = draw()
-    rewritten = entries[entry](model, *inputs)
-    torch.testing.assert_close(rewritten.call(*inputs), model(*inputs), rtol=1e-12, atol=0)
+    rewritten_alike(entries[entry], model, draw())
 
 
 def test_a_scale_that_depends_on_a_size_compiles_once_for_all_of_them(rewrite_dynamo):
@@ -103,10 +89,8 @@ def test_a_scale_that_depends_on_a_size_compiles_once_for_all_of_them(rewrite_dy
         return (x * x.shape[0] + bias).softmax(-1)
 
     rewritten = rewrite_dynamo(model, *draw(4), dynamic=True)
-    for batch in (2, 3, 5):
-        inputs = draw(batch)
-        torch.testing.assert_close(rewritten.call(*inputs), model(*inputs))
-    assert len(rewritten.graphs) == 1 and rewritten.replaced == {"masked_softmax": 1}
+    assert_one_graph(rewritten, model, [draw(batch) for batch in (2, 3, 5)])
+    assert rewritten.replaced == {"masked_softmax": 1}
     assert arguments_of(rewritten)["scale"] == 1.0
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_same_gradients, rewritten_alike
+from agreement import assert_one_graph, assert_same_gradients, rewritten_alike
 from masked_softmax_forms import INF, arguments_of, draw
 from tiny_models import tiny_decoder
 
@@ -62,11 +62,8 @@ every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @every_form
 @pytest.mark.parametrize("entry", ["dynamo", "export"])
 def test_the_cap_is_an_argument_of_the_one_call(entries, entry, form):
-    x, keep, bias = draw()
     dtype = torch.float32 if form is _gemma2 else torch.float64
-    inputs = [x.to(dtype).requires_grad_(), keep, bias.to(dtype).requires_grad_()]
-    tolerance = 1e-6 if form is _gemma2 else 1e-9
-    rewritten = rewritten_alike(entries[entry], form, inputs, rtol=tolerance, atol=tolerance)
+    rewritten = rewritten_alike(entries[entry], form, draw(2, dtype, requires_grad=True))
     (call,) = (call for call in rewritten.calls if "masked_softmax" in call)
     assert f"softcap={CAP}" in call and "tanh" not in rewritten.code
 
@@ -79,10 +76,12 @@ def test_the_scale_is_that_of_the_scores(rewrite_dynamo, form):
 
 
 def test_a_cap_of_symbolic_lengths_holds_for_every_length(rewrite_dynamo):
-    rewritten = rewrite_dynamo(_causal, *draw(), dynamic=True)
-    x = torch.randn(3, 3, 9, 9, dtype=torch.float64)
+    def causal(x):
+        return _causal(x, None, None)
+
+    rewritten = rewrite_dynamo(causal, draw()[0], dynamic=True)
     assert f"softcap={CAP}" in rewritten.calls[0]
-    torch.testing.assert_close(rewritten.call(x, None, None), _causal(x, None, None))
+    assert_one_graph(rewritten, causal, [[torch.randn(3, 3, 9, 9, dtype=torch.float64)]])
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -136,15 +135,13 @@ BEFORE_THE_CAP = {
 
 @pytest.mark.parametrize("form", NO_CAPS.values(), ids=NO_CAPS)
 def test_a_tanh_that_is_no_cap_or_is_used_elsewhere_stays(rewrite_dynamo, form):
-    inputs = draw()
-    rewritten = rewritten_alike(rewrite_dynamo, form, inputs)
+    rewritten = rewritten_alike(rewrite_dynamo, form, draw())
     assert "softcap=" not in " ".join(rewritten.calls) and "tanh" in rewritten.code
 
 
 @pytest.mark.parametrize("form", BEFORE_THE_CAP.values(), ids=BEFORE_THE_CAP)
 def test_what_comes_before_the_cap_but_for_the_scale_stays_before_the_call(rewrite_dynamo, form):
-    inputs = draw()
-    rewritten = rewritten_alike(rewrite_dynamo, form, inputs)
+    rewritten = rewritten_alike(rewrite_dynamo, form, draw())
     assert arguments_of(rewritten)["softcap"] == CAP
     assert arguments_of(rewritten)["mask"] is arguments_of(rewritten)["bias"] is None
 
@@ -158,7 +155,5 @@ def test_an_input_that_is_written_later_is_not_what_the_derivative_sees(rewrite_
         scores.add_(1)
         return y, scores
 
-    x, keep, bias = draw()
-    inputs = [x.requires_grad_(), keep, bias]
-    rewritten = rewritten_alike(rewrite_dynamo, model, inputs)
+    rewritten = rewritten_alike(rewrite_dynamo, model, draw(requires_grad=True))
     assert "softcap=" in " ".join(rewritten.calls)

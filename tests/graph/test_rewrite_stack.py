@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_becomes
+from agreement import assert_becomes, assert_one_graph, assert_same_gradients, rewritten_alike
 from decomposed import softmax_decomposed
 from torch import nn
 
@@ -51,10 +51,8 @@ def inputs(count=3, *shape):
 @pytest.mark.parametrize("spelling", SOFTMAXES)
 def test_a_stack_of_softmaxes_is_one_op_at_every_entry(rewrite, spelling):
     model, given = OfList(SOFTMAXES[spelling]), inputs()
-    rewritten = rewrite(model, *given)
     op = "stack_log_softmax" if "log" in spelling else "stack_softmax"
-    assert rewritten.replaced == {op: 1} and rewritten.reasons == []
-    torch.testing.assert_close(rewritten.call(*given), model(*given), rtol=1e-6, atol=1e-6)
+    assert_becomes(rewrite, model, given, {op: 1})
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}])
@@ -94,12 +92,8 @@ def test_training_runs_one_op_each_way(backward_ops, model):
 def test_training_gives_eagers_gradients():
     model, given = Norms(), [x.requires_grad_() for x in inputs()]
     leaves = [*given, *model.parameters()]
-    grad = torch.randn(4, 3, 8)
-    want = torch.autograd.grad(model(*given), leaves, grad)
     compiled = torch.compile(model, backend="fusedops", fullgraph=True)
-    found = torch.autograd.grad(compiled(*given), leaves, grad)
-    for ours, theirs in zip(found, want, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(compiled, model, given, leaves, rtol=1e-5, atol=1e-5)
 
 
 def test_compiled_inference_calls_one_op_below_autograd(ops_run):
@@ -114,10 +108,7 @@ def test_sizes_may_be_symbols(rewrite_dynamo):
     model = OfList(SOFTMAXES["softmax"])
     rewritten = rewrite_dynamo(model, *inputs(), dynamic=True)
     assert rewritten.replaced == {"stack_softmax": 1}
-    for rows in (5, 9):
-        given = inputs(3, rows, 8)
-        torch.testing.assert_close(rewritten.call(*given), model(*given))
-    assert len(rewritten.graphs) == 1
+    assert_one_graph(rewritten, model, [inputs(3, rows, 8) for rows in (5, 9)])
 
 
 def masked(x):
@@ -168,8 +159,7 @@ SINGLE = {
 @pytest.mark.parametrize("case", SINGLE)
 def test_calls_that_are_not_one_stack_are_replaced_one_by_one(rewrite_dynamo, case):
     function, replaced = SINGLE[case]
-    model, given = OfList(function), inputs()
-    assert_becomes(rewrite_dynamo, model, given, replaced, rtol=1e-5, atol=1e-6)
+    assert_becomes(rewrite_dynamo, OfList(function), inputs(), replaced)
 
 
 def test_an_input_that_is_written_before_the_stack_is_read_in_time(rewrite_dynamo):
@@ -179,11 +169,9 @@ def test_an_input_that_is_written_before_the_stack_is_read_in_time(rewrite_dynam
         x.add_(1)
         return torch.stack([y, x.softmax(-1)]), x
 
-    model, given = OfList(function), inputs()
-    rewritten = rewrite_dynamo(model, *given)
+    rewritten = rewritten_alike(rewrite_dynamo, OfList(function), inputs())
     assert rewritten.replaced == {"softmax": 2}
     assert "written in place before its last call" in rewritten.reasons[0]
-    torch.testing.assert_close(rewritten.call(*given), model(*given))
 
 
 def test_one_tensor_may_stand_in_a_stack_twice(rewrite_dynamo):
@@ -191,9 +179,7 @@ def test_one_tensor_may_stand_in_a_stack_twice(rewrite_dynamo):
         y = xs[0].softmax(-1)
         return torch.stack([y, y])
 
-    model, given = OfList(function), inputs()
-    rewritten = rewrite_dynamo(model, *given)
-    torch.testing.assert_close(rewritten.call(*given), model(*given))
+    rewritten_alike(rewrite_dynamo, OfList(function), inputs())
 
 
 def test_explain_shows_the_stack():
