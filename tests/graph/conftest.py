@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import fusedops
 from fusedops.graph import Report, rewrite_module
@@ -183,3 +185,27 @@ def ops_run():
         return dict(Counter(name.removeprefix("fusedops::").strip("_") for name in ours))
 
     return count
+
+
+@pytest.fixture
+def compiled_calls():
+    """compiled_calls(function, *args): what a function gives that is compiled without a cache, and
+    the calls of our operators in its code, with their arguments. That of the backward pass, for the
+    sum of its first result, is included."""
+
+    def run(function, *args):
+        compiled = torch.compile(function, backend="fusedops", fullgraph=True)
+
+        def forward_and_backward():
+            result = compiled(*args)
+            first = result[0] if isinstance(result, (list, tuple)) else result
+            if first.requires_grad:
+                first.sum().backward()
+            return result
+
+        with fresh_cache():
+            result, codes = run_and_get_code(forward_and_backward)
+        call = r"^ *(?:\w+ = )?torch\.ops\.fusedops\.(\w+)\.default\((.*)\)"
+        return result, re.findall(call, "\n".join(codes), re.MULTILINE)
+
+    return run

@@ -1,6 +1,5 @@
-"""Compiled graphs write a softmax into memory that nothing else reads, and into no other."""
-
-import re
+"""Compiled graphs write a softmax into memory that nothing else reads, and into no other; and they
+do not write results that nothing reads, backward passes included."""
 
 import pytest
 import torch
@@ -10,31 +9,7 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 import fusedops
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    with fresh_cache():
-        yield
-    torch._dynamo.reset()
-
-
-def compiled_code(function, *args):
-    """The result, and the calls of our ops in all code that forward and backward run."""
-    compiled = torch.compile(function, backend="fusedops", fullgraph=True)
-
-    def run():
-        result = compiled(*args)
-        if result.requires_grad:
-            result.sum().backward()
-        return result
-
-    result, codes = run_and_get_code(run)
-    calls = re.findall(r"^ *(?:\w+ = )?torch\.ops\.fusedops\.(\w+)", "\n".join(codes), re.MULTILINE)
-    return result, calls
-
-
 def inputs(requires_grad=False):
-    torch.manual_seed(0)
     return [torch.randn(2, 3, 16, 8, requires_grad=requires_grad) for _ in range(3)]
 
 
@@ -42,10 +17,10 @@ def attention(q, k, v):
     return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
 
 
-def test_attention_scores_become_the_probabilities():
+def test_attention_scores_become_the_probabilities(compiled_calls):
     q, k, v = inputs()
-    actual, calls = compiled_code(attention, q, k, v)
-    assert calls == ["softmax_"]
+    actual, ((call, _),) = compiled_calls(attention, q, k, v)
+    assert call == "softmax_"
     torch.testing.assert_close(actual, attention(q, k, v))
 
 
@@ -78,10 +53,11 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("function, calls", TRAINED.values(), ids=TRAINED)
-def test_gradients_are_written_into_memory_that_nothing_else_reads(function, calls):
-    ours, eager = inputs(requires_grad=True), inputs(requires_grad=True)
-    _, made = compiled_code(function, *ours)
-    assert made == calls
+def test_gradients_are_written_into_memory_that_nothing_else_reads(compiled_calls, function, calls):
+    ours = inputs(requires_grad=True)
+    eager = [tensor.detach().requires_grad_() for tensor in ours]
+    _, made = compiled_calls(function, *ours)
+    assert [name for name, _ in made] == calls
     function(*eager).sum().backward()
     for actual, expected in zip(ours, eager, strict=True):
         torch.testing.assert_close(actual.grad, expected.grad)
@@ -102,14 +78,12 @@ NOT_FREE = {
 
 
 @pytest.mark.parametrize("name", NOT_FREE)
-def test_memory_that_is_not_free_is_left_alone(name):
+def test_memory_that_is_not_free_is_left_alone(compiled_calls, name):
     args = inputs()
     before = [t.clone() for t in args]
-    expected = NOT_FREE[name](*args)
-    compiled = torch.compile(NOT_FREE[name], backend="fusedops", fullgraph=True)
-    actual, codes = run_and_get_code(compiled, *args)
-    assert not any("softmax_." in code for code in codes)
-    torch.testing.assert_close(actual, expected)
+    actual, calls = compiled_calls(NOT_FREE[name], *args)
+    assert calls and not any(call == "softmax_" for call, _ in calls)
+    torch.testing.assert_close(actual, NOT_FREE[name](*before))
     assert all(map(torch.equal, args, before))
 
 
@@ -124,8 +98,64 @@ def test_eager_mode_never_writes_into_the_incoming_gradient():
 
 def test_a_plain_compilation_reuses_under_patch():
     q, k, v = inputs()
-    with fusedops.patch():
+    with fusedops.patch(), fresh_cache():
         compiled = torch.compile(attention)
         actual, codes = run_and_get_code(compiled, q, k, v)
     assert any("softmax_." in code for code in codes)
     torch.testing.assert_close(actual, F.softmax(q @ k.mT, -1) @ v)
+
+
+# --- results that nothing reads -------------------------------------------------------------------
+
+SHAPE = (16,)
+
+
+def post_norm(x, r):
+    return F.layer_norm(x @ x.mT @ x + r, SHAPE)
+
+
+def pre_norm(x, r):
+    total = x @ x.mT @ x + r
+    return F.layer_norm(total, SHAPE), total @ total.mT
+
+
+def post_rms_norm(x, r):
+    return F.rms_norm(x @ x.mT @ x + r, SHAPE, None, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "op", "wants_sum"),
+    [
+        (post_norm, "_add_layer_norm", False),
+        (pre_norm, "_add_layer_norm", True),
+        (post_rms_norm, "_add_rms_norm", False),
+    ],
+)
+def test_inference_writes_the_sum_where_it_is_wanted(compiled_calls, function, op, wants_sum):
+    x, r = torch.randn(2, 4, 8, 16)
+    with torch.no_grad():
+        result, ((name, arguments),) = compiled_calls(function, x, r)
+    assert name == op and (", True" in arguments) == wants_sum
+    torch.testing.assert_close(result, function(x, r), rtol=1e-5, atol=1e-4)
+
+
+def test_training_keeps_what_the_backward_pass_reads(compiled_calls):
+    def loss(x, r):
+        return post_norm(x, r).sin().sum()
+
+    x, r = torch.randn(2, 4, 8, 16).unbind(0)
+    x.requires_grad_()
+    _, calls = compiled_calls(loss, x, r)
+    assert calls[0][0] == "add_layer_norm"
+    (eager,) = torch.autograd.grad(loss(x, r), x)
+    torch.testing.assert_close(x.grad, eager, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_without_a_gradient_does_not_write_the_probabilities(compiled_calls):
+    x = torch.randn(4, 64, 64)
+    with torch.no_grad():
+        result, ((name, _),) = compiled_calls(
+            lambda x: F.dropout((x @ x * 0.1).softmax(-1), 0.5) @ x, x
+        )
+    assert name == "_masked_softmax_dropout"
+    assert result.isfinite().all()

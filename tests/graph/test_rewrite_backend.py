@@ -1,14 +1,13 @@
 """The ways into Inductor (backend, enable, patch, options), its caches, and passes of others."""
 
 import logging
-import os
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
+from processes import run_python
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -67,11 +66,7 @@ def test_mode_and_options_reach_inductor(model):
 
     options = {"pre_grad_custom_pass": record, "split_reductions": False}
 
-    def both(graph_module, example_inputs):
-        return backend(
-            graph_module, example_inputs, mode="max-autotune-no-cudagraphs", options=options
-        )
-
+    both = partial(backend, mode="max-autotune-no-cudagraphs", options=options)
     torch.compile(model, backend=both)(torch.randn(4, 8))
     assert seen == {"max_autotune": True, "split": False}
 
@@ -94,19 +89,8 @@ def test_the_entry_point_needs_no_import():
         "print(dict(counters['fusedops']))\n"
     )
     no_cache = {f"TORCHINDUCTOR_{name}_CACHE": "0" for name in ("FX_GRAPH", "AUTOGRAD")}
-    command = [sys.executable, "-c", program]
-    ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | no_cache)
+    ran = run_python("-c", program, **no_cache)
     assert ran.stdout.strip() == str(ONE_EACH), ran.stderr
-
-
-def test_training_gradients_are_eagers():
-    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.LogSoftmax(-1)).double()
-    x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
-    leaves = [x, *model.parameters()]
-    compiled = torch.compile(model, backend=backend)
-    ours = torch.autograd.grad(compiled(x).sin().sum(), leaves)
-    eager = torch.autograd.grad(model(x).sin().sum(), leaves)
-    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-12)
 
 
 def test_an_unused_in_place_write_survives_inductor():
@@ -254,20 +238,15 @@ def test_the_cache_key_of_a_chain_holds_the_keys_of_both():
     assert keys == [("one", Pass().uuid()), ("two", Pass().uuid())]
 
 
-def test_a_pass_from_options_runs_before_ours_and_the_caches_stay_on(model, ops_run):
+@pytest.mark.parametrize("given", ["by options", "by Inductor's config"])
+def test_another_pass_runs_before_ours_and_the_caches_stay_on(model, ops_run, given):
     recorder = _Recorder()
-    options = {"pre_grad_custom_pass": recorder}
-    with fresh_cache():
+    passes = {"pre_grad_custom_pass": recorder}
+    options, config = (passes, {}) if given == "by options" else ({}, passes)
+    with fresh_cache(), inductor_config.patch(config):
         _check(model, torch.compile(model, backend=backend, options=options), ops_run)
     assert recorder.targets == [F.softmax]
     assert counters["inductor"]["fxgraph_cache_miss"] == 1
-
-
-def test_a_pass_from_inductors_config_runs_before_ours(model, ops_run):
-    recorder = _Recorder()
-    with fresh_cache(), inductor_config.patch(pre_grad_custom_pass=recorder):
-        _check(model, torch.compile(model, backend=backend), ops_run)
-    assert recorder.targets == [F.softmax]
 
 
 def test_a_pass_without_uuid_still_works(model, ops_run):
