@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 N, EPS = 8, 1e-5
 
@@ -171,12 +172,29 @@ CHANNELS |= {f"spatial_rms_norm: {name}": _of_channels(form) for name, form in R
 CHANNELS |= {name: _of_channels(form) for name, form in OF_IMAGES.items()}
 
 
-def draw(batch=3, dtype=torch.float64):
+class LayerNorm(nn.Module):
+    """As in Google's BERT and in Segment Anything: eps is an attribute."""
+
+    def __init__(self, dim, *shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+        self.dim, self.eps = dim, EPS
+
+    def forward(self, x):
+        u = x.mean(self.dim, keepdim=True)
+        s = (x - u).pow(2).mean(self.dim, keepdim=True)
+        return self.weight * ((x - u) / torch.sqrt(s + self.eps)) + self.bias
+
+
+def draw(batch=3, dtype=torch.float64, requires_grad=False):
     """Rows, and a weight and a bias of their length."""
-    return [torch.randn(shape, dtype=dtype) for shape in ((batch, 5, N), (N,), (N,))]
+    shapes = (batch, 5, N), (N,), (N,)
+    return [torch.randn(shape, dtype=dtype, requires_grad=requires_grad) for shape in shapes]
 
 
-def draw_images(batch=2, dtype=torch.float64, format=torch.contiguous_format):
+def draw_images(batch=2, dtype=torch.float64, requires_grad=False, format=torch.contiguous_format):
     """Images, and a weight and a bias of their channels."""
     images = torch.randn(batch, N, 4, 5, dtype=dtype).contiguous(memory_format=format)
-    return [images, torch.randn(N, dtype=dtype), torch.randn(N, dtype=dtype)]
+    drawn = [images, torch.randn(N, dtype=dtype), torch.randn(N, dtype=dtype)]
+    return [tensor.requires_grad_(requires_grad) for tensor in drawn]

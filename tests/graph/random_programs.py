@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FunctionType
 
 import decomposed
+import norm_forms
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
@@ -40,22 +41,6 @@ def softmax_decomposed_in_place(v):
     return e
 
 
-def layer_norm_with_var(v):
-    variance = v.var(-1, unbiased=False, keepdim=True)
-    return (v - v.mean(-1, keepdim=True)) * torch.rsqrt(variance + 1e-5)
-
-
-def layer_norm_of_var_mean(v):
-    variance, mean = torch.var_mean(v, -1, correction=0, keepdim=True)
-    return (v - mean) / (variance + 1e-5).sqrt()
-
-
-def layer_norm_of_dim_1(v, weight, shift):
-    mean = v.mean(1, keepdim=True)
-    variance = (v - mean).pow(2).mean(1, keepdim=True)
-    return weight[:, None] * ((v - mean) / torch.sqrt(variance + 1e-5)) + shift[:, None]
-
-
 def norm_with_statistics_of_no_gradient(v, weight):
     with torch.no_grad():
         mean = v.mean(-1, keepdim=True)
@@ -67,10 +52,6 @@ def rms_norm_in_float(v, weight):
     wide = v.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
     return weight * wide.to(v.dtype)
-
-
-def rms_norm_of_dim_1(v, weight):
-    return weight[:, None] * (v * torch.rsqrt(v.pow(2).mean(1).unsqueeze(1) + 1e-5))
 
 
 def causal(v):
@@ -115,10 +96,10 @@ SITES = [
     "F.layer_norm({v}, (4,))",
     "F.layer_norm({v}, (4, 4))",
     "layer_norm_decomposed({v}, weight, shift)",
-    "layer_norm_with_var({v})",
-    "layer_norm_of_var_mean({v})",
-    "layer_norm_of_dim_1({v}, weight, shift)",
-    "rms_norm_of_dim_1({v}, weight)",
+    "LAYER_NORMS['variance: unbiased=False']({v}, weight, shift, -1)",
+    "LAYER_NORMS['var_mean with correction']({v}, weight, shift, -1)",
+    "LAYER_NORMS['variance: pow']({v}, weight[:, None], shift[:, None], 1)",
+    "RMS_NORMS['unsqueeze']({v}, weight[:, None], shift, 1)",
     "norm_with_statistics_of_no_gradient({v}, weight)",
     "F.rms_norm({v}, (4,), weight, 1e-5)",
     "rms_norm_decomposed({v}, weight)",
@@ -178,7 +159,7 @@ CONTEXTS = [
     "torch.autocast('cpu', torch.float16)",
     "torch.autocast('cpu', enabled=False)",
 ]
-_GLOBALS = {**globals(), **vars(decomposed), "operator": operator}
+_GLOBALS = {**globals(), **vars(decomposed), **vars(norm_forms), "operator": operator}
 _PARAMETERS = "x, y, n, bias, weight, shift, keep"
 
 # The tensors to read, counted from the last one back: mostly the last one itself.

@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from agreement import assert_becomes, assert_one_graph, rewritten_alike
 from exhaustive import beyond
-from norm_forms import CHANNELS, EPS, ROWS, N, draw, draw_images
-from norm_forms import centred as _centred
+from norm_forms import CHANNELS, EPS, ROWS, N, centred, draw, draw_images, squares
 from norm_forms import mean as _mean
-from norm_forms import squares as _squares
 
 
 def _std_mean(x, w):
@@ -21,7 +19,7 @@ def _std_mean(x, w):
 
 
 def _normalised(x):
-    return _centred(x) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + EPS)
+    return centred(x) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + EPS)
 
 
 def _over_two_dims(x):
@@ -71,7 +69,7 @@ def _by_masked_fill(x):
 
 
 RMS = {
-    "a number first": lambda x, w: (x * 2.0) * torch.rsqrt(_squares(x) + EPS) * w,
+    "a number first": lambda x, w: (x * 2.0) * torch.rsqrt(squares(x) + EPS) * w,
     "sum / size": lambda x, w: w * x * torch.rsqrt((x**2).sum(-1, True) / x.shape[-1] + EPS),
     "sum * (1 / N)": lambda x, w: w * x * torch.rsqrt((x**2).sum(-1, True) * (1 / N) + EPS),
     "[..., None]": lambda x, w: w * x * torch.rsqrt(x.pow(2).mean(-1) + EPS)[..., None],
@@ -83,18 +81,15 @@ RMS = {
     "names of NumPy": lambda x, w: (
         w * torch.mul(x1=x, x2=torch.rsqrt(torch.mean(a=x**2, axis=-1, keepdims=True) + EPS))
     ),
-    "weight of more dimensions": lambda x, w: x * torch.rsqrt(_squares(x) + EPS) * w.view(1, 1, -1),
+    "weight of more dimensions": lambda x, w: x * torch.rsqrt(squares(x) + EPS) * w.view(1, 1, -1),
     "two dimensions": lambda x, w: x * torch.rsqrt(x.pow(2).mean([-2, -1], keepdim=True) + EPS),
     "a vector": lambda x, w: w * w.pow(2).mean().add(EPS).rsqrt(),
     "absolute values": lambda x, w: x * torch.rsqrt(x.abs().pow(2).mean(-1, True) + EPS) * w,
     "torch.rms_norm": lambda x, w: torch.rms_norm(x, (N,), w, EPS),
 }
 L2 = {
-    "normalize": lambda x, w: F.normalize(x, dim=-1),
-    "normalize, scale, weight": lambda x, w: F.normalize(x, dim=-1) * N**0.5 * w,
     "normalize, weight + 1": lambda x, w: F.normalize(x, p=2.0, dim=2, eps=1e-6) * (w + 1),
     "clamped norm": lambda x, w: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-5),
-    "one factor for all": lambda x, w: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-5) * w[:1],
     "factor first": lambda x, w: w[0] * x / torch.norm(x, dim=-1, keepdim=True).clamp(min=1e-5),
     "factor over norm": lambda x, w: x * (w[0] / torch.norm(x, 2, -1, True).clamp(min=1e-5)),
     "scaled norm": lambda x, w: x / (x.norm(dim=-1, keepdim=True) * N**-0.5).clamp(min=1e-5) * w,
@@ -104,7 +99,7 @@ L2 = {
     "rsqrt of the sum": lambda x, w: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True)),
     "rsqrt, clamped": lambda x, w: x * torch.rsqrt(x.pow(2).sum(-1, True).clamp(min=1e-8)) * w,
     "clamp_min": lambda x, w: x * torch.rsqrt(torch.clamp_min((x * x).sum(-1, True), 1e-12)),
-    "clamped mean": lambda x, w: x * torch.rsqrt(_squares(x).clamp(min=1e-8)) * w,
+    "clamped mean": lambda x, w: x * torch.rsqrt(squares(x).clamp(min=1e-8)) * w,
     "a vector": lambda x, w: w / w.norm(),
     "another dimension": lambda x, w: F.normalize(x, dim=0),
     "normalize's default dimension": lambda x, w: F.normalize(x),
@@ -112,17 +107,17 @@ L2 = {
     "where, reversed": lambda x, w: _by_where_reversed(x) * w,
     "masked_fill": lambda x, w: _by_masked_fill(x),
     "max": lambda x, w: x / _l2(x).max(torch.tensor(EPS, dtype=x.dtype)),
-    "of centred rows": lambda x, w: F.normalize(_centred(x), dim=-1) * N**0.5 * w,
+    "of centred rows": lambda x, w: F.normalize(centred(x), dim=-1) * N**0.5 * w,
     "a variance with a limit": lambda x, w: (
-        _centred(x) * x.var(-1, unbiased=False, keepdim=True).clamp(min=EPS).rsqrt() * w
+        centred(x) * x.var(-1, unbiased=False, keepdim=True).clamp(min=EPS).rsqrt() * w
     ),
     "an unbiased deviation with a limit": lambda x, w: (
-        _centred(x) / x.std(-1, keepdim=True).clamp(min=EPS)
+        centred(x) / x.std(-1, keepdim=True).clamp(min=EPS)
     ),
 }
 LAYER = {
     "dimension by its number": lambda x, w: (
-        _centred(x) / torch.sqrt(_centred(x).square().mean(dim=x.dim() - 1, keepdim=True) + EPS)
+        centred(x) / torch.sqrt(centred(x).square().mean(dim=x.dim() - 1, keepdim=True) + EPS)
     ),
     "mean as sum * (1 / N)": lambda x, w: (
         (x - x.sum(-1, True) * (1 / N)) / torch.sqrt(x.var(-1, False, True) + EPS) * w
@@ -131,19 +126,19 @@ LAYER = {
         (x + (-_mean(x))) / torch.sqrt((x + (-_mean(x))).pow(2).mean(-1, True) + EPS) * w
     ),
     "unbiased, made biased": lambda x, w: (
-        _centred(x) / torch.sqrt(x.var(-1, keepdim=True) * (N - 1) / N + EPS) * w
+        centred(x) / torch.sqrt(x.var(-1, keepdim=True) * (N - 1) / N + EPS) * w
     ),
     "unbiased, of sums": lambda x, w: (
-        _centred(x) * torch.rsqrt(_centred(x).pow(2).sum(-1, True) / (N - 1) + EPS)
+        centred(x) * torch.rsqrt(centred(x).pow(2).sum(-1, True) / (N - 1) + EPS)
     ),
-    "any divisor": lambda x, w: _centred(x) / (x.var(-1, correction=3, keepdim=True) + EPS).sqrt(),
+    "any divisor": lambda x, w: centred(x) / (x.var(-1, correction=3, keepdim=True) + EPS).sqrt(),
     "scaled variance": lambda x, w: (
-        _centred(x) * torch.rsqrt(2 * x.var(-1, unbiased=False, keepdim=True) + EPS) * w + w
+        centred(x) * torch.rsqrt(2 * x.var(-1, unbiased=False, keepdim=True) + EPS) * w + w
     ),
     "a weight of channels": lambda x, w: _over_two_dims(x) * w[:5, None] + w[:5, None],
     "a weight of channels first": _weight_of_channels_first,
     "centred in a statement of its own": lambda x, w: (
-        _centred(x) / torch.sqrt(_centred(x).var(-1, unbiased=False, keepdim=True) + EPS) * w
+        centred(x) / torch.sqrt(centred(x).var(-1, unbiased=False, keepdim=True) + EPS) * w
     ),
     "expanded statistics": lambda x, w: (
         (x - _expanded(x.mean(-1), x)) * (_expanded(x.var(-1, correction=0), x) + EPS).rsqrt()
@@ -159,12 +154,11 @@ STD = {
     "std_mean": _std_mean,
     "of the first Transformers": _first_transformer,
     "centred in a statement of its own": lambda x, w: (
-        _centred(x) / (_centred(x).std(-1, keepdim=True) + EPS) * w + w
+        centred(x) / (centred(x).std(-1, keepdim=True) + EPS) * w + w
     ),
     "statistics of a view": lambda x, w: _by_a_view(x, lambda r: r.std(1) + EPS) * w[:5, None],
-    "biased": lambda x, w: _centred(x) / (x.std(-1, unbiased=False, keepdim=True) + EPS) * w + w,
     "root of a biased variance": lambda x, w: (
-        w * _centred(x) / (_centred(x).square().mean(-1, keepdim=True).sqrt() + EPS)
+        w * centred(x) / (centred(x).square().mean(-1, keepdim=True).sqrt() + EPS)
     ),
 }
 FORMS = {f"rms_norm: {name}": form for name, form in RMS.items()}
@@ -180,9 +174,8 @@ def _l2(x):
 
 def _inputs(name, *batch):
     """What the function of that name takes."""
-    tensors = (draw_images if name in CHANNELS else draw)(*batch)
-    taken = len(inspect.signature(FORMS[name]).parameters)
-    return [tensor.requires_grad_() for tensor in tensors[:taken]]
+    tensors = (draw_images if name in CHANNELS else draw)(*batch, requires_grad=True)
+    return tensors[: len(inspect.signature(FORMS[name]).parameters)]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -227,25 +220,30 @@ def _summed(x, w):
     return (h * torch.rsqrt(h.pow(2).sum(-1, keepdim=True) + EPS) * 0.3 * w.float()).to(x.dtype)
 
 
+def _of_channels(x, w):
+    h = x.float()
+    scale = torch.rsqrt(h.pow(2).sum(1, keepdim=True) + EPS)
+    return (h * scale * 0.3 * w.float()[:, None, None]).to(x.dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("form", [_scaled, _summed])
-def test_in_16_bits_a_result_with_factors_is_rounded_once_as_before(rewrite, form, dtype):
-    x, w = torch.randn(40, N).to(dtype), torch.randn(N).to(dtype)
-    rewritten = rewrite(form, x, w)
-    assert len(rewritten.replaced) == 1 and rewritten.reasons == []
-    ours, eager = rewritten.call(x, w), form(x, w)
-    assert ours.dtype == dtype and (ours != eager).double().mean() < 0.02
-    torch.testing.assert_close(ours, eager)
+@pytest.mark.parametrize(
+    "form, op",
+    [(_scaled, "l2_norm"), (_summed, "rms_norm"), (_of_channels, "spatial_rms_norm")],
+)
+def test_in_16_bits_a_result_with_factors_is_rounded_once_as_before(rewrite, form, op, dtype):
+    inputs = (draw_images if op.startswith("spatial") else draw)(16, dtype)[:2]
+    rewritten = assert_becomes(rewrite, form, inputs, {op: 1})
+    assert (rewritten.call(*inputs) != form(*inputs)).double().mean() < 0.02
 
 
 def test_normalize_of_16_bits_is_replaced_and_the_factors_after_it_round_as_before(rewrite):
     def form(x, w):
         return F.normalize(x, dim=-1) * 3 * w
 
-    x, w = torch.randn(4, N).bfloat16(), torch.randn(N).bfloat16()
-    rewritten = rewrite(form, x, w)
-    assert rewritten.replaced == {"l2_norm": 1} and rewritten.code.count("mul") >= 2
-    torch.testing.assert_close(rewritten.call(x, w), form(x, w))
+    inputs = torch.randn(4, N).bfloat16(), torch.randn(N).bfloat16()
+    rewritten = assert_becomes(rewrite, form, inputs, {"l2_norm": 1})
+    assert rewritten.code.count("mul") >= 2
 
 
 def test_a_factor_that_arithmetic_makes_one_adds_no_call(entries):
@@ -266,7 +264,7 @@ def test_a_complex_number_is_no_factor_of_a_norm(rewrite):
 
 
 def _rms(x):
-    return x * torch.rsqrt(_squares(x) + EPS)
+    return x * torch.rsqrt(squares(x) + EPS)
 
 
 ROUNDED = {
@@ -322,7 +320,7 @@ def test_a_row_with_a_nan_is_nan_as_a_whole_where_a_comparison_finds_no_limit(re
 
 def test_an_unbiased_variance_needs_the_length_of_its_rows(rewrite_dynamo):
     def form(x):
-        return _centred(x) * torch.rsqrt(x.var(-1, keepdim=True) + EPS)
+        return centred(x) * torch.rsqrt(x.var(-1, keepdim=True) + EPS)
 
     x = torch.randn(4, N)
     torch._dynamo.mark_dynamic(x, 1)
@@ -358,6 +356,35 @@ def _means_in_another_order(x):
     return (h - mean) * torch.rsqrt((h - mean).square().mean((1, 2), True) + EPS)
 
 
+def _divided(mean, variance, x):
+    return (x - mean) / torch.sqrt(variance + EPS)
+
+
+def _variance(x):
+    return x.var(-1, unbiased=False, keepdim=True)
+
+
+def _centred_after_a_write(x):
+    x = x * 1
+    mean, variance = _mean(x), _variance(x)
+    x.mul_(2)
+    return _divided(mean, variance, x)
+
+
+def _written_between(x):
+    x = x * 1
+    scale = torch.rsqrt(squares(x) + EPS)
+    x.mul_(2)
+    return x * scale
+
+
+def _written_after_the_cast(x):
+    x = x.bfloat16()
+    h = x.float()
+    x.mul_(2)
+    return (h * torch.rsqrt(squares(h) + EPS)).to(x.dtype) + x
+
+
 def _norm_used_too(x):
     norm = _l2(x).clamp(min=1e-5)
     return x / norm, norm
@@ -365,45 +392,57 @@ def _norm_used_too(x):
 
 STAYS = {
     "unbiased, of one column": (
-        lambda x: _centred(x[:, :1]) * torch.rsqrt(x[:, :1].var(-1, keepdim=True) + EPS),
+        lambda x: centred(x[:, :1]) * torch.rsqrt(x[:, :1].var(-1, keepdim=True) + EPS),
         "its rows have too few elements for an unbiased variance",
     ),
     "not centred": (lambda x: x / torch.sqrt(x.var(-1, False, True) + EPS), NOT_CENTRED),
-    "root of a mean square + eps": (lambda x: x / (_squares(x).sqrt() + EPS), OUTSIDE),
+    "root of a mean square + eps": (lambda x: x / (squares(x).sqrt() + EPS), OUTSIDE),
     "norm of order 1": (lambda x: x / x.norm(p=1, dim=-1, keepdim=True), OTHER_NORM),
     "norm of order 3": (lambda x: x / x.norm(p=3, dim=-1, keepdim=True), OTHER_NORM),
     "normalize of order 1": (lambda x: F.normalize(x, p=1.0, dim=-1), OTHER_NORM),
     "difference of squares": (
-        lambda x: _centred(x) / torch.sqrt((x**2).mean(-1, True) - _mean(x) ** 2 + EPS),
+        lambda x: centred(x) / torch.sqrt((x**2).mean(-1, True) - _mean(x) ** 2 + EPS),
         CANCELS,
     ),
     "difference of squares, of means of means": (_difference_of_squares, CANCELS),
     "norm + eps": (lambda x: x / (_l2(x) + EPS), OUTSIDE),
     "shared": (_norm_used_too, SHARED),
     "root of a high power": (
-        lambda x: x.double() * (_squares(x.double()) ** 400).clamp(min=1e-9) ** (-1 / 800),
+        lambda x: x.double() * (squares(x.double()) ** 400).clamp(min=1e-9) ** (-1 / 800),
         "its factors leave the range of its dtype",
     ),
     "scale rounded": (
-        lambda x: x * torch.rsqrt(_squares(x) + EPS).bfloat16(),
+        lambda x: x * torch.rsqrt(squares(x) + EPS).bfloat16(),
         "the scale of its rows is rounded to torch.bfloat16",
     ),
     "float64 weight": (
-        lambda x: x * (x[0].double() * torch.rsqrt(_squares(x) + EPS)),
+        lambda x: x * (x[0].double() * torch.rsqrt(squares(x) + EPS)),
         "no op supports its combination of dtypes",
     ),
 }
 LOOK_ALIKES = {
+    "different dims": lambda x: _divided(_mean(x), x.var((-2, -1), False, True), x),
+    "dims dropped": lambda x: _divided(
+        x[:5, :5].mean(-1), x[:5, :5].var(-1, unbiased=False), x[:5, :5]
+    ),
+    "mean of another tensor": lambda x: _divided(_mean(x.cos()), _variance(x), x),
+    "variance of another tensor": lambda x: _divided(_mean(x), _variance(x.cos()), x),
+    "cube of the centred": lambda x: _divided(_mean(x), _mean(centred(x).abs().pow(3)), x),
+    "scaled eps of a variance": lambda x: (
+        centred(x) / torch.sqrt(torch.add(_variance(x), 1.0, alpha=2))
+    ),
+    "eps of the input": lambda x: centred(x) / torch.sqrt(_variance(x) + x.abs().amax()),
+    "centred after a write": _centred_after_a_write,
     "broadcast along the wrong dimension": lambda x: x / x.norm(dim=-1),
     "expanded along the wrong dimension": lambda x: x / x.norm(dim=-1).expand_as(x),
     "of another row": lambda x: x / x.norm(dim=-1)[torch.arange(N - 1, -1, -1), None],
-    "not a root": lambda x: x / _squares(x),
+    "not a root": lambda x: x / squares(x),
     "rounded down": lambda x: torch.div(x, _l2(x), rounding_mode="floor"),
-    "of the cube": lambda x: x * x * torch.rsqrt(_squares(x) + EPS) * x,
+    "of the cube": lambda x: x * x * torch.rsqrt(squares(x) + EPS) * x,
     "spectral": lambda x: x / torch.linalg.norm(x, 2, (-2, -1), True),
     "two limits": lambda x: x / _l2(x).clamp(1e-3, 1e3),
     "smaller one": lambda x: x / torch.where((norm := _l2(x)) < EPS, norm, EPS),
-    "where of another comparison": lambda x: x / torch.where(_squares(x) > EPS, _l2(x), EPS),
+    "where of another comparison": lambda x: x / torch.where(squares(x) > EPS, _l2(x), EPS),
     "another limit": lambda x: x / torch.where((norm := _l2(x)) > EPS, norm, 1.0),
     "eps of the data": lambda x: x / torch.maximum(_l2(x), x.abs().amax()),
     "einsum over another": lambda x: x / torch.einsum("nd,nd->d", x, x).sqrt()[:, None],
@@ -411,26 +450,36 @@ LOOK_ALIKES = {
     "matmul by a keyword": lambda x: x * torch.matmul(x, other=x),
     "matmul by keywords": lambda x: x * torch.matmul(input=x, other=x),
     "alpha before the summand": lambda x: (
-        x * torch.rsqrt(torch.add(_squares(x), 2, x[:, :1].square()))
+        x * torch.rsqrt(torch.add(squares(x), 2, x[:, :1].square()))
     ),
-    "lower limit of the inverse": lambda x: x * torch.rsqrt(_squares(x)).clamp(min=2.0),
+    "lower limit of the inverse": lambda x: x * torch.rsqrt(squares(x)).clamp(min=2.0),
     "lower limit of the inverse of a deviation": lambda x: (
-        _centred(x) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True)).clamp(min=2.0)
+        centred(x) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True)).clamp(min=2.0)
     ),
     "limit with more elements": lambda x: x / torch.max(x.norm(dim=-1), torch.full((N, N), EPS)),
     "complex limit": lambda x: (
         x / torch.where((norm := _l2(x)) > EPS, norm, torch.full((), EPS, dtype=torch.complex64))
     ),
-    "factor outside of float32's range": lambda x: x * torch.rsqrt(_squares(x) * 1e40) * 1e20,
+    "factor outside of float32's range": lambda x: x * torch.rsqrt(squares(x) * 1e40) * 1e20,
     "product of factors that is 0": lambda x: (
-        x.double() * torch.rsqrt(_squares(x.double()) * 1e-200 * 1e-200)
+        x.double() * torch.rsqrt(squares(x.double()) * 1e-200 * 1e-200)
     ),
     "square of a factor that overflows": lambda x: (
-        x.double() * torch.rsqrt((_squares(x.double()) * 1e200) ** 2).sqrt()
+        x.double() * torch.rsqrt((squares(x.double()) * 1e200) ** 2).sqrt()
     ),
     "means in another order": _means_in_another_order,
     "of several dimensions": lambda x: F.normalize(x[None], dim=(0, 1)),
     "of a scalar": lambda x: F.normalize(x.sum(), dim=0),
+    "written between": _written_between,
+    "written after the cast": _written_after_the_cast,
+    "statistics used twice": lambda x: (lambda s: x * s + s)(torch.rsqrt(squares(x) + EPS)),
+    "another tensor scaled": lambda x: (x + 1) * torch.rsqrt(squares(x) + EPS),
+    "rounded before": lambda x: x * torch.rsqrt(squares(x.bfloat16().float()) + EPS),
+    "scaled eps": lambda x: x * torch.rsqrt(torch.add(squares(x), 1.0, alpha=2)),
+    "summed in double": lambda x: (
+        x * torch.rsqrt(x.pow(2).mean(-1, True, dtype=torch.float64) + EPS).float()
+    ),
+    "cubed": lambda x: x * torch.rsqrt(_mean(x.pow(3).abs()) + EPS),
 }
 
 

@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from agreement import assert_becomes, assert_one_graph
 from decomposed import layer_norm_decomposed, rms_norm_decomposed
+from norm_forms import N as C
+from norm_forms import draw_images as draw
 
-C, EPS = 6, 1e-6
+EPS = 1e-6
 
 
 def _last(x):
@@ -71,23 +73,17 @@ FORMS |= {name: (form, "spatial_rms_norm") for name, form in SPATIAL_RMS.items()
 FORMS |= {name: (form, "layer_norm") for name, form in PERMUTED.items()}
 
 
-@pytest.fixture
-def inputs():
-    shapes = (2, C, 4, 5), (C,), (C,)
-    return [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in shapes]
-
-
 @pytest.mark.parametrize("name", FORMS)
-def test_the_op_runs_on_the_order_of_eagers_result(rewrite, inputs, name):
+def test_the_op_runs_on_the_order_of_eagers_result(rewrite, name):
     form, op = FORMS[name]
-    rewritten = assert_becomes(rewrite, form, inputs, {op: 1})
+    rewritten = assert_becomes(rewrite, form, draw(requires_grad=True), {op: 1})
     assert not op.startswith("spatial") or "permute" not in rewritten.code
     assert "clone" not in rewritten.code
 
 
 @pytest.mark.parametrize("name", ["contiguous", "decomposed", "rms_norm"])
-def test_sizes_may_be_symbols(rewrite_dynamo, inputs, name):
-    form, op = FORMS[name]
+def test_sizes_may_be_symbols(rewrite_dynamo, name):
+    (form, op), inputs = FORMS[name], draw(requires_grad=True)
     for dim in (0, 2, 3):
         torch._dynamo.mark_dynamic(inputs[0], dim)
     rewritten = rewrite_dynamo(form, *inputs)
@@ -96,9 +92,9 @@ def test_sizes_may_be_symbols(rewrite_dynamo, inputs, name):
     assert_one_graph(rewritten, form, [[other, *inputs[1:]]])
 
 
-def test_a_variant_that_the_spatial_op_lacks_stays_permuted(rewrite, inputs):
+def test_a_variant_that_the_spatial_op_lacks_stays_permuted(rewrite):
     def form(x, w, b):
         y = _last(x)
         return _first(y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPS) * (1 + w)).contiguous()
 
-    assert_becomes(rewrite, form, inputs, {"rms_norm": 1})
+    assert_becomes(rewrite, form, draw(requires_grad=True), {"rms_norm": 1})

@@ -93,7 +93,6 @@ PLAIN = {
     "softmax: exp of log_softmax": lambda x: torch.log_softmax(x, -1).exp(),
 }
 SPELLINGS = PLAIN | {
-    "softmax: logsumexp": lambda x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True)),
     "softmax: logsumexp, unsqueezed": lambda x: (x - x.logsumexp(dim=-1).unsqueeze(-1)).exp(),
     "softmax: detached maximum": _quotient(
         lambda x: torch.exp(x - x.max(-1, keepdim=True)[0].detach()), _sum
@@ -112,7 +111,6 @@ SPELLINGS = PLAIN | {
     "softmax: each call in place": each_call_in_place,
     "softmax: special": lambda x: torch.special.softmax(x, -1),
     "softmax: dtype": lambda x: torch.softmax(x, -1, dtype=torch.float64),
-    "log_softmax: logsumexp": lambda x: x - torch.logsumexp(x, dim=1, keepdim=True),
     "log_softmax: special logsumexp": lambda x: x - torch.special.logsumexp(x, -1)[..., None],
     "log_softmax: log of the sum": _log_of_shifted,
     "log_softmax: maximum added again": _maximum_added_again,

@@ -1,11 +1,11 @@
-"""Norms over the channels of images, as models write them out."""
+"""Norms over the channels of images, as models write them out, and over groups of channels."""
 
 import bounds
 import pytest
 import torch
 import torch.nn.functional as F
 from agreement import assert_becomes, assert_same_gradients, rewritten_alike
-from norm_forms import CHANNELS, centred, squares
+from norm_forms import CHANNELS, LayerNorm, centred, squares
 from norm_forms import N as C
 from norm_forms import draw_images as draw
 
@@ -32,31 +32,15 @@ def _rms_norm(x, w, b):
 
 
 def test_the_backward_pass_is_our_op_too(backward_ops):
-    leaves = [tensor.requires_grad_() for tensor in draw()]
+    leaves = draw(requires_grad=True)
     assert backward_ops(_convnext, *leaves) == {"spatial_layer_norm_backward": 1}
     assert backward_ops(_rms_norm, *leaves) == {"spatial_rms_norm_backward": 1}
-
-
-class LayerNorm2d(torch.nn.Module):
-    """As in Segment Anything: eps is an attribute, and the parameters are the module's."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(C))
-        self.bias = torch.nn.Parameter(torch.randn(C))
-        self.eps = EPS
-
-    def forward(self, x):
-        u = x.mean(1, keepdim=True)
-        s = (x - u).pow(2).mean(1, keepdim=True)
-        x = (x - u) / torch.sqrt(s + self.eps)
-        return self.weight[:, None, None] * x + self.bias[:, None, None]
 
 
 @pytest.mark.slow("Inductor compiles a model and its backward pass")
 def test_a_model_of_several_is_compiled_with_eagers_values_and_gradients():
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, C, 3), LayerNorm2d(), torch.nn.GELU(), torch.nn.Conv2d(C, C, 1)
+        torch.nn.Conv2d(3, C, 3), LayerNorm(1, C, 1, 1), torch.nn.GELU(), torch.nn.Conv2d(C, C, 1)
     ).double()
     compiled, x = torch.compile(model, backend="fusedops"), draw()[0][:, :3]
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-9, atol=1e-12)
@@ -102,7 +86,7 @@ def test_weight_and_bias_may_be_any_view_that_broadcasts_along_the_channels(rewr
     def model(x, w, b):
         return _no_parameters(x) * view(w) + view(b)
 
-    inputs = [tensor.requires_grad_() for tensor in draw()]
+    inputs = draw(requires_grad=True)
     rewritten = assert_becomes(rewrite, model, inputs, {"spatial_layer_norm": 1})
     assert set(rewritten.results) == {"spatial_layer_norm[0]"}
 
@@ -114,21 +98,6 @@ def test_only_where_eager_changes_the_order_of_a_channels_last_image_is_the_resu
     form, inputs = CHANNELS[name], draw(format=torch.channels_last)
     rewritten = assert_becomes(rewrite_dynamo, form, inputs, {name.partition(":")[0]: 1})
     assert ("clone" in rewritten.code) == (form(*inputs).stride() != inputs[0].stride())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_in_16_bits_factors_are_part_of_the_weight(rewrite, dtype):
-    def form(x, w):
-        h = x.float()
-        scale = torch.rsqrt(h.pow(2).sum(1, keepdim=True) + EPS)
-        return (h * scale * 0.3 * w.float()[:, None, None]).to(x.dtype)
-
-    x, w, _ = draw(16, dtype)
-    rewritten = rewrite(form, x, w)
-    assert rewritten.replaced == {"spatial_rms_norm": 1}
-    ours, eager = rewritten.call(x, w), form(x, w)
-    assert ours.dtype == dtype and (ours != eager).double().mean() < 0.02
-    torch.testing.assert_close(ours, eager)
 
 
 # --- look-alikes ----------------------------------------------------------------------------------
@@ -169,19 +138,6 @@ def _two_dimensions(x, w, b):
 def _scale_of_another_dimension(x, w, b):
     x = x[..., :4]  # 4 rows of 4 columns, with which the scales of each other could be confused
     return x / torch.sqrt(x.pow(2).mean(2) + EPS)[..., None]
-
-
-def test_copies_of_the_image_do_not_pay_unless_that_is_measured(rewrite_dynamo):
-    x = torch.randn(2, 64, 32, 32)
-    with fusedops.config.patch(fuse="profitable"):
-        rewritten = rewrite_dynamo(lambda x: F.normalize(x, dim=1), x)
-        last = rewrite_dynamo(
-            lambda x: F.normalize(x, dim=1), x.contiguous(memory_format=torch.channels_last)
-        )
-    assert rewritten.replaced == {} and last.replaced == {"l2_norm": 1}
-    assert rewritten.reasons == [
-        "eager's strides take a copy, and no measurement says that this pays"
-    ]
 
 
 #: The reasons; there is none where the form is no norm of one dimension.
@@ -252,3 +208,58 @@ def test_a_view_of_a_parameter_may_be_used_again(rewrite):
         return _no_parameters(x) * w, w * 2
 
     assert_becomes(rewrite, model, draw(), {"spatial_layer_norm": 1})
+
+
+# --- group_norm with one group is a layer_norm over whole images ----------------------------------
+
+GROUP_NORMS = {
+    "function": lambda x, w, b: F.group_norm(x, 1, w, b, 1e-6),
+    "torch's": lambda x, w, b: torch.group_norm(x, 1, w, b),
+    "without parameters": lambda x, w, b: F.group_norm(x, num_groups=1),
+    "a sequence": lambda x, w, b: F.group_norm(x.flatten(2), 1, w, b),
+    "no other dimension": lambda x, w, b: F.group_norm(x[..., 0, 0], 1, w, b),
+}
+
+
+@pytest.mark.parametrize("name", GROUP_NORMS)
+def test_one_group_is_a_layer_norm(rewrite, name):
+    assert_becomes(rewrite, GROUP_NORMS[name], draw(requires_grad=True), {"layer_norm": 1})
+
+
+def test_a_group_norm_of_a_channels_last_image_stays_channels_last(rewrite_dynamo):
+    inputs = draw(format=torch.channels_last)
+    assert_becomes(rewrite_dynamo, GROUP_NORMS["function"], inputs, {"layer_norm": 1})
+
+
+def test_the_parameters_of_a_group_norm_are_used(rewrite):
+    model = torch.nn.Sequential(torch.nn.GroupNorm(1, C)).double()
+    torch.nn.init.normal_(model[0].weight)
+    assert_becomes(rewrite, model, draw()[:1], {"layer_norm": 1})
+
+
+OTHER_NORMS = {
+    "groups": (
+        lambda x, w, b: F.group_norm(x, 2, w, b),
+        "normalises groups of channels, which no op does for more than one group",
+    ),
+    "instances": (
+        lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
+        "normalises each channel of an image, which no op does",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NORMS)
+def test_other_norms_of_images_stay_for_their_reasons(rewrite_dynamo, name):
+    form, reason = OTHER_NORMS[name]
+    assert_becomes(rewrite_dynamo, form, draw(), {}, [reason])
+
+
+def test_expanded_parameters_count_as_traffic(rewrite_dynamo):
+    """They are as long as an image, and are written and read for each call."""
+    with fusedops.config.patch(fuse="profitable"):
+        plain, affine = (
+            rewrite_dynamo(GROUP_NORMS[name], *draw()).report.sites[0].figures
+            for name in ("without parameters", "function")
+        )
+    assert plain.passes_ms == 0 < affine.passes_ms
