@@ -176,9 +176,16 @@ def draw(batch=2, dtype=torch.float64, requires_grad=False):
     return x, keep, bias
 
 
-def arguments_of(rewritten):
-    """The arguments of the one masked_softmax in the graphs, by name."""
+def all_arguments_of(rewritten):
+    """The arguments of each masked_softmax in the graphs, by name."""
     nodes = [node for graph in rewritten.graphs for node in graph.graph.nodes]
-    (node,) = (node for node in nodes if "masked_softmax" in str(node.target))
-    names = [argument.name for argument in node.target._schema.arguments]
-    return dict(zip(names, node.args, strict=False))
+    for node in nodes:
+        if "masked_softmax" in str(node.target):
+            names = [argument.name for argument in node.target._schema.arguments]
+            yield dict(zip(names, node.args, strict=False))
+
+
+def arguments_of(rewritten):
+    """Those of the one masked_softmax in the graphs."""
+    (arguments,) = all_arguments_of(rewritten)
+    return arguments

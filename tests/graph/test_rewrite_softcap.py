@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import assert_one_graph, assert_same_gradients, rewritten_alike
+from agreement import assert_one_graph, rewritten_alike
 from masked_softmax_forms import INF, arguments_of, draw
-from tiny_models import tiny_decoder
 
 CAP = 5.0
 
@@ -82,25 +81,6 @@ def test_a_cap_of_symbolic_lengths_holds_for_every_length(rewrite_dynamo):
     rewritten = rewrite_dynamo(causal, draw()[0], dynamic=True)
     assert f"softcap={CAP}" in rewritten.calls[0]
     assert_one_graph(rewritten, causal, [[torch.randn(3, 3, 9, 9, dtype=torch.float64)]])
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_every_softmax_of_gemma2_has_its_cap(rewrite_dynamo, dynamic):
-    model = tiny_decoder("Gemma2", head_dim=8, sliding_window=4, attn_logit_softcapping=CAP)
-    ids = torch.randint(0, 64, (2, 8))
-    for layer in model.layers:  # scores that the cap bends
-        layer.self_attn.q_proj.weight.data *= 1e3
-
-    def run(ids):
-        return model(input_ids=ids).last_hidden_state
-
-    rewritten = rewrite_dynamo(run, ids, dynamic=dynamic)
-    assert rewritten.replaced["masked_softmax"] == 2
-    calls = [call for call in rewritten.calls if call.startswith("masked_softmax(")]
-    assert len(calls) == 2 and all(f"softcap={CAP}" in call for call in calls)
-    torch.testing.assert_close(rewritten.call(ids), run(ids), rtol=1e-5, atol=1e-4)
-    parameters = list(model.parameters())
-    assert_same_gradients(rewritten.call, run, [ids], parameters, rtol=1e-3, atol=1e-3)
 
 
 # --- what stays -----------------------------------------------------------------------------------

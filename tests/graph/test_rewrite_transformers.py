@@ -1,13 +1,13 @@
 """Hugging Face models built from their configs: every site, equal outputs, equal gradients."""
 
-import copy
 from collections import Counter
 
 import pytest
 import torch
 import transformers
-from agreement import assert_same_gradients
+from agreement import assert_becomes, assert_same_gradients, rewritten_alike
 from exhaustive import beyond
+from masked_softmax_forms import all_arguments_of
 from oracle import relative_error
 from tiny_models import tiny, tiny_decoder
 
@@ -55,27 +55,9 @@ def test_compiled_bert_gives_eagers_output(bert, inputs, ops_run):
     torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
 
 
-def test_rewritten_bert_gives_eagers_gradients(bert, inputs, rewrite_dynamo):
-    bert = bert.double()
-
-    def run():
-        return bert(**inputs).last_hidden_state
-
-    rewritten = rewrite_dynamo(run)
-    assert rewritten.replaced == BERT_SITES
-    parameters = [p for name, p in bert.named_parameters() if not name.startswith("pooler")]
-    assert_same_gradients(rewritten.call, run, [], parameters, rtol=1e-10, atol=1e-10)
-
-
-def test_exported_bert_gives_eagers_output(bert, inputs):
-    exported = torch.export.export(bert, (), inputs)
-    program = fusedops.export.rewrite(exported)
-    targets = [str(node.target).split(".") for node in program.graph.nodes]
-    assert Counter(target[1] for target in targets if target[0] == "fusedops") == BERT_SITES
-    with torch.no_grad():
-        ours = program.module()(**inputs).last_hidden_state
-        eager = bert(**inputs).last_hidden_state
-    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
+def hidden(model, **settings):
+    """The model's last hidden states, as a function of its tokens."""
+    return lambda ids: model(input_ids=ids, **settings).last_hidden_state
 
 
 def _t5():
@@ -107,15 +89,11 @@ def test_every_rms_norm_is_found_and_gives_eagers_output_and_gradients(name, rew
     build, norms = RMS_NORM_MODELS[name]
     model, ids = build(), torch.randint(0, 64, (2, 8))
 
-    def run():
-        return model(input_ids=ids).last_hidden_state
-
-    rewritten = rewrite_dynamo(run)
+    run = hidden(model)
     expected = {"masked_softmax": 2, "rms_norm": norms, "add_rms_norm": 4}
-    assert rewritten.replaced == expected and rewritten.reasons == []
-    torch.testing.assert_close(rewritten.call(), run(), rtol=1e-5, atol=1e-4)
+    rewritten = assert_becomes(rewrite_dynamo, run, [ids], expected, rtol=1e-5, atol=1e-4)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    assert_same_gradients(rewritten.call, run, [], parameters, rtol=1e-4, atol=1e-4)
+    assert_same_gradients(rewritten.call, run, [ids], parameters, rtol=1e-4, atol=1e-4)
 
 
 #: Tensors in bfloat16 on the longest path through such a model: of each of two layers the norm,
@@ -144,8 +122,8 @@ GEMMA3_LAYERS = ["sliding_attention", "full_attention"]
 WINDOWS = {
     "Mistral": ({"sliding_window": 4}, [{"causal": True, "lower_diagonal": -3}] * 2),
     "Gemma2": (
-        {"sliding_window": 4, "head_dim": 8},
-        [{"causal": True, "lower_diagonal": -3}, {"causal": True, "lower_diagonal": None}],
+        {"sliding_window": 4, "head_dim": 8, "attn_logit_softcapping": 5.0},
+        [{"causal": True, "lower_diagonal": -3, "softcap": 5.0}, {"causal": True, "softcap": 5.0}],
     ),
     "Gemma3Text": (
         {"sliding_window": 4, "head_dim": 8, "layer_types": GEMMA3_LAYERS},
@@ -155,17 +133,14 @@ WINDOWS = {
 
 
 def _masking(rewritten):
-    """For each masked softmax, by name, the arguments that hide columns."""
-    nodes = [node for graph in rewritten.graphs for node in graph.graph.nodes]
-    calls = [node for node in nodes if "masked_softmax" in str(node.target)]
-    for node in calls:
-        names = [argument.name for argument in node.target._schema.arguments]
-        given = dict(zip(names, node.args, strict=False))
-        wanted = ("mask", "causal", "diagonal", "lower_diagonal", "start", "end", "bias")
+    """For each masked softmax, by name, the arguments that hide columns or cap scores."""
+    wanted = ("mask", "causal", "diagonal", "lower_diagonal", "start", "end", "bias", "softcap")
+    for given in all_arguments_of(rewritten):
         yield {name: given.get(name) for name in wanted}
 
 
-NOTHING = dict.fromkeys(("mask", "lower_diagonal", "start", "end", "bias")) | {"diagonal": 0}
+NOTHING = dict.fromkeys(("mask", "lower_diagonal", "start", "end", "bias", "softcap"))
+NOTHING |= {"diagonal": 0}
 
 
 def _assert_masking(found, layers, position_ids):
@@ -182,26 +157,24 @@ def test_no_decoder_writes_its_mask_of_queries_and_keys(name, dynamic, rewrite_d
     settings, layers = WINDOWS[name]
     model, ids = tiny_decoder(name, **settings), torch.randint(0, 64, (2, 9))
 
-    def run(ids, model=model):
-        return model(input_ids=ids).last_hidden_state
-
+    run = hidden(model)
     rewritten = rewrite_dynamo(run, ids, dynamic=dynamic)
     assert list(_masking(rewritten)) == [NOTHING | layer for layer in layers]
     if dynamic:
         ids = torch.randint(0, 64, (3, 13))
-    exact = copy.deepcopy(model).double()
-    _assert_exact(rewritten.call(ids), model, run(ids, exact), exact)
+    _assert_exact(rewritten.call(ids), model, run, ids)
     assert len(rewritten.graphs) == 1
 
 
-def _assert_exact(ours, model, expected, exact):
+def _assert_exact(ours, model, run, ids):
     """Compares a result and its gradients with those of the model in float64."""
-    torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-4)
-    ours, expected = (
-        torch.autograd.grad(y.sin().sum(), [p for p in module.parameters() if p.requires_grad])
-        for y, module in ((ours, model), (expected, exact))
-    )
-    torch.testing.assert_close([g.double() for g in ours], [*expected], rtol=1e-4, atol=1e-4)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(ours.sin().sum(), parameters)
+    model.double()
+    exact = run(ids)
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-4)
+    expected = torch.autograd.grad(exact.sin().sum(), parameters)
+    torch.testing.assert_close([g.double() for g in gradients], [*expected], rtol=1e-4, atol=1e-4)
 
 
 #: Two sequences of packed documents.
@@ -215,14 +188,10 @@ def test_no_decoder_that_trains_without_a_cache_writes_its_mask(name, position_i
     settings, layers = WINDOWS[name]
     model, ids = tiny_decoder(name, **settings), torch.randint(0, 64, (2, 9))
 
-    def run(ids, model=model):
-        outputs = model(input_ids=ids, position_ids=position_ids, use_cache=False)
-        return outputs.last_hidden_state
-
+    run = hidden(model, position_ids=position_ids, use_cache=False)
     rewritten = rewrite_dynamo(run, ids)
     _assert_masking(_masking(rewritten), layers, position_ids)
-    exact = copy.deepcopy(model).double()
-    _assert_exact(rewritten.call(ids), model, run(ids, exact), exact)
+    _assert_exact(rewritten.call(ids), model, run, ids)
 
 
 @pytest.mark.parametrize("name", beyond(["Mistral"], WINDOWS))
@@ -237,10 +206,7 @@ def test_under_autocast_no_decoder_writes_its_mask(
     model = tiny_decoder(name, attention_dropout=0.1, **settings).train(training)
     ids = torch.randint(0, 64, (2, 9))
 
-    def run(ids):
-        outputs = model(input_ids=ids, position_ids=position_ids, use_cache=False)
-        return outputs.last_hidden_state
-
+    run = hidden(model, position_ids=position_ids, use_cache=False)
     with torch.set_grad_enabled(training), torch.autocast("cpu", dtype):
         rewritten = rewrite_dynamo(run, ids, dynamic=dynamic)
     softmax = "masked_softmax_dropout" if training else "masked_softmax"
@@ -264,16 +230,12 @@ def test_llama4_has_chunks_and_norms_of_queries_and_keys(rewrite_dynamo):
     )
     ids = torch.randint(1, 64, (2, 9))
 
-    def run(ids):
-        return model(input_ids=ids, use_cache=False).last_hidden_state
-
-    rewritten = rewrite_dynamo(run, ids)
-    assert rewritten.replaced == {"masked_softmax": 2, "rms_norm": 3, "add_rms_norm": 4}
-    assert rewritten.reasons == []
+    run = hidden(model, use_cache=False)
+    ops = {"masked_softmax": 2, "rms_norm": 3, "add_rms_norm": 4}
+    rewritten = assert_becomes(rewrite_dynamo, run, [ids], ops, rtol=1e-5, atol=1e-4)
     chunked, everything = _masking(rewritten)
     assert everything == NOTHING | {"causal": True}
     assert chunked["mask"] is None and chunked["causal"] and chunked["start"] is not None
-    torch.testing.assert_close(rewritten.call(ids), run(ids), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", beyond(["Gemma3Text"], WINDOWS))
@@ -287,13 +249,12 @@ def test_a_padding_mask_is_read_beside_the_window_in_inference(name, rewrite_dyn
         with torch.no_grad():
             return model(input_ids=ids, attention_mask=keep).last_hidden_state
 
-    rewritten = rewrite_dynamo(run, ids, keep)
+    rewritten = rewritten_alike(rewrite_dynamo, run, [ids, keep], rtol=1e-5, atol=1e-4)
     found = list(_masking(rewritten))
     assert [given["mask"].meta["example_value"].shape for given in found] == [(2, 1, 1, 9)] * 2
     assert [given | {"mask": None} for given in found] == [NOTHING | layer for layer in layers]
     notes = {site.note for site in rewritten.report.sites if site.op == "masked_softmax"}
     assert notes == {"the mask depends on the elements of l_keep_"}
-    torch.testing.assert_close(rewritten.call(ids, keep), run(ids, keep), rtol=1e-5, atol=1e-4)
 
 
 def test_modernberts_local_layers_have_a_window_around_each_token(rewrite_dynamo):
@@ -301,14 +262,11 @@ def test_modernberts_local_layers_have_a_window_around_each_token(rewrite_dynamo
     tokens = {f"{token}_token_id": id for token, id in zip(tokens, (0, 1, 2, 1, 2), strict=True)}
     model, ids = tiny("ModernBert", local_attention=4, **tokens), torch.randint(1, 64, (2, 9))
 
-    def run(ids):
-        return model(input_ids=ids).last_hidden_state
-
-    rewritten = rewrite_dynamo(run, ids)
+    run = hidden(model)
+    rewritten = rewritten_alike(rewrite_dynamo, run, [ids], rtol=1e-5, atol=1e-4)
     window = {"causal": True, "diagonal": 2, "lower_diagonal": -2}
     everything = {"causal": False}
     assert list(_masking(rewritten)) == [NOTHING | everything, NOTHING | window]
-    torch.testing.assert_close(rewritten.call(ids), run(ids), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dynamic", beyond([True], [False, True]))
@@ -317,16 +275,10 @@ def test_gpt_oss_has_sinks_and_windows_and_writes_no_mask(rewrite_dynamo, dynami
     model = tiny_decoder("GptOss", head_dim=8, sliding_window=4, **experts)
     ids = torch.randint(0, 64, (2, 9))
 
-    def run(ids):
-        return model(input_ids=ids).last_hidden_state
-
-    rewritten = rewrite_dynamo(run, ids, dynamic=dynamic)
+    run = hidden(model)
+    rewritten = rewritten_alike(rewrite_dynamo, run, [ids], 1e-5, 1e-4, dynamic=dynamic)
     assert rewritten.replaced["masked_softmax_sinks"] == 2
-    masking = list(_masking(rewritten))
     window, everything = ({"causal": True, "lower_diagonal": left} for left in (-3, None))
-    assert masking == [NOTHING | window, NOTHING | everything]
-    ours, eager = rewritten.call(ids), run(ids)
-    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-4)
+    assert list(_masking(rewritten)) == [NOTHING | window, NOTHING | everything]
     sinks = [layer.self_attn.sinks for layer in model.layers]
-    gradients = [torch.autograd.grad(y.sin().sum(), sinks) for y in (ours, eager)]
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert_same_gradients(rewritten.call, run, [ids], sinks, rtol=1e-4, atol=1e-4)
