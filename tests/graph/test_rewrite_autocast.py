@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import outcome
 from exhaustive import beyond
 from test_rewrite_add_norm import layer_norm, residual, rms_norm, rms_norm_decomposed
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -40,15 +41,6 @@ def draw(dtype):
     return [branch, torch.randn(3, 5, N), torch.randn(N), torch.randn(N)]
 
 
-def outcome(model, arguments):
-    """The results, and the gradients of what they depend on."""
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in arguments]
-    results = model(*leaves)
-    results = results if isinstance(results, tuple) else (results,)
-    loss = sum(result.sin().sum() for result in results)
-    return results, torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True)
-
-
 @every_norm
 @pytest.mark.parametrize("form", FORMS)
 @narrow
@@ -59,12 +51,12 @@ def test_a_narrow_branch_is_part_of_the_op(rewrite, form, norm, dtype):
     assert rewritten.replaced == {op: 1} and rewritten.reasons == []
     (call,) = rewritten.calls
     assert "to" not in call.split("(")[1:3]
-    results, gradients = outcome(rewritten.call, arguments)
-    exact, exact_gradients = outcome(model, [tensor.double() for tensor in arguments])
-    assert [r.dtype for r in results] == [torch.float32] * len(results)
-    assert [g.dtype for g in gradients] == [a.dtype for a in arguments]
+    leaves = [tensor.requires_grad_() for tensor in arguments]
+    ours = outcome(rewritten.call, leaves)
+    exact = outcome(model, [tensor.detach().double().requires_grad_() for tensor in leaves])
+    assert all(result.dtype == torch.float32 for result in ours.results)
     single = torch.finfo(torch.float32).eps
-    for actual, expected in zip((*results, *gradients), (*exact, *exact_gradients), strict=True):
+    for actual, expected in zip(ours.values, exact.values, strict=True):
         largest = expected.abs().max().item()
         rtol = torch.finfo(actual.dtype).eps if actual.dtype in NARROW else 16 * single
         torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=64 * single * largest)

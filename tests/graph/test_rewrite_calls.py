@@ -152,10 +152,8 @@ def test_gradients_of_softmaxes_are_eagers(rewrite_dynamo, op):
 def test_gradients_of_norms_are_eagers(rewrite_dynamo, norm, op):
     model = nn.Sequential(nn.Linear(8, 8), norm(8), nn.GELU()).double()
     x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
-    rewritten = rewrite_dynamo(model, x)
-    assert rewritten.replaced == {op: 1}
-    leaves = [x, *model.parameters()]
-    assert_same_gradients(rewritten.call, model, [x], leaves, rtol=1e-12, atol=1e-12)
+    rewritten = assert_becomes(rewrite_dynamo, model, [x], {op: 1})
+    assert_same_gradients(rewritten.call, model, [x], list(model.parameters()))
 
 
 #: By its call in the rewritten graph: a model, and the graph's result.
@@ -181,12 +179,6 @@ def test_the_graph_after_the_rewrite(rewrite, call):
     inputs = torch.randn(2, 4), torch.randn(4), torch.randn(4)
     rewritten = rewrite(model, *inputs[: len(inspect.signature(model).parameters)])
     assert rewritten.calls == [call] and rewritten.results == [result] and not rewritten.unused
-
-
-@pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.RMSNorm(4)], ids=str)
-def test_the_traced_graph_reads_the_parameters_of_the_leaf_module(entries, norm):
-    (call,) = entries["symbolic_trace"](nn.Sequential(norm), torch.randn(2, 4)).calls
-    assert "weight=0.weight" in call and ("bias=0.bias" in call) == hasattr(norm, "bias")
 
 
 def test_a_conversion_inside_of_atens_softmax_is_its_dtype():
@@ -232,12 +224,9 @@ def test_casts_to_float32_and_back_are_part_of_the_op(rewrite, kind, op, dtype):
     model, x = kind(16), torch.randn(5, 7, 16).to(dtype)
     with torch.no_grad():
         model.weight.normal_()
-    rewritten = rewrite(model, x)
-    assert rewritten.replaced == {op: 1} and rewritten.reasons == []
+    rewritten = assert_becomes(rewrite, model, [x], {op: 1})
     assert not any(cast in rewritten.code for cast in (" to = ", "float = ", "_to_copy", "type_as"))
-    ours, eager = rewritten.call(x), model(x)
-    assert ours.dtype == dtype and (ours != eager).double().mean() < 0.02
-    torch.testing.assert_close(ours, eager)
+    assert (rewritten.call(x) != model(x)).double().mean() < 0.02
 
 
 def test_a_float32_result_that_is_used_too_keeps_its_casts(rewrite):
@@ -252,20 +241,14 @@ def test_a_float32_result_that_is_used_too_keeps_its_casts(rewrite):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_an_eps_that_is_left_out_is_eagers(rewrite, dtype):
     x = torch.full((2, 8), 1e-4, dtype=dtype)  # small beside eps in float32, large in float64
-    rewritten = rewrite(nn.RMSNorm(8).to(dtype), x)
-    assert rewritten.replaced == {"rms_norm": 1}
-    torch.testing.assert_close(rewritten.call(x), F.rms_norm(x, (8,)))
+    assert_becomes(rewrite, nn.RMSNorm(8).to(dtype), [x], {"rms_norm": 1})
 
 
 def test_a_transposed_input_gives_eagers_strides(rewrite):
     x = torch.randn(4, 8).t()
-    assert_becomes(
-        rewrite, lambda x: F.rms_norm(x, (4,)), [x], {"rms_norm": 1}, rtol=1e-6, atol=1e-6
-    )
+    assert_becomes(rewrite, lambda x: F.rms_norm(x, (4,)), [x], {"rms_norm": 1})
 
 
 def test_a_float32_weight_beside_bfloat16_keeps_eagers_dtype(rewrite):
-    x, weight = torch.randn(2, 8, dtype=torch.bfloat16), torch.randn(8)
-    rewritten = rewrite(lambda x, w: F.rms_norm(x, (8,), w), x, weight)
-    assert rewritten.replaced == {"rms_norm": 1}
-    torch.testing.assert_close(rewritten.call(x, weight), F.rms_norm(x, (8,), weight))
+    inputs = torch.randn(2, 8, dtype=torch.bfloat16), torch.randn(8)
+    assert_becomes(rewrite, lambda x, w: F.rms_norm(x, (8,), w), inputs, {"rms_norm": 1})

@@ -276,11 +276,20 @@ def test_a_position_that_the_graph_reads_ends_each_row(rewrite_dynamo):
     assert_agrees(rewritten.call, model, (x, torch.tensor([11, 2, -no_limit - 1, no_limit])))
 
 
-def test_chunks_begin_and_end_at_their_first_and_last_key(rewrite_dynamo):
-    def model(x):
-        q, k = torch.arange(x.shape[-2])[:, None], torch.arange(x.shape[-1])
-        return x.masked_fill(~((k <= q) & (k // 4 == q // 4)), -INF).softmax(-1)
+def _chunks(x):
+    q, k = torch.arange(x.shape[-2])[:, None], torch.arange(x.shape[-1])
+    return x.masked_fill(~((k <= q) & (k // 4 == q // 4)), -INF).softmax(-1)
 
+
+def _chunks_of_an_added_mask(x):
+    """Every row sees itself, so that the number that is added hides, with gradients too."""
+    q, k = torch.arange(x.shape[-2])[:, None] + 1, torch.arange(x.shape[-1]) + 1
+    visible = (k <= q) & ((k - 2) // 3 == (q - 2) // 3)
+    return (x + torch.where(visible, 0.0, torch.finfo(torch.float32).min)).softmax(-1)
+
+
+@pytest.mark.parametrize("model", [_chunks, _chunks_of_an_added_mask])
+def test_chunks_begin_and_end_at_their_first_and_last_key(rewrite_dynamo, model):
     rewritten = rewritten_alike(rewrite_dynamo, model, [_scores(2, 3, 10, 10)])
     (call,) = rewritten.calls
     assert "mask=" not in call and "causal=True" in call and "start=" in call and "end=" in call
@@ -366,29 +375,28 @@ def test_positions_in_documents_are_compared_as_indices_are(rewrite_dynamo, rule
     assert "mask=" not in call and "bias=" not in call and argument in call and "start=" in call
 
 
-def test_positions_that_are_not_those_of_the_documents_stay_a_mask(rewrite_dynamo):
-    def model(x, positions, others):
-        pair = _viewed(positions)
-        rows, columns = pair(_number_of_document(positions))
-        q, k = pair(others)
-        return x.masked_fill(~((rows == columns) & (k <= q)), -INF).softmax(-1)
+def _causal_in_documents(x, numbers, positions):
+    rows, columns = _viewed(positions)(numbers)
+    q, k = _viewed(positions)(positions)
+    return x.masked_fill(~((rows == columns) & (k <= q)), -INF).softmax(-1)
 
-    inputs = _scores(4, 3, 7, 7), POSITIONS, POSITIONS.flip(0).contiguous()
-    rewritten = rewritten_alike(rewrite_dynamo, model, inputs)
+
+def _others(x, positions):
+    return _causal_in_documents(x, _number_of_document(positions), positions.flip(0))
+
+
+def _written_between_two_reads(x, given):
+    positions = given.clone()
+    numbers = _number_of_document(positions)
+    positions.mul_(-1)
+    return _causal_in_documents(x, numbers, positions)
+
+
+@pytest.mark.parametrize("model", [_others, _written_between_two_reads])
+def test_positions_that_are_not_those_of_the_documents_stay_a_mask(rewrite_dynamo, model):
+    rewritten = rewritten_alike(rewrite_dynamo, model, [_scores(4, 3, 7, 7), POSITIONS])
     (call,) = rewritten.calls
     assert "mask=le(" in call and "start=" in call and "causal" not in call
-
-
-def test_positions_that_are_written_between_two_reads_stay_a_mask(rewrite_dynamo):
-    def model(x, given):
-        positions = given.clone()
-        pair = _viewed(positions)
-        rows, columns = pair(_number_of_document(positions))
-        positions.mul_(-1)
-        q, k = pair(positions)
-        return x.masked_fill(~((rows == columns) & (k <= q)), -INF).softmax(-1)
-
-    rewritten_alike(rewrite_dynamo, model, [_scores(4, 3, 7, 7), POSITIONS])
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -433,19 +441,6 @@ def test_documents_by_their_ends_become_bounds_of_rows(entries, entry, name):
     if entry == "dynamo":
         (call,) = rewritten.calls
         assert "mask=" not in call and "start=" in call and "end=" in call
-
-
-def test_every_row_of_a_chunk_sees_itself(rewrite_dynamo):
-    """So that an added mask hides, with gradients too."""
-
-    def model(x):
-        q, k = torch.arange(x.shape[-2])[:, None] + 1, torch.arange(x.shape[-1]) + 1
-        visible = (k <= q) & ((k - 2) // 3 == (q - 2) // 3)
-        return (x + torch.where(visible, 0.0, torch.finfo(torch.float32).min)).softmax(-1)
-
-    rewritten = rewritten_alike(rewrite_dynamo, model, [_scores(2, 3, 10, 10)])
-    (call,) = rewritten.calls
-    assert "mask=" not in call and "causal=True" in call and "start=" in call
 
 
 def test_rows_that_do_not_see_themselves_keep_the_gradients_of_an_added_mask(rewrite_dynamo):

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import assert_becomes
 from decomposed import rms_norm_decomposed
 
 import fusedops
@@ -50,11 +51,6 @@ def _softmax(x):
     return x.softmax(-1)
 
 
-def test_a_site_that_is_measured_to_be_faster_is_replaced(table, rewrite_dynamo):
-    table("softmax", inductor=2, ours=1)
-    assert rewrite_dynamo(_softmax, torch.randn(64, 64)).replaced == {"softmax": 1}
-
-
 def test_a_site_that_is_measured_to_be_slower_is_left(table, rewrite_dynamo):
     table("softmax", inductor=1, ours=2)
     rewritten = rewrite_dynamo(_softmax, torch.randn(64, 64))
@@ -63,11 +59,14 @@ def test_a_site_that_is_measured_to_be_slower_is_left(table, rewrite_dynamo):
     assert one_element.replaced == {}
 
 
-def test_the_nearest_size_decides(table, rewrite_dynamo):
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_nearest_size_decides_that_of_the_capture_where_sizes_are_dynamic(
+    table, rewrite_dynamo, dynamic
+):
     table("softmax", inductor=1, ours=2, rows_and_cols=(8, 8))
     table("softmax", inductor=2, ours=1, rows_and_cols=(1024, 1024))
-    assert rewrite_dynamo(_softmax, torch.randn(512, 700)).replaced == {"softmax": 1}
-    assert rewrite_dynamo(_softmax, torch.randn(20, 4)).replaced == {}
+    for shape, replaced in (((512, 700), {"softmax": 1}), ((20, 4), {})):
+        assert rewrite_dynamo(_softmax, torch.randn(shape), dynamic=dynamic).replaced == replaced
 
 
 @pytest.mark.parametrize(("ours", "time"), [(0.98, "980 us"), (1, "1 ms")])
@@ -158,48 +157,49 @@ def test_in_training_both_passes_count(table, rewrite_dynamo):
         assert rewrite_dynamo(_softmax, x).replaced == {}
 
 
-def test_a_causal_softmax_is_judged_by_times_of_causal_ones(table, rewrite_dynamo):
-    def model(x):
-        future = torch.ones(64, 64, dtype=torch.bool).triu(1)
-        return x.masked_fill(future, -torch.inf).softmax(-1)
-
-    x = torch.randn(64, 64)
-    table("masked_softmax[additive]", inductor=1, ours=2)
-    assert rewrite_dynamo(model, x).replaced == {}
-    table("masked_softmax[causal]", inductor=2, ours=1)
-    assert rewrite_dynamo(model, x).replaced == {"masked_softmax": 1}
+def _causal(x, sink):
+    future = torch.ones(64, 64, dtype=torch.bool).triu(1)
+    return x.masked_fill(future, -torch.inf).softmax(-1)
 
 
-def test_causal_scores_beside_trained_sinks_are_judged_by_times_of_causal_ones(
-    table, rewrite_dynamo
-):
-    def model(x, sink):
-        visible = torch.ones(64, 64, dtype=torch.bool).tril()
-        scores = x.masked_fill(~visible, -1e30)
-        return torch.cat([scores, sink.expand(64, 1)], -1).softmax(-1)[..., :-1] @ x
+def _causal_beside_a_sink(x, sink):
+    visible = torch.ones(64, 64, dtype=torch.bool).tril()
+    scores = x.masked_fill(~visible, -1e30)
+    return torch.cat([scores, sink.expand(64, 1)], -1).softmax(-1)[..., :-1] @ x
 
-    x, sink = torch.randn(64, 64), torch.randn(1, 1, requires_grad=True)
-    x = x.requires_grad_()
-    table("masked_softmax[additive]", inductor=1, ours=2, mode="training")
+
+@pytest.mark.parametrize(
+    "model, mode, op",
+    [
+        (_causal, "inference", "masked_softmax"),
+        (_causal_beside_a_sink, "training", "masked_softmax_sinks"),
+    ],
+)
+def test_causal_scores_are_judged_by_times_of_causal_ones(table, rewrite_dynamo, model, mode, op):
+    is_trained = mode == "training"
+    x, sink = (torch.randn(n, n, requires_grad=is_trained) for n in (64, 1))
+    table("masked_softmax[additive]", inductor=1, ours=2, mode=mode)
     assert rewrite_dynamo(model, x, sink).replaced == {}
-    table("masked_softmax[causal]", inductor=2, ours=1, mode="training")
-    assert rewrite_dynamo(model, x, sink).replaced == {"masked_softmax_sinks": 1}
+    table("masked_softmax[causal]", inductor=2, ours=1, mode=mode)
+    assert rewrite_dynamo(model, x, sink).replaced == {op: 1}
 
 
-@pytest.mark.parametrize("norm", ["l2_norm", "spatial_layer_norm", "spatial_rms_norm"])
+ADDED_LATER = {
+    "l2_norm": lambda x: F.normalize(x, dim=-1),
+    "spatial_layer_norm": lambda x: (
+        (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-6).sqrt()
+    ),
+    "spatial_rms_norm": lambda x: x * (x.pow(2).mean(1, keepdim=True) + 1e-6).rsqrt(),
+}
+
+
+@pytest.mark.parametrize("norm", ADDED_LATER)
 def test_norms_that_were_added_later_are_judged_by_the_nearest_rows(norm, table, rewrite_dynamo):
-    models = {
-        "l2_norm": lambda x: F.normalize(x, dim=-1),
-        "spatial_layer_norm": lambda x: (
-            (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-6).sqrt()
-        ),
-        "spatial_rms_norm": lambda x: x * (x.pow(2).mean(1, keepdim=True) + 1e-6).rsqrt(),
-    }
     x = torch.randn(1, 64, 64)
-    table(norm, inductor=1, ours=2, rows_and_cols=(64, 64))
-    assert rewrite_dynamo(models[norm], x).replaced == {}
-    table(norm, inductor=3, ours=1, rows_and_cols=(64, 64))
-    assert rewrite_dynamo(models[norm], x).replaced == {norm: 1}
+    table(norm, inductor=1, ours=2)
+    assert rewrite_dynamo(ADDED_LATER[norm], x).replaced == {}
+    table(norm, inductor=3, ours=1)
+    assert rewrite_dynamo(ADDED_LATER[norm], x).replaced == {norm: 1}
 
 
 def test_an_op_that_no_table_has_is_judged_by_the_rule_of_thumb(table, rewrite_dynamo):
@@ -233,13 +233,6 @@ def test_the_random_numbers_of_a_dropout_cost_inductor_what_a_softmax_with_one_t
     assert site().figures.inductor_ms == pytest.approx(4)
     table("masked_softmax[causal]", inductor=3, ours=1, mode="training")
     assert site().figures.inductor_ms == pytest.approx(6)
-
-
-def test_dynamic_sizes_are_judged_by_the_sizes_of_the_capture(table, rewrite_dynamo):
-    table("softmax", inductor=1, ours=2, rows_and_cols=(8, 8))
-    table("softmax", inductor=2, ours=1, rows_and_cols=(1024, 1024))
-    large = rewrite_dynamo(_softmax, torch.randn(512, 700), dynamic=True)
-    assert large.replaced == {"softmax": 1}
 
 
 def test_a_softmax_that_is_reduced_is_left_to_inductor(rewrite_dynamo):
@@ -371,7 +364,6 @@ def test_a_rule_can_be_switched_by_itself(rewrite_dynamo):
     def model(x):
         return F.layer_norm(x, (8,)), x.softmax(-1)
 
+    reason = 'config: fuse="never"'
     with fusedops.config.patch(fuse="always,layer_norm=never"):
-        rewritten = rewrite_dynamo(model, torch.randn(4, 8))
-    assert rewritten.replaced == {"softmax": 1}
-    assert rewritten.reasons == ['config: fuse="never"']
+        assert_becomes(rewrite_dynamo, model, [torch.randn(4, 8)], {"softmax": 1}, [reason])

@@ -9,26 +9,20 @@ from torch import nn
 
 import fusedops
 
+#: Functions of three tensors.
 SOFTMAXES = {
-    "softmax": lambda xs: torch.stack([F.softmax(x, -1) for x in xs]),
-    "softmax, stacked in the middle": lambda xs: torch.stack([x.softmax(1) for x in xs], 1),
-    "softmax, stacked last": lambda xs: torch.stack([x.softmax(0) for x in xs], dim=-1),
-    "softmaxes, one of them decomposed": lambda xs: torch.stack(
-        [softmax_decomposed(xs[0]), xs[1].softmax(-1), xs[2].softmax(1)]
+    "softmax": lambda a, b, c: torch.stack([F.softmax(x, -1) for x in (a, b, c)]),
+    "softmax, stacked in the middle": lambda a, b, c: torch.stack(
+        [a.softmax(1), b.softmax(1), c.softmax(1)], 1
     ),
-    "log_softmax": lambda xs: torch.stack([torch.log_softmax(x, 0) for x in xs]),
+    "softmax, stacked last": lambda a, b, c: torch.stack(
+        [a.softmax(0), b.softmax(0), c.softmax(0)], dim=-1
+    ),
+    "softmaxes, one of them decomposed": lambda a, b, c: torch.stack(
+        [softmax_decomposed(a), b.softmax(-1), c.softmax(1)]
+    ),
+    "log_softmax": lambda a, b, c: torch.stack([torch.log_softmax(x, 0) for x in (a, b, c)]),
 }
-
-
-class OfList(nn.Module):
-    """A model that calls a function with a list of three tensors."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, a, b, c):
-        return self.function([a, b, c])
 
 
 class Norms(nn.Module):
@@ -50,9 +44,8 @@ def inputs(count=3, *shape):
 
 @pytest.mark.parametrize("spelling", SOFTMAXES)
 def test_a_stack_of_softmaxes_is_one_op_at_every_entry(rewrite, spelling):
-    model, given = OfList(SOFTMAXES[spelling]), inputs()
     op = "stack_log_softmax" if "log" in spelling else "stack_softmax"
-    assert_becomes(rewrite, model, given, {op: 1})
+    assert_becomes(rewrite, SOFTMAXES[spelling], inputs(), {op: 1})
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}])
@@ -81,7 +74,7 @@ def test_the_graph_has_one_call(rewrite_dynamo, call):
     assert rewritten.results == ["stack_layer_norm[0]" if is_norm else "stack_softmax"]
 
 
-@pytest.mark.parametrize("model", [OfList(SOFTMAXES["softmax"]), Norms()], ids=["softmax", "norm"])
+@pytest.mark.parametrize("model", [SOFTMAXES["softmax"], Norms()], ids=["softmax", "norm"])
 def test_training_runs_one_op_each_way(backward_ops, model):
     given = [x.requires_grad_() for x in inputs()]
     is_norm = isinstance(model, Norms)
@@ -97,7 +90,7 @@ def test_training_gives_eagers_gradients():
 
 
 def test_compiled_inference_calls_one_op_below_autograd(ops_run):
-    compiled = torch.compile(OfList(SOFTMAXES["softmax"]), backend="fusedops")
+    compiled = torch.compile(SOFTMAXES["softmax"], backend="fusedops")
     given = inputs()
     with torch.no_grad():
         compiled(*given)
@@ -105,7 +98,7 @@ def test_compiled_inference_calls_one_op_below_autograd(ops_run):
 
 
 def test_sizes_may_be_symbols(rewrite_dynamo):
-    model = OfList(SOFTMAXES["softmax"])
+    model = SOFTMAXES["softmax"]
     rewritten = rewrite_dynamo(model, *inputs(), dynamic=True)
     assert rewritten.replaced == {"stack_softmax": 1}
     assert_one_graph(rewritten, model, [inputs(3, rows, 8) for rows in (5, 9)])
@@ -117,79 +110,78 @@ def masked(x):
 
 SINGLE = {
     "a result has another user": (
-        lambda xs: (lambda y: torch.stack([y, xs[1].softmax(-1)]) + y)(xs[0].softmax(-1)),
+        lambda a, b, c: (lambda y: torch.stack([y, b.softmax(-1)]) + y)(a.softmax(-1)),
         {"softmax": 2},
     ),
     "different dims": (
-        lambda xs: torch.stack([xs[0].softmax(-1), xs[1].softmax(0)]),
+        lambda a, b, c: torch.stack([a.softmax(-1), b.softmax(0)]),
         {"softmax": 2},
     ),
     "different functions": (
-        lambda xs: torch.stack([xs[0].softmax(-1), xs[1].log_softmax(-1)]),
+        lambda a, b, c: torch.stack([a.softmax(-1), b.log_softmax(-1)]),
         {"softmax": 1, "log_softmax": 1},
     ),
     "something else among them": (
-        lambda xs: torch.stack([xs[0].softmax(-1), xs[1], xs[2].softmax(-1)]),
+        lambda a, b, c: torch.stack([a.softmax(-1), b, c.softmax(-1)]),
         {"softmax": 2},
     ),
-    "one alone": (lambda xs: torch.stack([xs[0].softmax(-1)]), {"softmax": 1}),
+    "one alone": (lambda a, b, c: torch.stack([a.softmax(-1)]), {"softmax": 1}),
     "different eps": (
-        lambda xs: torch.stack([F.layer_norm(xs[0], (8,)), F.layer_norm(xs[1], (8,), eps=1e-3)]),
+        lambda a, b, c: torch.stack([F.layer_norm(a, (8,)), F.layer_norm(b, (8,), eps=1e-3)]),
         {"layer_norm": 2},
     ),
     "a weight for one": (
-        lambda xs: torch.stack([F.layer_norm(xs[0], (8,)), F.layer_norm(xs[1], (8,), xs[2][0])]),
+        lambda a, b, c: torch.stack([F.layer_norm(a, (8,)), F.layer_norm(b, (8,), c[0])]),
         {"layer_norm": 2},
     ),
     "masks, which another op takes in": (
-        lambda xs: torch.stack([masked(xs[0]), masked(xs[1])]),
+        lambda a, b, c: torch.stack([masked(a), masked(b)]),
         {"masked_softmax": 2},
     ),
     "residuals, which another op takes in": (
-        lambda xs: torch.stack([F.layer_norm(xs[0] + xs[1], (8,)), F.layer_norm(xs[2], (8,))]),
+        lambda a, b, c: torch.stack([F.layer_norm(a + b, (8,)), F.layer_norm(c, (8,))]),
         {"add_layer_norm": 1, "layer_norm": 1},
     ),
     "another dtype": (
-        lambda xs: torch.stack([x.softmax(-1, torch.float64) for x in xs]),
+        lambda a, b, c: torch.stack([x.softmax(-1, torch.float64) for x in (a, b, c)]),
         {"softmax": 3},
     ),
 }
 
 
-@pytest.mark.parametrize("case", SINGLE)
-def test_calls_that_are_not_one_stack_are_replaced_one_by_one(rewrite_dynamo, case):
-    function, replaced = SINGLE[case]
-    assert_becomes(rewrite_dynamo, OfList(function), inputs(), replaced)
+@pytest.mark.parametrize("function, replaced", SINGLE.values(), ids=SINGLE)
+def test_calls_that_are_not_one_stack_are_replaced_one_by_one(rewrite_dynamo, function, replaced):
+    assert_becomes(rewrite_dynamo, function, inputs(), replaced)
 
 
 def test_an_input_that_is_written_before_the_stack_is_read_in_time(rewrite_dynamo):
-    def function(xs):
-        x = xs[0].clone()
+    def function(a):
+        x = a.clone()
         y = x.softmax(-1)
         x.add_(1)
         return torch.stack([y, x.softmax(-1)]), x
 
-    rewritten = rewritten_alike(rewrite_dynamo, OfList(function), inputs())
+    rewritten = rewritten_alike(rewrite_dynamo, function, inputs(1))
     assert rewritten.replaced == {"softmax": 2}
     assert "written in place before its last call" in rewritten.reasons[0]
 
 
 def test_one_tensor_may_stand_in_a_stack_twice(rewrite_dynamo):
-    def function(xs):
-        y = xs[0].softmax(-1)
+    def function(a):
+        y = a.softmax(-1)
         return torch.stack([y, y])
 
-    rewritten_alike(rewrite_dynamo, OfList(function), inputs())
+    rewritten_alike(rewrite_dynamo, function, inputs(1))
 
 
 def test_explain_shows_the_stack():
-    report = fusedops.explain(OfList(SOFTMAXES["softmax"]), *inputs())
+    report = fusedops.explain(SOFTMAXES["softmax"], *inputs())
     (site,) = report.replaced
     assert site.rule == "stack" and site.op == "stack_softmax" and site.bytes_saved > 0
 
 
 def test_the_rule_can_be_switched_off(rewrite_dynamo):
     with fusedops.config.patch(fuse="always,stack=never"):
-        rewritten = rewrite_dynamo(OfList(SOFTMAXES["softmax"]), *inputs())
+        rewritten = rewrite_dynamo(SOFTMAXES["softmax"], *inputs())
     assert rewritten.replaced == {"softmax": 3}
     assert rewritten.reasons == ['config: fuse="never"']

@@ -5,8 +5,6 @@ writes outside a tensor must end a test and not the run.
 """
 
 import multiprocessing
-import subprocess
-import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exhaustive import beyond
+from processes import run_python
 from torch import nn
 
 import fusedops
@@ -140,7 +139,8 @@ assert CppTile2DKernel.store is original
 
 @pytest.mark.slow("Inductor compiles in a process of its own")
 def test_plain_inductor_has_its_own_method_where_fusedops_is_only_imported():
-    subprocess.run([sys.executable, "-c", _PLAIN], check=True)
+    ran = run_python("-c", _PLAIN)
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.fixture
