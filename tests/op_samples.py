@@ -92,6 +92,7 @@ def _masked_rows():
                 yield Sample("masked_softmax", (x, *given, *rest))
                 dropped = (x, *given, 0.0, torch.tensor(1), *rest)
                 yield Sample("masked_softmax_dropout", dropped)
+    yield Sample("masked_softmax", (_randn(1), None, 0.7, False, None))  # fewer keys than ranks
 
 
 def _norms():

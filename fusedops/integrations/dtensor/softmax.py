@@ -17,7 +17,7 @@ import torch
 
 from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
-from fusedops.ops.checks import statistics_dtype, wide
+from fusedops.ops.checks import statistics_dtype, statistics_shape, wide
 from fusedops.ops.softmax_stats import shift_of
 
 ops = torch.ops.fusedops
@@ -62,8 +62,7 @@ def local_statistics(input: torch.Tensor, dim: int) -> Statistics:
     if input.shape[dim] > 0:
         max, sum = ops.softmax_stats.default(input, dim)
         return max, sum
-    shape = [1 if d == dim else size for d, size in enumerate(input.shape)]
-    dtype = statistics_dtype(input.dtype)
+    shape, dtype = statistics_shape(input, dim), statistics_dtype(input.dtype)
     return input.new_full(shape, -math.inf, dtype=dtype), input.new_zeros(shape, dtype=dtype)
 
 
