@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fusedops.ops.registration.call import tensors_among
+from fusedops.ops.registration.libraries import check_defined
 
 MaybeTensor = torch.Tensor | None
 
@@ -19,6 +20,7 @@ class Signature:
     them."""
 
     def __init__(self, name: str) -> None:
+        check_defined(name)
         self.name = name
         self.overload = getattr(torch.ops.fusedops, name).default
         self.names = [argument.name for argument in self.overload._schema.arguments]
