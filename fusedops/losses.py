@@ -472,7 +472,9 @@ def _is_never_taken(value: object) -> bool:
 
 def _check_heads(layer: _Layer) -> None:
     """Checks the shapes and layouts of the arguments of several heads. The op checks all else."""
-    function, input = "linear_cross_entropy", layer.input
+    function = "linear_cross_entropy"
+    input = _arguments.tensor(function, "input", layer.input)
+    _arguments.tensor(function, "target", layer.target)
     named = {name: tensor for name, tensor in layer._asdict().items() if tensor is not None}
     for name, tensor in named.items():
         _check_strided(function, name, tensor)
