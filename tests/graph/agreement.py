@@ -63,12 +63,12 @@ def _shared(results, inputs):
 
 
 def assert_agrees(ours, eager, inputs, rtol=None, atol=None):
-    """Both functions have the same outcome: in float64 to 1e-9, else to torch's tolerances."""
+    """Both functions have the same outcome: in float64 to 1e-12, else to torch's tolerances."""
     ours, eager = (outcome(function, inputs) for function in (ours, eager))
     assert_alike(ours, eager)
     for actual, expected in zip(ours.values, eager.values, strict=True):
         if rtol is None and expected.dtype == torch.float64:
-            torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+            torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
         else:
             torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
 
