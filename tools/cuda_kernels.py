@@ -60,7 +60,7 @@ def widths(vectors: str, dtype: str) -> list[int]:
 
 def instances(words: list[str]) -> Iterator[str]:
     """Yields the kernels that one line of kernels.h stands for. `words` are its macro arguments."""
-    _, kind, _, pass_, scope, template, *parameters = words
+    _, pass_, scope, template, *parameters = words
     for _, (dtype,) in macros(CUDA / "launch/plans.def", "DTYPE"):
         for plan_pass, vectors, plan_scope, elements, threads in PLANS:
             if (plan_pass, plan_scope) != (pass_, scope):
@@ -68,7 +68,7 @@ def instances(words: list[str]) -> Iterator[str]:
             for width in widths(vectors, dtype):
                 # Stack kernels exist for 16-byte vectors only: see find_in_plan() in
                 # launch/kernels.h.
-                if kind == "kStack" and width * BYTES[dtype] < 16:
+                if "_stack_" in template and width * BYTES[dtype] < 16:
                     continue
                 values = {
                     "T": SYMBOLS.get(dtype, dtype),
@@ -95,10 +95,12 @@ TERMS = terms()
 def kernels(family: str) -> set[str]:
     """Returns the kernels of csrc/cuda/<family>/kernels.h."""
     found: set[str] = set()
-    names = ("KERNEL", "ACCUMULATOR_KERNEL", "FLOAT_KERNEL")
+    names = ("KERNEL", "TILE_KERNEL", "ACCUMULATOR_KERNEL", "FLOAT_KERNEL")
     for name, words in macros(CUDA / family / "kernels.h", *names):
         if name == "KERNEL":
             found.update(instances(words))
+        elif name == "TILE_KERNEL":
+            found.update(instances([*words[:4], "T", "kWidth", "kVectors", *words[4:]]))
         else:
             dtypes = ("float", "double") if name == "ACCUMULATOR_KERNEL" else ("float",)
             found.update(f"{words[1]}<{dtype}>" for dtype in dtypes)

@@ -6,6 +6,6 @@
 
 namespace fusedops::cuda {
 
-KERNEL(ColumnSumsOfRows, kTensor, RowKernel<ColumnSums>, kSpatial, kSpatial, column_sums, T)
+KERNEL(ColumnSumsOfRows, kSpatial, kSpatial, column_sums, T)
 
 }  // namespace fusedops::cuda

@@ -7,12 +7,8 @@
 
 namespace fusedops::cuda {
 
-KERNEL(
-    CrossEntropyForwardRows, kTensor, SegmentKernel<CrossEntropyForward>, kCrossEntropy, kLooped,
-    cross_entropy_forward, T, kWidth)
-KERNEL(
-    CrossEntropyBackwardRows, kTensor, SegmentKernel<CrossEntropyBackward>, kCrossEntropy, kLooped,
-    cross_entropy_backward, T, kWidth)
+KERNEL(CrossEntropyForwardRows, kCrossEntropy, kLooped, cross_entropy_forward, T, kWidth)
+KERNEL(CrossEntropyBackwardRows, kCrossEntropy, kLooped, cross_entropy_backward, T, kWidth)
 ACCUMULATOR_KERNEL(cross_entropy_merge_of, cross_entropy_merge)
 
 }  // namespace fusedops::cuda

@@ -27,33 +27,35 @@ inline dim3 class_threads(int64_t cols, int32_t width) {
   return dim3(threads, kClassThreads / threads);
 }
 
-// Launches kernel(args, first_row, segments) for `rows` rows from `first` on: segments.count blocks
-// for every threads.y rows.
-template <class Args>
+// Launches kernel(args, first_row, segments) for all rows, of `cols` columns: segments.count blocks
+// for every threads.y rows. Calls after(first_row, rows) after each launch.
+template <class Kernel, class Args, class After>
 Status launch_class_blocks(
-    SegmentKernel<Args> kernel, Segments segments, dim3 threads, int64_t first, int64_t rows,
-    const Args& args, Stream stream) {
-  const int64_t blocks = ceil_div(rows, threads.y) * segments.count;
-  return device::launch(kernel, blocks, threads, stream, args, first, segments);
+    DType dtype, int64_t cols, Segments segments, const Args& args, Stream stream, After after) {
+  const int32_t width = width_of(dtype);
+  const auto kernel = find_kernel<Kernel>(dtype, width);
+  const dim3 threads = class_threads(cols, width);
+  const int64_t most = device::max_grid() / segments.count * threads.y;
+  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
+    const int64_t blocks = ceil_div(rows, threads.y) * segments.count;
+    const Status status = device::launch(kernel, blocks, threads, stream, args, first, segments);
+    return status == device::kSuccess ? after(first, rows) : status;
+  });
 }
 
 Status launch(const CrossEntropyForward& args, Stream stream) {
   const DType dtype = args.logits.input.dtype;
-  const int32_t width = width_of(dtype);
   const Segments segments = plan_class_segments(args.cols);
-  const auto kernel = find_kernel<CrossEntropyForwardRows>(dtype, width);
   const bool has_one_segment = segments.count == 1;
-  if (kernel == nullptr) return device::kInvalidValue;
   if (!has_one_segment && args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
-  const dim3 threads = class_threads(args.cols, width);
-  const int64_t most = device::max_grid() / segments.count * threads.y;
-  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
-    const Status status = launch_class_blocks(kernel, segments, threads, first, rows, args, stream);
-    if (status != device::kSuccess || has_one_segment) return status;
+  const auto merge = [&](int64_t first, int64_t rows) {
+    if (has_one_segment) return device::kSuccess;
     return device::launch_behind(
         cross_entropy_merge_of(dtype), ceil_div(rows, kMergeRows), dim3(kMergeLanes, kMergeRows),
         stream, args, first, segments);
-  });
+  };
+  return launch_class_blocks<CrossEntropyForwardRows>(
+      dtype, args.cols, segments, args, stream, merge);
 }
 
 int64_t workspace_bytes(const CrossEntropyForward& args) {
@@ -75,16 +77,10 @@ inline int64_t cols_from_alignment(const Rows& rows, int64_t cols) {
 Status launch(const CrossEntropyBackward& args, Stream stream) {
   const DType dtype = args.logits.input.dtype;
   if (args.grad_input.dtype != dtype) return device::kInvalidValue;
-  const int32_t width = width_of(dtype);
   const int64_t cols = cols_from_alignment(args.grad_input, args.cols);
-  const Segments segments = plan_class_segments(cols);
-  const auto kernel = find_kernel<CrossEntropyBackwardRows>(dtype, width);
-  if (kernel == nullptr) return device::kInvalidValue;
-  const dim3 threads = class_threads(cols, width);
-  const int64_t most = device::max_grid() / segments.count * threads.y;
-  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
-    return launch_class_blocks(kernel, segments, threads, first, rows, args, stream);
-  });
+  const auto nothing = [](int64_t, int64_t) { return device::kSuccess; };
+  return launch_class_blocks<CrossEntropyBackwardRows>(
+      dtype, cols, plan_class_segments(cols), args, stream, nothing);
 }
 
 int64_t workspace_bytes(const CrossEntropyBackward&) { return 0; }

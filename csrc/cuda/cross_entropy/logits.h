@@ -22,9 +22,7 @@ inline constexpr int32_t kClassBlocks = sizeof(T) == 8 ? 4 : 7;
 inline constexpr int32_t kClassSegmentCols = 16384;
 
 constexpr Segments plan_class_segments(int64_t cols) {
-  int64_t segment = kClassSegmentCols;
-  while (ceil_div(cols, segment) > kMaxSegments) segment *= 2;
-  return {static_cast<int32_t>(segment), static_cast<int32_t>(ceil_div(cols, segment))};
+  return plan_segments(cols, kClassSegmentCols, kMaxSegments);
 }
 
 // Returns the alignment, in bytes, of the first vector in a row of gradients: a line of the cache,

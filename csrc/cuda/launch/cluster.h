@@ -2,7 +2,7 @@
 // the architectures that have clusters.
 #pragma once
 
-#include "cuda/launch/dispatch.h"
+#include "cuda/launch/kernels.h"
 #include "cuda/launch/refusals.h"
 
 namespace fusedops::cuda {
@@ -30,6 +30,38 @@ Status launch_clusters(const NormForward& args, const RowPlan& plan, Stream stre
 Status launch_clusters(const NormBackward& args, const NormBackwardPlan& plan, Stream stream);
 
 #endif
+
+// Launches the kernels for a plan of softmax or of a norm's forward pass. `row_bytes` is what they
+// read of a row.
+template <class Registers, class Partials, class Apply, class Args, class... More>
+Status launch_scope(
+    const Args& args, const RowPlan& plan, DType dtype, int64_t row_bytes, Stream stream,
+    More... more) {
+  switch (plan.scope) {
+    case Scope::kRegisters:
+      return launch_rows(find_kernel<Registers>(dtype, plan), plan, args, stream);
+    case Scope::kCluster:
+      return launch_clusters(args, plan, stream);
+    case Scope::kSegments:
+      return launch_segments(
+          find_kernel<Partials>(dtype, plan), find_kernel<Apply>(dtype, plan), row_bytes, args,
+          plan_segments(args.cols), stream, more...);
+    default:
+      return device::kInvalidValue;
+  }
+}
+
+// Launches all tensors of a stack at once if there is a kernel for the stack, which is so if a
+// block holds whole rows in wide vectors; else one after the other.
+template <class StackKernel, class Stack>
+Status launch_stack(const Stack& stack, const RowPlan& plan, DType dtype, Stream stream) {
+  const auto kernel = find_kernel<StackKernel>(dtype, plan);
+  const int64_t blocks = stack.count * ceil_div(stack.each.rows, plan.rows);
+  const bool is_one_launch =
+      plan.scope == Scope::kRegisters && kernel != nullptr && blocks <= device::max_grid();
+  if (!is_one_launch) return launch_each(stack, stream);
+  return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
+}
 
 // Returns how many blocks the clusters of a plan may have on the current device.
 inline int32_t cluster_limit() { return device::has_clusters() ? kMaxClusterBlocks : 1; }

@@ -95,7 +95,7 @@ Status for_each_launch(int64_t count, int64_t most, Body body) {
 }
 
 // Launches kernel(args, first) for `count` items, `items_per_block` a block. Refuses a null kernel,
-// which find_kernel() returns if there is none.
+// which find_kernel() returns if there is none; in other launches CUDA does so.
 template <class Args>
 Status launch_items(
     void (*kernel)(Args, int64_t), int64_t count, int32_t items_per_block, dim3 threads,
@@ -108,12 +108,10 @@ Status launch_items(
   });
 }
 
-// Launches kernel(args, first_row) with a cluster of plan.blocks blocks for each row. Refuses a
-// null kernel.
+// Launches kernel(args, first_row) with a cluster of plan.blocks blocks for each row.
 template <class Args>
 Status launch_row_clusters(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
-  if (kernel == nullptr) return device::kInvalidValue;
   const int64_t most = device::max_grid() / plan.blocks;
   return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
     return device::launch_clusters(
@@ -170,12 +168,11 @@ inline int64_t segment_partials_bytes(
 
 // Launches partials(args, first_row, segments) and then apply(args, first_row, segments, more...),
 // with a block for each segment. `row_bytes` is what the first kernel reads of a row; from it
-// segment_rows() computes how many rows a launch takes. Refuses a null kernel or workspace.
+// segment_rows() computes how many rows a launch takes. Refuses a null workspace.
 template <class Args, class... More>
 Status launch_segments(
     void (*partials)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments, More...),
     int64_t row_bytes, const Args& args, Segments segments, Stream stream, More... more) {
-  if (partials == nullptr || apply == nullptr) return device::kInvalidValue;
   if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
   const int64_t most = std::min(segment_rows(row_bytes), device::max_grid() / segments.count);
   return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {

@@ -17,36 +17,21 @@ inline constexpr DType kDTypeOf = std::is_same_v<T, double> ? DType::kFloat64
     : std::is_same_v<T, Half>                               ? DType::kFloat16
                                                             : DType::kBFloat16;
 
-// These are the types of kernels. The int64_t is the first row, column (column_sums) or inner
-// segment (StripKernel) of a launch, or the number of partitions (spatial_norm_channel_sums).
-template <class Args>
-using Kernel = void (*)(Args);
-template <class Args>
-using RowKernel = void (*)(Args, int64_t);
-template <class Args>
-using SegmentKernel = void (*)(Args, int64_t, Segments);
-
-// The bool says whether blocks copy their strips (launch/spatial.h) to shared memory.
-template <class Args>
-using StripKernel = void (*)(Args, int64_t, bool);
-
-// Says whether a kernel takes one tensor, or a stack of them. Only kernels with 16-byte vectors
-// exist for stacks: with narrower vectors, the tensors of a stack are launched one by one.
-enum class KernelKind { kTensor, kStack };
-
 // Defines `Name`, which describes a kernel to find_kernel(). The kernel's template arguments may
 // contain T, the type of the rows that are read, kWidth, kVectors and kThreads.
-#define KERNEL(Name, kind, Function_, pass, scope, kernel, ...) \
-  struct Name {                                                 \
-    using Function = Function_;                                 \
-    static constexpr KernelKind kKind = KernelKind::kind;       \
-    static constexpr Pass kPass = Pass::pass;                   \
-    static constexpr Scope kScope = Scope::scope;               \
-    template <class T, int kWidth, int kVectors, int kThreads>  \
-    static constexpr Function instance() {                      \
-      return &kernel<__VA_ARGS__>;                              \
-    }                                                           \
+#define KERNEL(Name, pass, scope, kernel, ...)                 \
+  struct Name {                                                \
+    static constexpr Pass kPass = Pass::pass;                  \
+    static constexpr Scope kScope = Scope::scope;              \
+    template <class T, int kWidth, int kVectors, int kThreads> \
+    static constexpr auto instance() {                         \
+      return &kernel<__VA_ARGS__>;                             \
+    }                                                          \
   };
+// Describes a kernel that holds kVectors vectors of a row in each thread. Only what its template
+// arguments have besides T, kWidth and kVectors is listed.
+#define TILE_KERNEL(Name, pass, scope, kernel, ...) \
+  KERNEL(Name, pass, scope, kernel, T, kWidth, kVectors, ##__VA_ARGS__)
 // Defines Name(dtype), which returns the kernel with the accumulators for rows of that dtype.
 #define ACCUMULATOR_KERNEL(Name, kernel)                                \
   inline auto Name(DType dtype) {                                       \
@@ -56,9 +41,6 @@ enum class KernelKind { kTensor, kStack };
 #define FLOAT_KERNEL(Name, kernel) \
   inline auto Name() { return &kernel<float>; }
 
-template <class Kernel>
-using FunctionOf = typename Kernel::Function;
-
 // Names the list of plans that the library's kernels are compiled for.
 struct ShippedPlans {
   static constexpr const auto& kList = kPlans;
@@ -66,14 +48,36 @@ struct ShippedPlans {
 template <class Kernel, class Plans>
 inline constexpr PlanRange kPlansOf = plans_of(Kernel::kPass, Plans::kList);
 
+// Returns the kernel for rows of Half with the first listed plan that has one.
+template <class Kernel, size_t kIndex = 0>
+constexpr auto first_instance() {
+  constexpr ListedPlan listed = kPlansOf<Kernel, ShippedPlans>.first[kIndex];
+  constexpr int kWidth = listed.vectors == Vectors::kWide16 ? kMaxVectorBytes / sizeof(Half) : 1;
+  if constexpr (listed.scope != Kernel::kScope) {
+    return first_instance<Kernel, kIndex + 1>();
+  } else {
+    static_assert(width_in(listed, kWidth, sizeof(Half)) == kWidth);
+    return Kernel::template instance<Half, kWidth, listed.elements / kWidth, listed.threads>();
+  }
+}
+// A kernel has the same type for all dtypes and plans.
+template <class Kernel>
+using FunctionOf = decltype(first_instance<Kernel>());
+
+// Says whether a kernel takes a stack of tensors. Only kernels with 16-byte vectors exist for
+// stacks: with narrower vectors, the tensors of a stack are launched one by one.
+template <class Kernel>
+inline constexpr bool kTakesStack = std::is_invocable_v<FunctionOf<Kernel>, SoftmaxStack> ||
+    std::is_invocable_v<FunctionOf<Kernel>, NormStack> ||
+    std::is_invocable_v<FunctionOf<Kernel>, NormStackBackward>;
+
 // Sets `function` to the kernel for listed plan kIndex, if this plan has that kernel for T and
 // kWidth, with these elements a thread and this fixed number of threads. Else does nothing.
 template <class Kernel, class Plans, class T, int kWidth, size_t kIndex>
 void find_in_plan(int32_t elements, int32_t threads, FunctionOf<Kernel>& function) {
   constexpr ListedPlan listed = kPlansOf<Kernel, Plans>.first[kIndex];
   constexpr bool kHasKernel = listed.scope == Kernel::kScope &&
-      width_in(listed, kWidth, sizeof(T)) == kWidth &&
-      (Kernel::kKind == KernelKind::kTensor || kIsWide<T, kWidth>);
+      width_in(listed, kWidth, sizeof(T)) == kWidth && (!kTakesStack<Kernel> || kIsWide<T, kWidth>);
   if constexpr (kHasKernel) {
     if (listed.elements == elements && listed.threads == threads) {
       function = Kernel::template instance<T, kWidth, listed.elements / kWidth, listed.threads>();

@@ -270,8 +270,8 @@ struct Segments {
   int32_t count;  // segments of a row
 };
 
-constexpr Segments plan_segments(int64_t cols) {
-  int64_t segment = kSegmentCols, most = 64;
+// Cuts a row into segments of at least `segment` columns, at first at most `most` of them.
+constexpr Segments plan_segments(int64_t cols, int64_t segment = kSegmentCols, int64_t most = 64) {
   while (ceil_div(cols, segment) > most) {
     segment *= 2;
     if (most < kMaxSegments) most *= 2;

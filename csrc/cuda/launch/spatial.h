@@ -12,8 +12,7 @@ template <class Strip, class Args>
 Status launch_strips(DType dtype, int32_t width, int32_t tensors, const Args& args, Stream stream) {
   const SpatialPlan plan = plan_spatial(
       args.dim_size, args.inner, width, size_of(dtype), tensors, device::max_shared_bytes());
-  const StripKernel<Args> kernel = find_kernel<Strip>(dtype, width);
-  if (kernel == nullptr) return device::kInvalidValue;
+  const auto kernel = find_kernel<Strip>(dtype, width);
   const dim3 threads(plan.inner_threads, plan.dim_threads);
   const int64_t blocks = args.outer * plan.segments;
   return for_each_launch(blocks, device::max_grid(), [&](int64_t first, int64_t count) {

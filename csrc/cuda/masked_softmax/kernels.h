@@ -7,53 +7,38 @@
 
 namespace fusedops::cuda {
 
-KERNEL(
-    MaskedForwardNoTerms, kTensor, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
-    masked_softmax_forward_registers, T, kWidth, kVectors, kNoTerms, kThreads)
-KERNEL(
-    MaskedForwardCausal, kTensor, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
-    masked_softmax_forward_registers, T, kWidth, kVectors, kCausalTerm, kThreads)
-KERNEL(
-    MaskedForwardBool, kTensor, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
-    masked_softmax_forward_registers, T, kWidth, kVectors, kBoolTerm, kThreads)
-KERNEL(
-    MaskedForwardNumbers, kTensor, RowKernel<ForwardArgs>, kMaskedForward, kRegisters,
-    masked_softmax_forward_registers, T, kWidth, kVectors, kNumbersTerm, kThreads)
-KERNEL(
-    MaskedForwardAll, kTensor, RowKernel<ForwardArgs>, kAnyMasked, kRegisters,
-    masked_softmax_forward_registers, T, kWidth, kVectors, kAllTerms, kThreads)
-KERNEL(
-    MaskedForwardCapped, kTensor, RowKernel<ForwardArgs>, kAnyMasked, kRegisters,
-    masked_softmax_forward_registers, T, kWidth, kVectors, kCappedTerms, kThreads)
-KERNEL(
-    MaskedForwardCluster, kTensor, RowKernel<ForwardArgs>, kAnyMasked, kCluster,
-    masked_softmax_forward_cluster, T, kWidth, kVectors)
-KERNEL(
-    MaskedForwardLooped, kTensor, RowKernel<ForwardArgs>, kAnyMasked, kLooped,
-    masked_softmax_forward_looped, T, kWidth)
-KERNEL(
-    MaskedForwardUnaligned, kTensor, RowKernel<ForwardArgs>, kPlainMasked, kRegisters,
-    masked_softmax_forward_unaligned, T, kWidth, kVectors, kThreads)
-KERNEL(
-    MaskedBackwardNoTerms, kTensor, RowKernel<BackwardArgs>, kMaskedBackward, kRegisters,
-    masked_softmax_backward_registers, T, kWidth, kVectors, kNoTerms)
-KERNEL(
-    MaskedBackwardCausal, kTensor, RowKernel<BackwardArgs>, kMaskedBackward, kRegisters,
-    masked_softmax_backward_registers, T, kWidth, kVectors, kCausalTerm)
-KERNEL(
-    MaskedBackwardBool, kTensor, RowKernel<BackwardArgs>, kMaskedBackward, kRegisters,
-    masked_softmax_backward_registers, T, kWidth, kVectors, kBoolTerm)
-KERNEL(
-    MaskedBackwardAll, kTensor, RowKernel<BackwardArgs>, kAnyMasked, kRegisters,
-    masked_softmax_backward_registers, T, kWidth, kVectors, kAllTerms)
-KERNEL(
-    MaskedBackwardCluster, kTensor, RowKernel<BackwardArgs>, kAnyMasked, kCluster,
-    masked_softmax_backward_cluster, T, kWidth, kVectors)
-KERNEL(
-    MaskedBackwardLooped, kTensor, RowKernel<BackwardArgs>, kAnyMasked, kLooped,
-    masked_softmax_backward_looped, T, kWidth)
-KERNEL(
-    MaskedBackwardUnaligned, kTensor, RowKernel<BackwardArgs>, kPlainMasked, kRegisters,
-    masked_softmax_backward_unaligned, T, kWidth, kVectors, kThreads)
+TILE_KERNEL(
+    MaskedForwardNoTerms, kMaskedForward, kRegisters, masked_softmax_forward_registers, kNoTerms,
+    kThreads)
+TILE_KERNEL(
+    MaskedForwardCausal, kMaskedForward, kRegisters, masked_softmax_forward_registers, kCausalTerm,
+    kThreads)
+TILE_KERNEL(
+    MaskedForwardBool, kMaskedForward, kRegisters, masked_softmax_forward_registers, kBoolTerm,
+    kThreads)
+TILE_KERNEL(
+    MaskedForwardNumbers, kMaskedForward, kRegisters, masked_softmax_forward_registers,
+    kNumbersTerm, kThreads)
+TILE_KERNEL(
+    MaskedForwardAll, kAnyMasked, kRegisters, masked_softmax_forward_registers, kAllTerms, kThreads)
+TILE_KERNEL(
+    MaskedForwardCapped, kAnyMasked, kRegisters, masked_softmax_forward_registers, kCappedTerms,
+    kThreads)
+TILE_KERNEL(MaskedForwardCluster, kAnyMasked, kCluster, masked_softmax_forward_cluster)
+KERNEL(MaskedForwardLooped, kAnyMasked, kLooped, masked_softmax_forward_looped, T, kWidth)
+TILE_KERNEL(
+    MaskedForwardUnaligned, kPlainMasked, kRegisters, masked_softmax_forward_unaligned, kThreads)
+TILE_KERNEL(
+    MaskedBackwardNoTerms, kMaskedBackward, kRegisters, masked_softmax_backward_registers, kNoTerms)
+TILE_KERNEL(
+    MaskedBackwardCausal, kMaskedBackward, kRegisters, masked_softmax_backward_registers,
+    kCausalTerm)
+TILE_KERNEL(
+    MaskedBackwardBool, kMaskedBackward, kRegisters, masked_softmax_backward_registers, kBoolTerm)
+TILE_KERNEL(MaskedBackwardAll, kAnyMasked, kRegisters, masked_softmax_backward_registers, kAllTerms)
+TILE_KERNEL(MaskedBackwardCluster, kAnyMasked, kCluster, masked_softmax_backward_cluster)
+KERNEL(MaskedBackwardLooped, kAnyMasked, kLooped, masked_softmax_backward_looped, T, kWidth)
+TILE_KERNEL(
+    MaskedBackwardUnaligned, kPlainMasked, kRegisters, masked_softmax_backward_unaligned, kThreads)
 
 }  // namespace fusedops::cuda

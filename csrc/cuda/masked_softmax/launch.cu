@@ -73,35 +73,21 @@ inline RowPlan plan_of(const ForwardArgs& args, int32_t width, int32_t cluster_l
 
 // Returns the kernel for these terms that holds a row in the registers of one block.
 FunctionOf<MaskedForwardAll> forward_registers(int32_t terms, DType dtype, const RowPlan& plan) {
-  switch (terms) {
-    case kNoTerms:
-      return find_kernel<MaskedForwardNoTerms>(dtype, plan);
-    case kCausalTerm:
-      return find_kernel<MaskedForwardCausal>(dtype, plan);
-    case kBoolTerm:
-      return find_kernel<MaskedForwardBool>(dtype, plan);
-    case kNumbersTerm:
-      return find_kernel<MaskedForwardNumbers>(dtype, plan);
-    case kCappedTerms:
-      return find_kernel<MaskedForwardCapped>(dtype, plan);
-  }
-  return find_kernel<MaskedForwardAll>(dtype, plan);
+  return terms == kNoTerms    ? find_kernel<MaskedForwardNoTerms>(dtype, plan)
+      : terms == kCausalTerm  ? find_kernel<MaskedForwardCausal>(dtype, plan)
+      : terms == kBoolTerm    ? find_kernel<MaskedForwardBool>(dtype, plan)
+      : terms == kNumbersTerm ? find_kernel<MaskedForwardNumbers>(dtype, plan)
+      : terms == kCappedTerms ? find_kernel<MaskedForwardCapped>(dtype, plan)
+                              : find_kernel<MaskedForwardAll>(dtype, plan);
 }
 
 Status launch_scope(const ForwardArgs& args, const RowPlan& plan, Stream stream) {
+  if (plan.scope == Scope::kCluster) return launch_clusters(args, plan, stream);
   const DType dtype = args.input.dtype;
-  switch (plan.scope) {
-    case Scope::kRegisters: {
-      const int32_t terms = terms_of(args.scores, dtype, plan.width);
-      return launch_rows(forward_registers(terms, dtype, plan), plan, args, stream);
-    }
-    case Scope::kCluster:
-      return launch_clusters(args, plan, stream);
-    case Scope::kLooped:
-      return launch_rows(find_kernel<MaskedForwardLooped>(dtype, plan), plan, args, stream);
-    default:
-      return device::kInvalidValue;
-  }
+  const auto kernel = plan.scope == Scope::kLooped
+      ? find_kernel<MaskedForwardLooped>(dtype, plan)
+      : forward_registers(terms_of(args.scores, dtype, plan.width), dtype, plan);
+  return launch_rows(kernel, plan, args, stream);
 }
 
 // Returns the arguments in the form that kernels take: diagonals are limited, and a mask of numbers
@@ -149,31 +135,19 @@ inline RowPlan plan_of(const BackwardArgs& args, int32_t width, int32_t cluster_
 }
 
 FunctionOf<MaskedBackwardAll> backward_registers(int32_t terms, DType dtype, const RowPlan& plan) {
-  switch (terms) {
-    case kNoTerms:
-      return find_kernel<MaskedBackwardNoTerms>(dtype, plan);
-    case kCausalTerm:
-      return find_kernel<MaskedBackwardCausal>(dtype, plan);
-    case kBoolTerm:
-      return find_kernel<MaskedBackwardBool>(dtype, plan);
-  }
-  return find_kernel<MaskedBackwardAll>(dtype, plan);
+  return terms == kNoTerms   ? find_kernel<MaskedBackwardNoTerms>(dtype, plan)
+      : terms == kCausalTerm ? find_kernel<MaskedBackwardCausal>(dtype, plan)
+      : terms == kBoolTerm   ? find_kernel<MaskedBackwardBool>(dtype, plan)
+                             : find_kernel<MaskedBackwardAll>(dtype, plan);
 }
 
 Status launch_scope(const BackwardArgs& args, const RowPlan& plan, Stream stream) {
+  if (plan.scope == Scope::kCluster) return launch_clusters(args, plan, stream);
   const DType dtype = args.probabilities.dtype;
-  switch (plan.scope) {
-    case Scope::kRegisters: {
-      const int32_t terms = terms_of(args, plan.width);
-      return launch_rows(backward_registers(terms, dtype, plan), plan, args, stream);
-    }
-    case Scope::kCluster:
-      return launch_clusters(args, plan, stream);
-    case Scope::kLooped:
-      return launch_rows(find_kernel<MaskedBackwardLooped>(dtype, plan), plan, args, stream);
-    default:
-      return device::kInvalidValue;
-  }
+  const auto kernel = plan.scope == Scope::kLooped
+      ? find_kernel<MaskedBackwardLooped>(dtype, plan)
+      : backward_registers(terms_of(args, plan.width), dtype, plan);
+  return launch_rows(kernel, plan, args, stream);
 }
 
 // Returns the arguments with limited diagonals, and without what gradient kernels do not use: the

@@ -17,7 +17,6 @@ Status launch_clusters(const NormBackward& args, const NormBackwardPlan& plan, S
   const DType dtype = args.input.dtype;
   const auto kernel = adds(args) ? find_kernel<AddNormBackwardCluster>(dtype, plan)
                                  : find_kernel<NormBackwardCluster>(dtype, plan);
-  if (kernel == nullptr) return device::kInvalidValue;
   return device::launch_clusters(
       kernel, plan.partitions * plan.blocks, plan.blocks, dim3(plan.threads), stream, args);
 }

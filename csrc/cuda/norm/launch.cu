@@ -28,24 +28,13 @@ inline RowPlan plan_of(const NormForward& args, int32_t width, int32_t cluster_l
 
 Status launch_scope(const NormForward& args, const RowPlan& plan, Stream stream) {
   const DType dtype = args.output.dtype;
-  const bool adds = args.residual.data != nullptr;
-  switch (plan.scope) {
-    case Scope::kRegisters: {
-      const auto kernel = adds ? find_kernel<AddNormForwardRegisters>(dtype, plan)
-                               : find_kernel<NormForwardRegisters>(dtype, plan);
-      return launch_rows(kernel, plan, args, stream);
-    }
-    case Scope::kCluster:
-      return launch_clusters(args, plan, stream);
-    case Scope::kSegments: {
-      const int64_t row_bytes = (1 + adds) * args.cols * size_of(dtype);
-      return launch_segments(
-          find_kernel<NormForwardPartials>(dtype, plan), find_kernel<NormForwardApply>(dtype, plan),
-          row_bytes, args, plan_segments(args.cols), stream);
-    }
-    default:
-      return device::kInvalidValue;
+  const int64_t row_bytes = args.cols * size_of(dtype);
+  if (args.residual.data == nullptr) {
+    return launch_scope<NormForwardRegisters, NormForwardPartials, NormForwardApply>(
+        args, plan, dtype, row_bytes, stream);
   }
+  return launch_scope<AddNormForwardRegisters, NormForwardPartials, NormForwardApply>(
+      args, plan, dtype, 2 * row_bytes, stream);
 }
 
 Status launch(const NormForward& args, Stream stream) {
@@ -60,19 +49,14 @@ int64_t workspace_bytes(const NormForward& args) {
   return segment_partials_bytes(plan, args.rows, args.cols, args.output.dtype, /*accumulators=*/3);
 }
 
-// Launches all tensors at once if there is a kernel for the stack, which is so if a block holds
-// whole rows in wide vectors, without a residual; else one after the other.
+// No kernel for the stack adds residuals.
 Status launch(const NormStack& stack, Stream stream) {
   const NormForward first = stack[0];
   const DType dtype = first.input.dtype;
   if (!fits(first.weight, dtype) || !fits(first.bias, dtype)) return device::kInvalidValue;
+  if (first.residual.data) return launch_each(stack, stream);
   const RowPlan plan = plan_of(first, common_width(stack, width_of), cluster_limit());
-  const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
-  const auto kernel = find_kernel<NormStackRegisters>(dtype, plan);
-  const bool is_one_launch = plan.scope == Scope::kRegisters && kernel != nullptr &&
-      blocks <= device::max_grid() && !first.residual.data;
-  if (!is_one_launch) return launch_each(stack, stream);
-  return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
+  return launch_stack<NormStackRegisters>(stack, plan, dtype, stream);
 }
 
 int64_t workspace_bytes(const NormStack& stack) { return most_workspace_bytes(stack); }
@@ -127,21 +111,10 @@ int64_t workspace_bytes(const NormBackward& args) {
   return most;
 }
 
-Status launch_registers(const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
-  const DType dtype = args.input.dtype;
-  const auto kernel = adds(args) ? find_kernel<AddNormBackwardRegisters>(dtype, plan)
-                                 : find_kernel<NormBackwardRegisters>(dtype, plan);
-  if (kernel == nullptr) return device::kInvalidValue;
-  return device::launch(kernel, plan.partitions, dim3(plan.threads, plan.rows), stream, args);
-}
-
 // Launches the kernel that leaves the sums along `rows` rows, from first_row on, in args.workspace.
 Status launch_row_partials(
-    const NormBackward& args, const NormBackwardPlan& plan, int64_t first_row, int64_t rows,
-    Stream stream) {
-  const DType dtype = args.input.dtype;
-  const auto kernel = adds(args) ? find_kernel<AddNormBackwardRowPartials>(dtype, plan)
-                                 : find_kernel<NormBackwardRowPartials>(dtype, plan);
+    const NormBackward& args, int32_t width, int64_t first_row, int64_t rows, Stream stream) {
+  const auto kernel = find_kernel<NormBackwardRowPartials>(args.input.dtype, width);
   const Segments segments = plan_segments(args.cols);
   const int64_t most = device::max_grid() / segments.count;
   return for_each_launch(rows, most, [&](int64_t first, int64_t some_rows) {
@@ -160,7 +133,6 @@ Status launch_backward_segments(
   const DType dtype = args.input.dtype;
   const auto kernel = adds(args) ? find_kernel<AddNormBackwardSegments>(dtype, plan)
                                  : find_kernel<NormBackwardSegments>(dtype, plan);
-  if (kernel == nullptr) return device::kInvalidValue;
   NormBackward of_rows = args;
   of_rows.workspace = static_cast<char*>(args.workspace) + column_partials_bytes(args, plan);
   const RowPartials partials = {of_rows.workspace, plan_segments(args.cols).count};
@@ -168,7 +140,7 @@ Status launch_backward_segments(
   const int64_t most = wants_columns(args) ? args.rows : segment_rows(row_bytes);
   return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
     Status status = device::kSuccess;
-    if (wants_rows(args)) status = launch_row_partials(of_rows, plan, first, rows, stream);
+    if (wants_rows(args)) status = launch_row_partials(of_rows, plan.width, first, rows, stream);
     if (status != device::kSuccess) return status;
     NormBackward until = args;
     until.rows = first + rows;
@@ -178,33 +150,23 @@ Status launch_backward_segments(
   });
 }
 
-// Launches the kernel that adds up the partials of all partitions.
-Status launch_finish(const NormBackward& args, int64_t partitions, Stream stream) {
-  const int32_t cols = finish_cols(args.cols, device::multiprocessors());
-  return device::launch_behind(
-      norm_backward_finish_of(args.input.dtype), ceil_div(args.cols, cols),
-      dim3(cols, device::kWarpLanes), stream, args, partitions);
-}
-
 // Launches the kernels in which blocks walk over the rows of their partitions.
 Status launch_walk(const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
-  switch (plan.scope) {
-    case Scope::kRegisters:
-      return launch_registers(args, plan, stream);
-    case Scope::kCluster:
-      return launch_clusters(args, plan, stream);
-    case Scope::kSegments:
-      return launch_backward_segments(args, plan, stream);
-    default:
-      return device::kInvalidValue;
-  }
+  if (plan.scope == Scope::kCluster) return launch_clusters(args, plan, stream);
+  if (plan.scope == Scope::kSegments) return launch_backward_segments(args, plan, stream);
+  const DType dtype = args.input.dtype;
+  const auto kernel = adds(args) ? find_kernel<AddNormBackwardRegisters>(dtype, plan)
+                                 : find_kernel<NormBackwardRegisters>(dtype, plan);
+  return device::launch(kernel, plan.partitions, dim3(plan.threads, plan.rows), stream, args);
 }
 
 Status launch_scope(const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   if (workspace_bytes(args, plan) > 0 && !args.workspace) return device::kInvalidValue;
   const Status status = launch_walk(args, plan, stream);
   if (!wants_columns(args) || status != device::kSuccess) return status;
-  return launch_finish(args, plan.partitions, stream);
+  return launch_finish(
+      norm_backward_finish_of(args.input.dtype), args, /*tensors=*/1, args.cols, plan.partitions,
+      stream);
 }
 
 Status launch(const NormBackward& args, Stream stream) {
@@ -236,10 +198,8 @@ Status launch(const NormStackBackward& stack, Stream stream) {
   const Status status =
       device::launch(kernel, stack.count * plan.partitions, row_threads, stream, stack);
   if (!wants_columns(first) || status != device::kSuccess) return status;
-  const int32_t cols = finish_cols(first.cols, device::multiprocessors());
-  return device::launch_behind(
-      norm_stack_backward_finish_of(), stack.count * ceil_div(first.cols, cols),
-      dim3(cols, device::kWarpLanes), stream, stack, plan.partitions);
+  return launch_finish(
+      norm_stack_backward_finish_of(), stack, stack.count, first.cols, plan.partitions, stream);
 }
 
 }  // namespace fusedops::cuda

@@ -49,7 +49,6 @@ inline bool wants_channels(const SpatialNormBackward& args) {
 Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
   const auto kernel = find_kernel<SpatialNormChannelSums>(dtype, plan.width);
-  if (kernel == nullptr) return device::kInvalidValue;
   const dim3 threads(plan.inner_threads, plan.channel_threads);
   const Status status = device::launch(kernel, plan.blocks, threads, stream, args, plan.partitions);
   if (status != device::kSuccess) return status;
@@ -59,10 +58,8 @@ Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan,
   sums.grad_bias = args.grad_bias;
   sums.workspace = args.workspace;
   sums.cols = args.dim_size;
-  const int32_t cols = finish_cols(args.dim_size, device::multiprocessors());
-  return device::launch_behind(
-      norm_backward_finish_of(dtype), ceil_div(args.dim_size, cols), dim3(cols, device::kWarpLanes),
-      stream, sums, plan.partitions);
+  return launch_finish(
+      norm_backward_finish_of(dtype), sums, /*tensors=*/1, args.dim_size, plan.partitions, stream);
 }
 
 // Returns 0 if the number of multiprocessors cannot be read, so that the launch is refused. A

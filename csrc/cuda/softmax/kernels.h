@@ -8,41 +8,19 @@
 
 namespace fusedops::cuda {
 
-using SoftmaxApplyKernel = void (*)(SoftmaxForward, int64_t, Segments, RowStatistics);
-
-KERNEL(
-    SoftmaxForwardRegisters, kTensor, RowKernel<SoftmaxForward>, kSoftmaxForward, kRegisters,
-    softmax_forward_registers, T, kWidth, kVectors, kThreads)
-KERNEL(
-    SoftmaxForwardCluster, kTensor, RowKernel<SoftmaxForward>, kSoftmaxForward, kCluster,
-    softmax_forward_cluster, T, kWidth, kVectors)
-KERNEL(
-    SoftmaxForwardPartials, kTensor, SegmentKernel<SoftmaxForward>, kSoftmaxForward, kSegments,
-    softmax_forward_partials, T, kWidth)
-KERNEL(
-    SoftmaxForwardApply, kTensor, SoftmaxApplyKernel, kSoftmaxForward, kSegments,
-    softmax_forward_apply, T, kWidth)
-KERNEL(
-    SoftmaxStackRegisters, kStack, Kernel<SoftmaxStack>, kSoftmaxForward, kRegisters,
-    softmax_stack_registers, T, kWidth, kVectors)
-KERNEL(
-    SoftmaxBackwardRegisters, kTensor, RowKernel<SoftmaxBackward>, kSoftmaxBackward, kRegisters,
-    softmax_backward_registers, T, kWidth, kVectors, kThreads)
-KERNEL(
-    SoftmaxBackwardCluster, kTensor, RowKernel<SoftmaxBackward>, kSoftmaxBackward, kCluster,
-    softmax_backward_cluster, T, kWidth, kVectors)
-KERNEL(
-    SoftmaxBackwardPartials, kTensor, SegmentKernel<SoftmaxBackward>, kSoftmaxBackward, kSegments,
-    softmax_backward_partials, T, kWidth)
-KERNEL(
-    SoftmaxBackwardApply, kTensor, SegmentKernel<SoftmaxBackward>, kSoftmaxBackward, kSegments,
-    softmax_backward_apply, T, kWidth)
+TILE_KERNEL(
+    SoftmaxForwardRegisters, kSoftmaxForward, kRegisters, softmax_forward_registers, kThreads)
+TILE_KERNEL(SoftmaxForwardCluster, kSoftmaxForward, kCluster, softmax_forward_cluster)
+KERNEL(SoftmaxForwardPartials, kSoftmaxForward, kSegments, softmax_forward_partials, T, kWidth)
+KERNEL(SoftmaxForwardApply, kSoftmaxForward, kSegments, softmax_forward_apply, T, kWidth)
+TILE_KERNEL(SoftmaxStackRegisters, kSoftmaxForward, kRegisters, softmax_stack_registers)
+TILE_KERNEL(
+    SoftmaxBackwardRegisters, kSoftmaxBackward, kRegisters, softmax_backward_registers, kThreads)
+TILE_KERNEL(SoftmaxBackwardCluster, kSoftmaxBackward, kCluster, softmax_backward_cluster)
+KERNEL(SoftmaxBackwardPartials, kSoftmaxBackward, kSegments, softmax_backward_partials, T, kWidth)
+KERNEL(SoftmaxBackwardApply, kSoftmaxBackward, kSegments, softmax_backward_apply, T, kWidth)
 ACCUMULATOR_KERNEL(statistics_merge_of, softmax_statistics_merge)
-KERNEL(
-    SpatialSoftmaxForwardStrip, kTensor, StripKernel<SpatialSoftmaxForward>, kSpatial, kSpatial,
-    spatial_softmax_forward, T, kWidth)
-KERNEL(
-    SpatialSoftmaxBackwardStrip, kTensor, StripKernel<SpatialSoftmaxBackward>, kSpatial, kSpatial,
-    spatial_softmax_backward, T, kWidth)
+KERNEL(SpatialSoftmaxForwardStrip, kSpatial, kSpatial, spatial_softmax_forward, T, kWidth)
+KERNEL(SpatialSoftmaxBackwardStrip, kSpatial, kSpatial, spatial_softmax_backward, T, kWidth)
 
 }  // namespace fusedops::cuda

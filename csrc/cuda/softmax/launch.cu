@@ -27,19 +27,8 @@ inline RowPlan plan_of(const SoftmaxBackward& args, int32_t width, int32_t clust
 
 Status launch_scope(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
-  switch (plan.scope) {
-    case Scope::kRegisters:
-      return launch_rows(find_kernel<SoftmaxForwardRegisters>(dtype, plan), plan, args, stream);
-    case Scope::kCluster:
-      return launch_clusters(args, plan, stream);
-    case Scope::kSegments:
-      return launch_segments(
-          find_kernel<SoftmaxForwardPartials>(dtype, plan),
-          find_kernel<SoftmaxForwardApply>(dtype, plan), args.cols * size_of(dtype), args,
-          plan_segments(args.cols), stream, RowStatistics{});
-    default:
-      return device::kInvalidValue;
-  }
+  return launch_scope<SoftmaxForwardRegisters, SoftmaxForwardPartials, SoftmaxForwardApply>(
+      args, plan, dtype, args.cols * size_of(dtype), stream, RowStatistics{});
 }
 
 Status launch(const SoftmaxForward& args, Stream stream) {
@@ -52,38 +41,20 @@ int64_t workspace_bytes(const SoftmaxForward& args) {
   return segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, /*accumulators=*/2);
 }
 
-// Launches all tensors at once if there is a kernel for the stack, which is so if a block holds
-// whole rows in wide vectors; else one after the other.
 Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const DType dtype = first.input.dtype;
   if (!is_same_or_wider(first.output.dtype, dtype)) return device::kInvalidValue;
   const RowPlan plan = plan_of(first, common_width(stack, width_of), cluster_limit());
-  const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
-  const auto kernel = find_kernel<SoftmaxStackRegisters>(dtype, plan);
-  const bool is_one_launch =
-      plan.scope == Scope::kRegisters && kernel != nullptr && blocks <= device::max_grid();
-  if (!is_one_launch) return launch_each(stack, stream);
-  return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
+  return launch_stack<SoftmaxStackRegisters>(stack, plan, dtype, stream);
 }
 
 int64_t workspace_bytes(const SoftmaxStack& stack) { return most_workspace_bytes(stack); }
 
 Status launch_scope(const SoftmaxBackward& args, const RowPlan& plan, Stream stream) {
   const DType dtype = args.output.dtype;
-  switch (plan.scope) {
-    case Scope::kRegisters:
-      return launch_rows(find_kernel<SoftmaxBackwardRegisters>(dtype, plan), plan, args, stream);
-    case Scope::kCluster:
-      return launch_clusters(args, plan, stream);
-    case Scope::kSegments:
-      return launch_segments(
-          find_kernel<SoftmaxBackwardPartials>(dtype, plan),
-          find_kernel<SoftmaxBackwardApply>(dtype, plan), 2 * args.cols * size_of(dtype), args,
-          plan_segments(args.cols), stream);
-    default:
-      return device::kInvalidValue;
-  }
+  return launch_scope<SoftmaxBackwardRegisters, SoftmaxBackwardPartials, SoftmaxBackwardApply>(
+      args, plan, dtype, 2 * args.cols * size_of(dtype), stream);
 }
 
 Status launch(const SoftmaxBackward& args, Stream stream) {
@@ -137,7 +108,6 @@ Status launch(const SoftmaxApply& args, Stream stream) {
   const Segments segments = plan_segments(args.cols);
   const int32_t width = pick_wide_or_single(dtype, args.cols, {args.input, args.output});
   const auto kernel = find_kernel<SoftmaxForwardApply>(dtype, width);
-  if (kernel == nullptr) return device::kInvalidValue;
   SoftmaxForward forward{};
   forward.input = args.input;
   forward.output = args.output;

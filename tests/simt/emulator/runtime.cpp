@@ -402,6 +402,7 @@ void for_each_record(const std::function<void(const void*, const Record&)>& visi
 }
 
 int launch(const Launch& launch, const std::function<void()>& thread) {
+  if (launch.kernel == nullptr) return kInvalidDeviceFunction;  // as CUDA does
   if (!is_valid(launch)) return kInvalidConfiguration;
   previous_launch = launch;
   Record& record = records[launch.kernel];
