@@ -166,21 +166,32 @@ inline int64_t segment_partials_bytes(
   return rows * plan_segments(cols).count * accumulators * accumulator_bytes(dtype);
 }
 
+// Launches kernel(args, first_row, segments, more...) for `rows` rows from `first_row` on, with a
+// block for each segment.
+template <class Args, class... More>
+Status launch_segment_blocks(
+    void (*kernel)(Args, int64_t, Segments, More...), const Args& args, int64_t first_row,
+    int64_t rows, Segments segments, Stream stream, More... more) {
+  const int64_t most = device::max_grid() / segments.count;
+  return for_each_launch(rows, most, [&](int64_t first, int64_t some_rows) {
+    return device::launch(
+        kernel, some_rows * segments.count, dim3(kSegmentThreads), stream, args, first_row + first,
+        segments, more...);
+  });
+}
+
 // Launches partials(args, first_row, segments) and then apply(args, first_row, segments, more...),
-// with a block for each segment. `row_bytes` is what the first kernel reads of a row; from it
+// for some rows at a time. `row_bytes` is what the first kernel reads of a row; from it
 // segment_rows() computes how many rows a launch takes. Refuses a null workspace.
 template <class Args, class... More>
 Status launch_segments(
     void (*partials)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments, More...),
     int64_t row_bytes, const Args& args, Segments segments, Stream stream, More... more) {
   if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
-  const int64_t most = std::min(segment_rows(row_bytes), device::max_grid() / segments.count);
-  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
-    const int64_t blocks = rows * segments.count;
-    const dim3 threads(kSegmentThreads);
-    const Status status = device::launch(partials, blocks, threads, stream, args, first, segments);
+  return for_each_launch(args.rows, segment_rows(row_bytes), [&](int64_t first, int64_t rows) {
+    const Status status = launch_segment_blocks(partials, args, first, rows, segments, stream);
     if (status != device::kSuccess) return status;
-    return device::launch(apply, blocks, threads, stream, args, first, segments, more...);
+    return launch_segment_blocks(apply, args, first, rows, segments, stream, more...);
   });
 }
 

@@ -106,16 +106,13 @@ constexpr PlanRange plans_of(Pass pass, const ListedPlan (&list)[kSize]) {
 }
 constexpr PlanRange plans_of(Pass pass) { return plans_of(pass, kPlans); }
 
-// Returns whether the block or the cluster of a listed plan has room for its longest row. Plans
+// Returns whether the block or the cluster of each listed plan has room for its longest row. Plans
 // that hold no whole row are always valid.
-constexpr bool is_valid(const ListedPlan& listed) {
-  const bool is_held = listed.scope == Scope::kRegisters || listed.scope == Scope::kCluster;
-  const int64_t threads = listed.threads > 0 ? listed.threads : kMaxThreads;
-  return !is_held || listed.max_cols <= threads * listed.elements * listed.blocks;
-}
 constexpr bool are_valid() {
   for (const ListedPlan& listed : kPlans) {
-    if (!is_valid(listed)) return false;
+    const bool is_held = listed.scope == Scope::kRegisters || listed.scope == Scope::kCluster;
+    const int64_t threads = listed.threads > 0 ? listed.threads : kMaxThreads;
+    if (is_held && listed.max_cols > threads * listed.elements * listed.blocks) return false;
   }
   return true;
 }

@@ -45,15 +45,6 @@ RowPlan plan_unaligned(
                   : RowPlan{};
 }
 
-// Launches a kernel of unaligned.h, whose threads have rows_of_thread() rows each.
-template <class Args>
-Status launch_unaligned(
-    void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
-  const dim3 threads(plan.threads, plan.rows);
-  const int32_t rows = plan.rows * rows_of_thread(plan.elements);
-  return launch_items(kernel, args.rows, rows, threads, args, stream);
-}
-
 inline bool has_all(int32_t terms) { return (terms & kAllTerms) == kAllTerms; }
 
 // --- forward ------------------------------------------------------------------------------------
@@ -100,19 +91,6 @@ ForwardArgs prepared(const MaskedSoftmaxForward& unprepared) {
   const bool adds_mask = args.scores.mask.data != nullptr && !args.scores.mask.is_bool;
   if (adds_mask && args.scores.bias.data == nullptr) std::swap(args.scores.bias, args.scores.mask);
   return args;
-}
-
-Status launch(const MaskedSoftmaxForward& unprepared, Stream stream) {
-  const ForwardArgs args = prepared(unprepared);
-  const DType dtype = args.input.dtype;
-  if (!is_same_or_wider(args.output.dtype, dtype)) return device::kInvalidValue;
-  const int32_t width = width_of(args);
-  const RowPlan plan = plan_unaligned(args.scores, args.dropout, args.cols, width, dtype);
-  if (plan.elements > 0) {
-    const auto kernel = find_kernel<MaskedForwardUnaligned>(dtype, plan);
-    return launch_unaligned(kernel, plan, args, stream);
-  }
-  return launch_plan<RowPlan>(args, width, plan_of, stream);
 }
 
 // --- backward -----------------------------------------------------------------------------------
@@ -162,19 +140,34 @@ BackwardArgs prepared(const MaskedSoftmaxBackward& unprepared) {
   return args;
 }
 
+// --- both ---------------------------------------------------------------------------------------
+
+// Launches prepared arguments: rows without gradients of sinks by a kernel of unaligned.h, if one
+// takes them, whose threads have rows_of_thread() rows each, and other rows by their plan.
+template <class Unaligned, class Args>
+Status launch_prepared(const Args& args, DType dtype, bool wants_sinks, Stream stream) {
+  const int32_t width = width_of(args);
+  const RowPlan plan = plan_unaligned(args.scores, args.dropout, args.cols, width, dtype);
+  if (wants_sinks || plan.elements == 0) {
+    return launch_plan<RowPlan>(args, width, plan_of, stream);
+  }
+  const dim3 threads(plan.threads, plan.rows);
+  const int32_t rows = plan.rows * rows_of_thread(plan.elements);
+  return launch_items(find_kernel<Unaligned>(dtype, plan), args.rows, rows, threads, args, stream);
+}
+
+Status launch(const MaskedSoftmaxForward& unprepared, Stream stream) {
+  const ForwardArgs args = prepared(unprepared);
+  const DType dtype = args.input.dtype;
+  if (!is_same_or_wider(args.output.dtype, dtype)) return device::kInvalidValue;
+  return launch_prepared<MaskedForwardUnaligned>(args, dtype, /*wants_sinks=*/false, stream);
+}
+
 Status launch(const MaskedSoftmaxBackward& unprepared, Stream stream) {
   const BackwardArgs args = prepared(unprepared);
   const DType dtype = args.probabilities.dtype;
   if (!is_same_or_wider(dtype, args.grad_input.dtype)) return device::kInvalidValue;
-  const int32_t width = width_of(args);
-  const RowPlan plan = args.grad_sinks == nullptr
-      ? plan_unaligned(args.scores, args.dropout, args.cols, width, dtype)
-      : RowPlan{};
-  if (plan.elements > 0) {
-    const auto kernel = find_kernel<MaskedBackwardUnaligned>(dtype, plan);
-    return launch_unaligned(kernel, plan, args, stream);
-  }
-  return launch_plan<RowPlan>(args, width, plan_of, stream);
+  return launch_prepared<MaskedBackwardUnaligned>(args, dtype, args.grad_sinks != nullptr, stream);
 }
 
 }  // namespace fusedops::cuda

@@ -88,13 +88,11 @@ inline int64_t column_partials_bytes(const NormBackward& args, const NormBackwar
   return 2 * plan.partitions * args.cols * accumulator_bytes(args.input.dtype);
 }
 
-inline int64_t row_partials_bytes(const NormBackward& args, const NormBackwardPlan& plan) {
-  if (!wants_rows(args) || plan.scope != Scope::kSegments) return 0;
-  return 2 * args.rows * plan_segments(args.cols).count * accumulator_bytes(args.input.dtype);
-}
-
 inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan& plan) {
-  return column_partials_bytes(args, plan) + row_partials_bytes(args, plan);
+  const int64_t columns = column_partials_bytes(args, plan);
+  if (!wants_rows(args)) return columns;
+  return columns +
+      segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, /*accumulators=*/2);
 }
 
 // Returns the largest workspace that the launch may need, for any size of clusters: launch_plan()
@@ -111,19 +109,6 @@ int64_t workspace_bytes(const NormBackward& args) {
   return most;
 }
 
-// Launches the kernel that leaves the sums along `rows` rows, from first_row on, in args.workspace.
-Status launch_row_partials(
-    const NormBackward& args, int32_t width, int64_t first_row, int64_t rows, Stream stream) {
-  const auto kernel = find_kernel<NormBackwardRowPartials>(args.input.dtype, width);
-  const Segments segments = plan_segments(args.cols);
-  const int64_t most = device::max_grid() / segments.count;
-  return for_each_launch(rows, most, [&](int64_t first, int64_t some_rows) {
-    return device::launch(
-        kernel, some_rows * segments.count, dim3(kSegmentThreads), stream, args, first_row + first,
-        segments);
-  });
-}
-
 // Launches the kernel of the sums along rows, and then that of the gradients, for some rows at a
 // time, so that the second reads from L2 what the first has read. If column sums are wanted, one
 // launch takes all rows, because each of several launches would write partials as large as its
@@ -133,14 +118,18 @@ Status launch_backward_segments(
   const DType dtype = args.input.dtype;
   const auto kernel = adds(args) ? find_kernel<AddNormBackwardSegments>(dtype, plan)
                                  : find_kernel<NormBackwardSegments>(dtype, plan);
+  const auto along_rows = find_kernel<NormBackwardRowPartials>(dtype, plan.width);
+  const Segments segments = plan_segments(args.cols);
   NormBackward of_rows = args;
   of_rows.workspace = static_cast<char*>(args.workspace) + column_partials_bytes(args, plan);
-  const RowPartials partials = {of_rows.workspace, plan_segments(args.cols).count};
+  const RowPartials partials = {of_rows.workspace, segments.count};
   const int64_t row_bytes = 2 * args.cols * size_of(dtype);
   const int64_t most = wants_columns(args) ? args.rows : segment_rows(row_bytes);
   return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
     Status status = device::kSuccess;
-    if (wants_rows(args)) status = launch_row_partials(of_rows, plan.width, first, rows, stream);
+    if (wants_rows(args)) {
+      status = launch_segment_blocks(along_rows, of_rows, first, rows, segments, stream);
+    }
     if (status != device::kSuccess) return status;
     NormBackward until = args;
     until.rows = first + rows;

@@ -69,16 +69,10 @@ int64_t workspace_bytes(const SoftmaxBackward& args) {
 
 // --- softmax in two steps -----------------------------------------------------------------------
 
-// Returns the arguments of softmax_forward_partials, which writes to the workspace alone. The
-// output's dtype is that of accumulators, so that the statistics have their precision.
-SoftmaxForward as_forward(const SoftmaxStatistics& args) {
-  SoftmaxForward forward{};
-  forward.input = args.input;
-  forward.output.dtype = args.input.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  forward.workspace = args.workspace;
-  forward.rows = args.rows;
-  forward.cols = args.cols;
-  return forward;
+// Returns the arguments of a kernel of SoftmaxForward that takes one of the two steps.
+template <class Args>
+SoftmaxForward as_forward(const Args& args, const Rows& output, void* workspace) {
+  return {args.input, output, workspace, args.rows, args.cols, /*log=*/false};
 }
 
 Status launch(const SoftmaxStatistics& args, Stream stream) {
@@ -88,12 +82,15 @@ Status launch(const SoftmaxStatistics& args, Stream stream) {
   const int32_t width = pick_wide_or_single(dtype, args.cols, {args.input});
   const auto partials = find_kernel<SoftmaxForwardPartials>(dtype, width);
   const auto merge = statistics_merge_of(dtype);
+  // The kernel of partials writes to the workspace alone. The output's dtype is that of
+  // accumulators, so that the statistics have their precision.
+  Rows output{};
+  output.dtype = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  const SoftmaxForward forward = as_forward(args, output, args.workspace);
   const dim3 threads(kSegmentThreads);
-  const int64_t most = device::max_grid() / segments.count;
-  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
-    const Status status = device::launch(
-        partials, rows * segments.count, threads, stream, as_forward(args), first, segments);
-    if (status != device::kSuccess) return status;
+  const Status status = launch_segment_blocks(partials, forward, 0, args.rows, segments, stream);
+  if (status != device::kSuccess) return status;
+  return for_each_launch(args.rows, device::max_grid(), [&](int64_t first, int64_t rows) {
     return device::launch(merge, rows, threads, stream, args, first, segments);
   });
 }
@@ -108,18 +105,9 @@ Status launch(const SoftmaxApply& args, Stream stream) {
   const Segments segments = plan_segments(args.cols);
   const int32_t width = pick_wide_or_single(dtype, args.cols, {args.input, args.output});
   const auto kernel = find_kernel<SoftmaxForwardApply>(dtype, width);
-  SoftmaxForward forward{};
-  forward.input = args.input;
-  forward.output = args.output;
-  forward.rows = args.rows;
-  forward.cols = args.cols;
+  const SoftmaxForward forward = as_forward(args, args.output, /*workspace=*/nullptr);
   const RowStatistics statistics = {args.max, args.sum};
-  const int64_t most = device::max_grid() / segments.count;
-  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
-    const int64_t blocks = rows * segments.count;
-    return device::launch(
-        kernel, blocks, dim3(kSegmentThreads), stream, forward, first, segments, statistics);
-  });
+  return launch_segment_blocks(kernel, forward, 0, args.rows, segments, stream, statistics);
 }
 
 }  // namespace fusedops::cuda
