@@ -69,11 +69,16 @@ EQUIVALENT = {
     "csrc/cpu/softmax/rows.h": {
         "return chunk_max == -kInfinity<C> ? C(1) : chunk_max;": "-inf minus any number is -inf",
     },
+    "csrc/cuda/masked_softmax/scores.h": {
+        "if (end >= kWidth) ;": "the loop then replaces nothing",
+    },
     "csrc/cuda/masked_softmax/rows.h": {
-        "if (own_end >= kWidth) ;": "the loop then replaces nothing",
         "if (args.grad_sinks != nullptr && row.cols > 0 && column_of<kWidth>(0) != 0) {": (
             "every thread holds the sum, and writes the same"
         ),
+    },
+    "csrc/cuda/block/segments.h": {
+        "if (threadIdx.x > 1) return;": "every thread holds the partial, and writes the same",
     },
     "csrc/cuda/block/reduce.h": {
         "if (lane == 1) row_values[warp] = value;": "every lane holds the warp's value",
@@ -96,7 +101,6 @@ EQUIVALENT = {
         "for (int32_t start = 0; start <= segment.cols; start += grads.step()) {": (
             "an empty tile adds 0"
         ),
-        "if (!(threadIdx.x == 0))": "every thread holds the sum, and writes the same",
     },
     "csrc/cuda/norm/backward.h": {
         "if (kThreads == 0 && cols <= 0) continue;": "no vector of such a thread is inside",

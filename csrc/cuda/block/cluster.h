@@ -66,9 +66,7 @@ using OneBlock = RowInBlock<0>;
 // These functions send `value` to the address of `local` in the block with that rank in the
 // cluster, through device::store_cluster(). There is an overload for each type that a cluster
 // reduces.
-FUSEDOPS_DEVICE void store_cluster(float* local, float value, uint64_t* barrier, uint32_t rank) {
-  device::store_cluster(local, value, barrier, rank);
-}
+using device::store_cluster;
 FUSEDOPS_DEVICE void store_cluster(
     Pair<float>* local, Pair<float> value, uint64_t* barrier, uint32_t rank) {
   device::store_cluster(&local->first, value.first, value.second, barrier, rank);

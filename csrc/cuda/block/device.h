@@ -67,14 +67,10 @@ FUSEDOPS_DEVICE T shuffle_xor(T value, int32_t lane_mask) {
 
 FUSEDOPS_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 FUSEDOPS_DEVICE double maximum(double a, double b) { return fmax(a, b); }
-FUSEDOPS_DEVICE float fma(float a, float b, float c) { return fmaf(a, b, c); }
-FUSEDOPS_DEVICE double fma(double a, double b, double c) { return ::fma(a, b, c); }
-FUSEDOPS_DEVICE float exp(float x) { return expf(x); }
-FUSEDOPS_DEVICE double exp(double x) { return ::exp(x); }
-FUSEDOPS_DEVICE float log(float x) { return logf(x); }
-FUSEDOPS_DEVICE double log(double x) { return ::log(x); }
-FUSEDOPS_DEVICE float tanh(float x) { return tanhf(x); }
-FUSEDOPS_DEVICE double tanh(double x) { return ::tanh(x); }
+using std::exp;
+using std::fma;
+using std::log;
+using std::tanh;
 FUSEDOPS_DEVICE double reciprocal(double x) { return 1.0 / x; }
 
 // Stores a vector in global memory. Under nvcc, words of 8 and 16 bytes have overloads below.
@@ -94,12 +90,6 @@ FUSEDOPS_DEVICE float fast_reciprocal(float x) {
   return y;
 }
 
-// A Newton step halves the error of fast_reciprocal() where x and 1 / x are normal. __frcp_rn would
-// call a function for denormals, which costs registers.
-FUSEDOPS_DEVICE float reciprocal(float x) {
-  const float y = fast_reciprocal(x);
-  return fmaf(y, fmaf(-x, y, 1.0f), y);
-}
 FUSEDOPS_DEVICE float rsqrt(float x) { return rsqrtf(x); }
 FUSEDOPS_DEVICE double rsqrt(double x) { return ::rsqrt(x); }
 
@@ -445,10 +435,6 @@ inline void wait_for_launch_ahead() {}
 // for 0, denormals and infinities, as it is on a device.
 inline float flushed(float x) { return fabsf(x) < FLT_MIN ? copysignf(0.0f, x) : x; }
 inline float fast_reciprocal(float x) { return flushed(1.0f / flushed(x)); }
-inline float reciprocal(float x) {
-  const float y = fast_reciprocal(x);
-  return fmaf(y, fmaf(-x, y, 1.0f), y);
-}
 inline float rsqrt(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / ::sqrt(x); }
 inline float fast_exp2(float x) { return flushed(exp2f(x)); }
@@ -465,6 +451,13 @@ inline void assume(bool condition) {
 }
 
 #endif
+
+// A Newton step halves the error of fast_reciprocal() where x and 1 / x are normal. __frcp_rn would
+// call a function for denormals, which costs registers.
+FUSEDOPS_DEVICE float reciprocal(float x) {
+  const float y = fast_reciprocal(x);
+  return fmaf(y, fmaf(-x, y, 1.0f), y);
+}
 
 }  // namespace device
 }  // namespace fusedops

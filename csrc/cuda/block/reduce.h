@@ -24,10 +24,7 @@ FUSEDOPS_DEVICE Pair<T> operator+(Pair<T> a, Pair<T> b) {
   return {a.first + b.first, a.second + b.second};
 }
 
-template <class T>
-FUSEDOPS_DEVICE T shuffle_xor(T value, int32_t lane_mask) {
-  return device::shuffle_xor(value, lane_mask);
-}
+using device::shuffle_xor;
 template <class T>
 FUSEDOPS_DEVICE Pair<T> shuffle_xor(Pair<T> value, int32_t lane_mask) {
   return {

@@ -41,6 +41,14 @@ FUSEDOPS_DEVICE Partial* partials_of(void* workspace, Segments segments, int64_t
   return static_cast<Partial*>(workspace) + row * segments.count;
 }
 
+// Leaves the partial result of a segment, which all threads of the block have, in the workspace.
+template <class Partial>
+FUSEDOPS_DEVICE void save_partial(
+    void* workspace, Segments segments, const Segment& segment, const Partial& partial) {
+  if (threadIdx.x > 0) return;
+  partials_of<Partial>(workspace, segments, segment.row)[segment.index] = partial;
+}
+
 // Returns the sum of this thread's share of the partials; the shares of all threads of the block
 // add up to the total.
 template <class Acc>

@@ -18,26 +18,26 @@ namespace fusedops::cuda {
 template <class T>
 using AccumulatorOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Calls body(Type{}), where Type is float if T has 16 bits and `dtype` is kFloat32, and T
+// Returns body(Type{}), where Type is float if T has 16 bits and `dtype` is kFloat32, and T
 // otherwise. The branch is cheap, because all threads of a launch take the same one, and it saves
 // kernels compiled for a second dtype of results.
 template <class T, class Body>
-FUSEDOPS_DEVICE void with_wider(DType dtype, Body body) {
+FUSEDOPS_DEVICE auto with_wider(DType dtype, Body body) {
   if constexpr (sizeof(T) == 2) {
     if (dtype == DType::kFloat32) return body(float{});
   }
-  body(T{});
+  return body(T{});
 }
 
-// Calls body(Type{}), where Type is the 16-bit type of `dtype` if it has one and T is float, and T
-// otherwise.
+// Returns body(Type{}), where Type is the 16-bit type of `dtype` if it has one and T is float, and
+// T otherwise.
 template <class T, class Body>
-FUSEDOPS_DEVICE void with_narrower(DType dtype, Body body) {
+FUSEDOPS_DEVICE auto with_narrower(DType dtype, Body body) {
   if constexpr (std::is_same_v<T, float>) {
     if (dtype == DType::kBFloat16) return body(BFloat16{});
     if (dtype == DType::kFloat16) return body(Half{});
   }
-  body(T{});
+  return body(T{});
 }
 
 FUSEDOPS_DEVICE double widen(double x) { return x; }

@@ -39,26 +39,20 @@ template <class T>
 FUSEDOPS_KERNEL(kColumnThreads)
 column_sums(ColumnSums args, int64_t first) {
   const int64_t begin = first + int64_t{blockIdx.x} * kColumnThreads * kColumnsEach + threadIdx.x;
-  AccumulatorOf<T> sums[kColumnsEach];
-#pragma unroll
-  for (int i = 0; i < kColumnsEach; ++i) {
-    const int64_t col = begin + i * kColumnThreads;
-    sums[i] = 0;
-    if (col < args.cols) sums[i] = load_sum<T>(args, col);
-  }
-  for (int64_t row = 0; row < args.rows; ++row) {
-    const T* const input = static_cast<const T*>(args.input.data) + args.input.spacing.offset(row);
+  const auto for_columns = [&](auto body) {
 #pragma unroll
     for (int i = 0; i < kColumnsEach; ++i) {
       const int64_t col = begin + i * kColumnThreads;
-      if (col < args.cols) sums[i] += widen(input[col]);
+      if (col < args.cols) body(i, col);
     }
+  };
+  AccumulatorOf<T> sums[kColumnsEach] = {};
+  for_columns([&](int i, int64_t col) { sums[i] = load_sum<T>(args, col); });
+  for (int64_t row = 0; row < args.rows; ++row) {
+    const T* const input = static_cast<const T*>(args.input.data) + args.input.spacing.offset(row);
+    for_columns([&](int i, int64_t col) { sums[i] += widen(input[col]); });
   }
-#pragma unroll
-  for (int i = 0; i < kColumnsEach; ++i) {
-    const int64_t col = begin + i * kColumnThreads;
-    if (col < args.cols) store_sum<T>(args, col, sums[i]);
-  }
+  for_columns([&](int i, int64_t col) { store_sum<T>(args, col, sums[i]); });
 }
 
 }  // namespace fusedops::cuda

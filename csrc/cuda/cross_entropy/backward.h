@@ -141,7 +141,7 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
   const RowGradients<T> gradients(args, row, target);
   Vec<T, kWidth> tile[kVectors] = {};
   if (gradients.are_zero) {
-    for (int32_t at = column_of<kWidth>(0); at < end; at += tile_columns<kWidth, kVectors>()) {
+    for (int32_t at = column_of<kWidth>(0); at < end; at += Tile<T, kWidth, kVectors>::step()) {
       store_ends(output + at, tile, begin - at, end - at);
     }
     return;
@@ -176,7 +176,7 @@ cross_entropy_backward(CrossEntropyBackward args, int64_t first_row, Segments se
     } else {
       store_ends(output, tile, vectors.begin(), vectors.end());
     }
-    output += tile_columns<kWidth, kVectors>();
+    output += vectors.step();
   }
   if (of_class.to != nullptr) of_class.gradient.store(of_class.to);
 }

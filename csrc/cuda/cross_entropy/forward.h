@@ -219,7 +219,7 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
       const bool is_whole = vectors.is_whole();
       vectors.load(tile, is_whole);
       add_tile(own, tile, logits, vectors.end(), is_whole, left_out, wants_total);
-      left_out -= tile_columns<kWidth, kVectors>();
+      left_out -= vectors.step();
     }
   }
 
@@ -244,15 +244,10 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
 // Returns the element of a row in `column`. The rows may have any dtype whose accumulators are Acc.
 template <class Acc>
 FUSEDOPS_DEVICE double element_at(const ConstRows& rows, int64_t row, int64_t column) {
-  const auto load = [&](auto type) -> double {
+  return with_narrower<Acc>(rows.dtype, [&](auto type) {
     using T = decltype(type);
     return Vec<T, 1>::load_cached(logits_row<T>(rows, row) + column).at(0);
-  };
-  if constexpr (sizeof(Acc) == 4) {
-    if (rows.dtype == DType::kFloat16) return load(Half{});
-    if (rows.dtype == DType::kBFloat16) return load(BFloat16{});
-  }
-  return load(Acc{});
+  });
 }
 
 // In cross_entropy_merge, kMergeLanes neighbouring lanes merge the sums of a row's segments. The

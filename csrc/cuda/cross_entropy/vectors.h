@@ -42,11 +42,6 @@ FUSEDOPS_DEVICE Vec<T, 1> element_of(const Vec<T, kWidth>& vec, int j) {
   }
 }
 
-template <int kWidth, int kVectors>
-FUSEDOPS_DEVICE int32_t tile_columns() {
-  return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;
-}
-
 // Reads a part of a row, in tiles of kVectors vectors a thread, laid out as in tile.h. Columns are
 // counted from this thread's first one in the tile: the tile's start would take one more register.
 template <class T, int kWidth, int kVectors>
@@ -65,11 +60,13 @@ class RowVectors {
   FUSEDOPS_DEVICE int32_t begin() const { return begin_; }
   FUSEDOPS_DEVICE int32_t end() const { return end_; }
 
+  // Returns the number of columns in a tile of all threads that share a row.
+  static FUSEDOPS_DEVICE int32_t step() { return Tile<T, kWidth, kVectors>::step(); }
+
   FUSEDOPS_DEVICE void advance() {
-    constexpr auto kColumns = tile_columns<kWidth, kVectors>;
-    own_ += kColumns();
-    begin_ -= kColumns();
-    end_ -= kColumns();
+    own_ += step();
+    begin_ -= step();
+    end_ -= step();
   }
 
   // Returns whether all vectors of this thread in the tile can be loaded as whole words.

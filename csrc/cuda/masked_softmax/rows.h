@@ -362,7 +362,7 @@ struct MaskedGradientTile {
       if (!holds(i)) continue;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) grads[i][j] = grad_outputs.at(i, j);
-      limit(i, read, grads[i]);
+      replace_from(grads[i], read - columns_before<kWidth>(i), Acc(0));
     }
     if (front <= column_of<kWidth>(0)) return;
 #pragma unroll
@@ -412,20 +412,10 @@ struct MaskedGradientTile {
           const Acc gradient = scale * probabilities.at(i, j) * (grads[i][j] - sum);
           result[j] = shown.at(i, j) ? gradient : Acc(0);
         }
-        limit(i, visible, result);
+        replace_from(result, visible - columns_before<kWidth>(i), Acc(0));
       }
       store(to + column, result);
     }
-  }
-
- private:
-  // Sets the values of vector i from column `end` on to 0. The vector begins before `end`, so that
-  // its first value stays.
-  static FUSEDOPS_DEVICE void limit(int i, int32_t end, Acc (&values)[kWidth]) {
-    const int32_t own_end = end - columns_before<kWidth>(i);
-    if (own_end >= kWidth) return;
-#pragma unroll
-    for (int j = 1; j < kWidth; ++j) values[j] = j < own_end ? values[j] : Acc(0);
   }
 };
 

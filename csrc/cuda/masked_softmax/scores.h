@@ -10,6 +10,7 @@
 // have kernels of their own, because the other kernels have no register left.
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 
 #include "cuda/softmax/rows.h"
@@ -28,15 +29,11 @@ inline constexpr int kMaybeCapTerm = 16, kGeneralTerms = kCappedTerms | kMaybeCa
 template <int kTerms>
 inline constexpr bool kHasAll = (kTerms & kAllTerms) == kAllTerms;
 
-FUSEDOPS_HOST_DEVICE inline int64_t clamp(int64_t value, int64_t low, int64_t high) {
-  return value < low ? low : value > high ? high : value;
-}
-
 // Clamps the diagonals, which may be any numbers, to the range in which they make a difference, so
 // that no sum with them overflows.
 inline void limit_diagonal(Causal& causal, int64_t cols) {
-  causal.diagonal = clamp(causal.diagonal, -causal.queries, cols);
-  causal.lower_diagonal = clamp(causal.lower_diagonal, -causal.queries, cols);
+  causal.diagonal = std::clamp(causal.diagonal, -causal.queries, cols);
+  causal.lower_diagonal = std::clamp(causal.lower_diagonal, -causal.queries, cols);
 }
 
 // Divides the index of a row, less than 2^31, through a multiplication (Granlund and Montgomery,
@@ -191,7 +188,7 @@ struct ScoreRow {
   }
 
   FUSEDOPS_DEVICE int32_t limited(int64_t column) const {
-    return static_cast<int32_t>(clamp(column, 0, visible));
+    return static_cast<int32_t>(column < 0 ? 0 : column > visible ? visible : column);
   }
 
   static FUSEDOPS_DEVICE int64_t bound(const RowBound& bound, int64_t offset) {
@@ -392,6 +389,14 @@ struct AddedTerms<kAllTerms, In, Acc, kWidth, kVectors> {
   FUSEDOPS_DEVICE Acc added_to(Acc score, int i, int j) const { return score + sums[i][j]; }
 };
 
+// Replaces the values of a vector from column `end` on, which is not the vector's first.
+template <int kWidth, class Acc>
+FUSEDOPS_DEVICE void replace_from(Acc (&values)[kWidth], int32_t end, Acc other) {
+  if (end >= kWidth) return;
+#pragma unroll
+  for (int j = 1; j < kWidth; ++j) values[j] = j < end ? values[j] : other;
+}
+
 // Holds the scores of a row that one thread has, laid out as in a Tile. A vector that begins before
 // the end of the visible columns is held as a whole, with mask_value as the score of hidden
 // columns. Other vectors are skipped: they are neither read nor computed, and have no values. If
@@ -526,10 +531,7 @@ struct ScoreTile {
       }
     }
     if constexpr ((kTerms & kCausalTerm) != 0 && kWidth > 1) {
-      const int32_t end = left - offset_of(i);
-      if (end >= kWidth) return;
-#pragma unroll
-      for (int j = 1; j < kWidth; ++j) values[i][j] = j < end ? values[i][j] : mask_value;
+      replace_from(values[i], left - offset_of(i), mask_value);
     }
   }
 

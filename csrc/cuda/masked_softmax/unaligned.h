@@ -290,13 +290,25 @@ struct UnalignedScores {
   }
 };
 
-// Computes the softmax of a thread's rows, the first of which is `first`.
+// Calls body(rows) with the rows of this thread in a launch.
+template <int kElements, int kThreads, class Args, class Body>
+FUSEDOPS_DEVICE void with_unaligned_rows(const Args& args, int64_t first_row, Body body) {
+  constexpr int kRows = rows_of_thread(kElements);
+  assume_row_threads<kThreads>();
+  const int64_t row = unaligned_row<kThreads, kRows>(first_row);
+  if (args.scores.causal.on) {
+    body(UnalignedRows<kElements, kThreads, kRows, /*kCausal=*/true>(args, row));
+  } else {
+    body(UnalignedRows<kElements, kThreads, kRows, /*kCausal=*/false>(args, row));
+  }
+}
+
+// Computes the softmax of a thread's rows.
 template <class In, class UnalignedRows>
-FUSEDOPS_DEVICE void unaligned_masked_softmax(const ForwardArgs& args, int64_t first) {
+FUSEDOPS_DEVICE void unaligned_masked_softmax(const ForwardArgs& args, const UnalignedRows& rows) {
   using Acc = AccumulatorOf<In>;
   constexpr int kRows = UnalignedRows::kRows;
   RowInBlock<UnalignedRows::kThreads> scope;
-  const UnalignedRows rows(args, first);
   UnalignedScores<In, Acc, UnalignedRows> scores(args, rows);
 
   Acc largest[kRows], shifts[kRows], hidden[kRows], sums[kRows] = {}, scales[kRows];
@@ -344,25 +356,17 @@ template <class In, int kWidth, int kVectors, int kThreads>
 FUSEDOPS_KERNEL(kRowBlockThreads, kUnalignedBlocks<kVectors>)
 masked_softmax_forward_unaligned(ForwardArgs args, int64_t first_row) {
   static_assert(kWidth == 1);
-  assume_row_threads<kThreads>();
-  constexpr int kRows = rows_of_thread(kVectors);
-  const int64_t row = unaligned_row<kThreads, kRows>(first_row);
-  if (args.scores.causal.on) {
-    unaligned_masked_softmax<In, UnalignedRows<kVectors, kThreads, kRows, /*kCausal=*/true>>(
-        args, row);
-  } else {
-    unaligned_masked_softmax<In, UnalignedRows<kVectors, kThreads, kRows, /*kCausal=*/false>>(
-        args, row);
-  }
+  with_unaligned_rows<kVectors, kThreads>(
+      args, first_row, [&](const auto& rows) { unaligned_masked_softmax<In>(args, rows); });
 }
 
-// Computes the gradients of a thread's rows, the first of which is `first`.
+// Computes the gradients of a thread's rows.
 template <class T, class UnalignedRows>
-FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(const BackwardArgs& args, int64_t first) {
+FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(
+    const BackwardArgs& args, const UnalignedRows& rows) {
   using Acc = AccumulatorOf<T>;
   constexpr int kRows = UnalignedRows::kRows, kElements = UnalignedRows::kElements;
   RowInBlock<UnalignedRows::kThreads> scope;
-  const UnalignedRows rows(args, first);
   Vec<T, 1> grads[kRows][kElements], probabilities[kRows][kElements];
   rows.template load<T>(grads, args.grad_output, 0);
   rows.template load<T>(probabilities, args.probabilities, 0);
@@ -416,16 +420,8 @@ template <class T, int kWidth, int kVectors, int kThreads>
 FUSEDOPS_KERNEL(kRowBlockThreads)
 masked_softmax_backward_unaligned(BackwardArgs args, int64_t first_row) {
   static_assert(kWidth == 1);
-  assume_row_threads<kThreads>();
-  constexpr int kRows = rows_of_thread(kVectors);
-  const int64_t row = unaligned_row<kThreads, kRows>(first_row);
-  if (args.scores.causal.on) {
-    unaligned_masked_softmax_gradient<
-        T, UnalignedRows<kVectors, kThreads, kRows, /*kCausal=*/true>>(args, row);
-  } else {
-    unaligned_masked_softmax_gradient<
-        T, UnalignedRows<kVectors, kThreads, kRows, /*kCausal=*/false>>(args, row);
-  }
+  with_unaligned_rows<kVectors, kThreads>(
+      args, first_row, [&](const auto& rows) { unaligned_masked_softmax_gradient<T>(args, rows); });
 }
 
 }  // namespace fusedops::cuda

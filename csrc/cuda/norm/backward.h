@@ -132,11 +132,8 @@ FUSEDOPS_DEVICE void load_scale(
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) scale[j] = 0;
   if (!is_inside) return;
-  if (is_wider<T>(args.weight)) {
-    load_weight<float>(scale, args, column);
-  } else {
-    load_weight<T>(scale, args, column);
-  }
+  with_wider<T>(
+      args.weight.dtype, [&](auto type) { load_weight<decltype(type)>(scale, args, column); });
 }
 
 // Loads the factors of the `cols` columns from `start` on, which every row needs again. If
@@ -209,8 +206,11 @@ struct NormBackwardTile {
   FUSEDOPS_DEVICE void load(const NormBackward& args, int64_t row, int64_t at, int32_t left) {
     start = at;
     cols = row < args.rows ? left : 0;
-    load_columns<kThreads>(args, row, cols);
-    if (cols > 0) load_statistics(args, row);
+    grads.template load<kThreads>(row_of<T>(args.grad_output, row) + start, cols, 0);
+    inputs.template load<kThreads>(row_of<T>(args.input, row) + start, cols, 0);
+    if (cols <= 0) return;
+    if (has_mean(args)) mean = static_cast<const Acc*>(args.mean)[row];
+    rstd = static_cast<const Acc*>(args.rstd)[row];
   }
 
   // Returns grad_output, n and g of vector i, whose factors are `scale`. Columns outside the row
@@ -224,18 +224,6 @@ struct NormBackwardTile {
       result.weighted[j] = result.grad[j] * scale[j];
     }
     return result;
-  }
-
- private:
-  template <int kThreads>
-  FUSEDOPS_DEVICE void load_columns(const NormBackward& args, int64_t row, int32_t left) {
-    grads.template load<kThreads>(row_of<T>(args.grad_output, row) + start, left, 0);
-    inputs.template load<kThreads>(row_of<T>(args.input, row) + start, left, 0);
-  }
-
-  FUSEDOPS_DEVICE void load_statistics(const NormBackward& args, int64_t row) {
-    if (has_mean(args)) mean = static_cast<const Acc*>(args.mean)[row];
-    rstd = static_cast<const Acc*>(args.rstd)[row];
   }
 };
 
@@ -257,12 +245,10 @@ class NormGradientRow {
   using Acc = AccumulatorOf<T>;
 
   FUSEDOPS_DEVICE NormGradientRow(const NormBackward& args, int64_t row, int64_t start)
-      : start_(start),
+      : args_(args),
+        start_(start),
         grad_input_(row_of<T>(args.grad_input, row) + start),
         grad_branch_(branch_row(args, row, start)),
-        branch_(args.grad_branch.dtype),
-        wants_input_(args.grad_input.data),
-        wants_branch_(args.grad_branch.data),
         dropout_(args.dropout, row) {
     if constexpr (kKeepsAddresses) {
       grad_input_ = device::whole(grad_input_);
@@ -280,10 +266,10 @@ class NormGradientRow {
     } else {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) values[j] += grad_sum.at(j);
-      if (wants_input_) cuda::store(grad_input_ + offset, values);
-      if (!wants_branch_) return;
+      if (args_.grad_input.data) cuda::store(grad_input_ + offset, values);
+      if (!args_.grad_branch.data) return;
       dropout_.apply(values, static_cast<int32_t>(start_ + offset));
-      with_narrower<T>(branch_, [&](auto type) {
+      with_narrower<T>(args_.grad_branch.dtype, [&](auto type) {
         cuda::store(static_cast<decltype(type)*>(grad_branch_) + offset, values);
       });
     }
@@ -292,40 +278,21 @@ class NormGradientRow {
  private:
   // Returns the address of a row's gradients in grad_branch, whose dtype may be narrower than T.
   static FUSEDOPS_DEVICE void* branch_row(const NormBackward& args, int64_t row, int64_t start) {
-    void* to = nullptr;
-    if constexpr (kAdd) {  // without kAdd there is no branch
-      with_narrower<T>(args.grad_branch.dtype, [&](auto type) {
-        to = row_of<decltype(type)>(args.grad_branch, row) + start;
-      });
-    }
-    return to;
+    if constexpr (!kAdd) return nullptr;  // without kAdd there is no branch
+    return with_narrower<T>(args.grad_branch.dtype, [&](auto type) -> void* {
+      return row_of<decltype(type)>(args.grad_branch, row) + start;
+    });
   }
 
+  const NormBackward& args_;
   int64_t start_;
   T* grad_input_;
   void* grad_branch_;
-  DType branch_;
-  bool wants_input_, wants_branch_;
   DropoutRow<Acc> dropout_;
 };
 
-// Stands for the rows that a block or a cluster holds: says which columns are the block's, and
-// computes the sums along a row.
-template <class RowScope>
-class HeldRows : public RowScope {
- public:
-  template <int kElements>
-  FUSEDOPS_DEVICE ColumnRange own_columns(int64_t cols) const {
-    return RowScope::template own_columns<kElements>(static_cast<int32_t>(cols));
-  }
-  template <class Acc>
-  FUSEDOPS_DEVICE Pair<Acc> sums(Pair<Acc> own, int64_t) {
-    return this->template reduce<Sum>(own);
-  }
-};
-
-// Stands for the rows of a block that has one segment of each row. The sums of all segments are in
-// the workspace.
+// Is the scope of a block that has one segment of each row. The sums of all segments are in the
+// workspace.
 class RowsInSegments {
  public:
   static constexpr int kThreads = 0;
@@ -339,14 +306,14 @@ class RowsInSegments {
       : segments_(segments), index_(index), partials_(partials) {}
 
   template <int kElements>
-  FUSEDOPS_DEVICE Columns own_columns(int64_t cols) const {
+  FUSEDOPS_DEVICE Columns own_columns(int32_t cols) const {
     return {int64_t{index_} * segments_.cols, Segment::columns_of(segments_, cols, index_)};
   }
   // Does nothing: the blocks of a row exchange no values.
   FUSEDOPS_DEVICE void join() {}
-  // Returns the sums along the row from the workspace. They include those of this block's segment.
+  // Returns the sums along a row, from the workspace.
   template <class Acc>
-  FUSEDOPS_DEVICE Pair<Acc> sums(Pair<Acc>, int64_t row) {
+  FUSEDOPS_DEVICE Pair<Acc> saved_sums(int64_t row) {
     const auto* const pairs = static_cast<const Pair<Acc>*>(partials_.pairs);
     return block_.reduce<Sum>(sum_of(pairs + row * partials_.count, partials_.count));
   }
@@ -357,6 +324,16 @@ class RowsInSegments {
   RowPartials partials_;
   OneBlock block_;
 };
+
+// Returns the sums along a row. `own` are those of this thread's columns.
+template <class Scope, class Acc>
+FUSEDOPS_DEVICE Pair<Acc> row_sums(Scope& scope, Pair<Acc> own, int64_t row) {
+  if constexpr (std::is_same_v<Scope, RowsInSegments>) {
+    return scope.template saved_sums<Acc>(row);
+  } else {
+    return scope.template reduce<Sum>(own);
+  }
+}
 
 // Partition `index` of `count` has every count-th group of blockDim.y rows, from first_row on.
 struct RowPartition {
@@ -374,7 +351,8 @@ FUSEDOPS_DEVICE void norm_backward_partition(
   // This memory holds the factors first, and the column sums after the loop.
   FUSEDOPS_SHARED(Acc, shared, kNormBackwardThreads * kVectors * kWidth);
   const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
-  const auto [start, own_cols] = rows.template own_columns<kWidth * kVectors>(args.cols);
+  const auto [start, own_cols] =
+      rows.template own_columns<kWidth * kVectors>(static_cast<int32_t>(args.cols));
   const int64_t step = partition.count * blockDim.y;
   Acc weight_sums[kVectors][kWidth] = {}, bias_sums[kVectors][kWidth] = {};
 
@@ -405,7 +383,7 @@ FUSEDOPS_DEVICE void norm_backward_partition(
     if (!args.grad_input.data && !args.grad_branch.data) continue;
     Tile<T, kWidth, kVectors> added;
     if constexpr (kAdd) load_grad_sum<kThreads>(added, args, row, start, cols);
-    const Pair<Acc> sums = rows.sums(sums_of(gradients), row);
+    const Pair<Acc> sums = row_sums(rows, sums_of(gradients), row);
 
     const Pair<Acc> means = means_of(args, sums, inverse_cols, rstd);
     if (kThreads != 0 && cols <= 0) continue;
@@ -439,7 +417,7 @@ FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_backward_registers(NormBackward args) {
   assume_row_threads<kThreads>();
   norm_backward_partition<T, kWidth, kVectors, kAdd>(
-      args, HeldRows<RowInBlock<kThreads>>(), {blockIdx.x, gridDim.x});
+      args, RowInBlock<kThreads>(), {blockIdx.x, gridDim.x});
 }
 
 template <class T, int kWidth, int kVectors>
@@ -447,7 +425,7 @@ FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_stack_backward_registers(NormStackBackward stack) {
   const StackBlock at(stack.count);
   norm_backward_partition<T, kWidth, kVectors, /*kAdd=*/false>(
-      stack[at.tensor], HeldRows<OneBlock>(), {at.block, at.blocks});
+      stack[at.tensor], OneBlock(), {at.block, at.blocks});
 }
 
 template <class T, int kWidth, int kVectors, bool kAdd>
@@ -455,7 +433,7 @@ FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_backward_cluster(NormBackward args) {
   const uint32_t blocks = device::cluster_blocks();
   norm_backward_partition<T, kWidth, kVectors, kAdd>(
-      args, HeldRows<ClusterOf<T, kWidth>>(), {blockIdx.x / blocks, gridDim.x / blocks});
+      args, ClusterOf<T, kWidth>(), {blockIdx.x / blocks, gridDim.x / blocks});
 }
 
 // A partition has segments.count neighbouring blocks, one for each segment.
@@ -493,28 +471,14 @@ norm_backward_row_partials(NormBackward args, int64_t first_row, Segments segmen
       sums = sums + own;
     }
   }
-  sums = row_reduce<Sum>(sums, shared_sums);
-  if (threadIdx.x == 0) {
-    partials_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = sums;
-  }
+  save_partial(args.workspace, segments, segment, row_reduce<Sum>(sums, shared_sums));
 }
 
 template <class Acc>
 FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value) {
-  switch (columns.dtype) {
-    case DType::kFloat64:
-      static_cast<double*>(columns.data)[column] = value;
-      break;
-    case DType::kFloat32:
-      static_cast<float*>(columns.data)[column] = static_cast<float>(value);
-      break;
-    case DType::kFloat16:
-      round_to(static_cast<float>(value), static_cast<Half*>(columns.data)[column]);
-      break;
-    case DType::kBFloat16:
-      round_to(static_cast<float>(value), static_cast<BFloat16*>(columns.data)[column]);
-      break;
-  }
+  with_narrower<Acc>(columns.dtype, [&](auto type) {
+    round_to(value, static_cast<decltype(type)*>(columns.data)[column]);
+  });
 }
 
 // Returns the sums of a column over every 32nd partition from threadIdx.y on. 32 threads with five

@@ -82,25 +82,23 @@ class NormInput {
   }
 
  private:
-  // These functions load the branch, which is the input that is added to the residual. A 16-bit
-  // branch beside floats is widened, which is exact.
-  template <int kThreads, int kWidth, int kVectors>
-  FUSEDOPS_DEVICE void load_branch(
-      Tile<T, kWidth, kVectors>& branch, T, int64_t start, int32_t cols) const {
-    branch.template load<kThreads>(input_ + start, cols, 0);
-  }
-
+  // Loads the branch, which is the input that is added to the residual. A 16-bit branch beside
+  // floats is widened, which is exact.
   template <int kThreads, class Branch, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load_branch(
       Tile<T, kWidth, kVectors>& branch, Branch, int64_t start, int32_t cols) const {
-    Tile<Branch, kWidth, kVectors> stored;
-    stored.template load<kThreads>(row_of<Branch>(args_.input, row_) + start, cols, 0);
+    if constexpr (std::is_same_v<Branch, T>) {
+      branch.template load<kThreads>(input_ + start, cols, 0);
+    } else {
+      Tile<Branch, kWidth, kVectors> stored;
+      stored.template load<kThreads>(row_of<Branch>(args_.input, row_) + start, cols, 0);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      Acc values[kWidth];
+      for (int i = 0; i < kVectors; ++i) {
+        Acc values[kWidth];
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) values[j] = stored.at(i, j);
-      branch.vectors[i] = Vec<T, kWidth>::rounded(values);
+        for (int j = 0; j < kWidth; ++j) values[j] = stored.at(i, j);
+        branch.vectors[i] = Vec<T, kWidth>::rounded(values);
+      }
     }
   }
 
@@ -449,11 +447,10 @@ FUSEDOPS_DEVICE void save_moments(const NormForward& args, Segments segments, Se
     sums = sums + centre(centred, tile, left, base);
   }
   sums = row_reduce<Sum>(sums, shared_moments);
-  if (threadIdx.x != 0) return;
   const Acc mean = mean_of(sums.first, static_cast<Acc>(segment.cols));
   const Acc mean_offset = has_mean(args) ? mean : Acc(0);
-  partials_of<NormPartial<Acc>>(args.workspace, segments, segment.row)[segment.index] = {
-      base, mean_offset, squares_of(sums, mean_offset)};
+  const NormPartial<Acc> partial = {base, mean_offset, squares_of(sums, mean_offset)};
+  save_partial(args.workspace, segments, segment, partial);
 }
 
 // Leaves the moments of a segment in the workspace.

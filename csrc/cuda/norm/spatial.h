@@ -25,6 +25,8 @@ FUSEDOPS_DEVICE NormForward as_row(const SpatialNormForward& args) {
   row.kind = args.kind;
   row.weight = args.weight;
   row.bias = args.bias;
+  row.mean = args.mean;
+  row.rstd = args.rstd;
   row.cols = args.dim_size;
   row.eps = args.eps;
   return row;
@@ -87,17 +89,6 @@ FUSEDOPS_DEVICE void add_deviations(
   }
 }
 
-// Stores the statistics of column `first` + j, if they are wanted.
-template <int kWidth, class Acc>
-FUSEDOPS_DEVICE void save_column(
-    const SpatialNormForward& args, int64_t first, int j, const NormStatistics<Acc>& statistics) {
-  if (args.rstd == nullptr) return;
-  if (has_mean(args)) {
-    static_cast<Acc*>(args.mean)[first + j] = statistics.base + statistics.mean_offset;
-  }
-  static_cast<Acc*>(args.rstd)[first + j] = statistics.rstd;
-}
-
 // Computes the norm of a block's columns: the first pass finds each column's statistics, and the
 // second stores the results. The launch bound is one block a multiprocessor: without it the
 // compiler makes room for two blocks of 1024 threads, and registers spill.
@@ -105,8 +96,7 @@ template <class T, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>), 1)
 spatial_norm_forward(SpatialNormForward args, int64_t first_segment, bool staged) {
   using Acc = AccumulatorOf<T>;
-  constexpr int32_t kSharedValues = kSpatialMaxThreads<T, kWidth> * kWidth;
-  FUSEDOPS_SHARED(Acc, shared, kSharedValues);
+  FUSEDOPS_SHARED(Acc, shared, (kSpatialMaxThreads<T, kWidth> * kWidth));
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   using Strip = SpatialStrip<T, kWidth>;
   Strip strip(columns, args.input, args.dim_size, /*tensor=*/0, staged);
@@ -124,15 +114,14 @@ spatial_norm_forward(SpatialNormForward args, int64_t first_segment, bool staged
   column_reduce<Sum>(squares, shared);
 
   const NormForward row = as_row(args);
+  const int64_t first_row = columns.outer * args.inner + columns.inner;
   Acc offset[kWidth], rstd[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     const NormStatistics<Acc> statistics(row, bases[j], {sums[j], squares[j]});
     offset[j] = statistics.mean_offset;
     rstd[j] = statistics.rstd;
-    if (threadIdx.y == 0 && columns.dim_size > 0) {
-      save_column<kWidth>(args, columns.outer * args.inner + columns.inner, j, statistics);
-    }
+    if (threadIdx.y == 0 && columns.dim_size > 0) statistics.save(row, first_row + j);
   }
   T* to = columns.begin<T>(args.output) + threadIdx.y * args.output.dim_stride;
   for (uint32_t start = 0; start < columns.dim_size; start += strip.step()) {
@@ -176,8 +165,7 @@ template <class T, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>))
 spatial_norm_backward(SpatialNormBackward args, int64_t first_segment, bool staged) {
   using Acc = AccumulatorOf<T>;
-  constexpr int32_t kSharedValues = kSpatialMaxThreads<T, kWidth> * kWidth;
-  FUSEDOPS_SHARED(Acc, shared, kSharedValues);
+  FUSEDOPS_SHARED(Acc, shared, (kSpatialMaxThreads<T, kWidth> * kWidth));
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   using Strip = SpatialStrip<T, kWidth>;
   Strip grads(columns, args.grad_output, args.dim_size, /*tensor=*/0, staged);

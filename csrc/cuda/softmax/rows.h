@@ -38,9 +38,7 @@ FUSEDOPS_DEVICE Acc exponential(Acc x) {
 // Returns e^x to the precision of T or of `dtype`, the dtype of the results, whichever is wider.
 template <class T, class Acc>
 FUSEDOPS_DEVICE Acc exponential_for(DType dtype, Acc x) {
-  Acc result;
-  with_wider<T>(dtype, [&](auto type) { result = exponential<decltype(type)>(x); });
-  return result;
+  return with_wider<T>(dtype, [&](auto type) { return exponential<decltype(type)>(x); });
 }
 
 // Returns the maximum to subtract from values: 0 if all of them are -inf, so that their
@@ -177,9 +175,7 @@ softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segmen
   const Acc largest = row_reduce<Max>(own.largest, shared_max);
   own.move_to(largest);
   const Acc sum = row_reduce<Sum>(own.sum, shared_sums);
-  if (threadIdx.x == 0) {
-    partials_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = {largest, sum};
-  }
+  save_partial(args.workspace, segments, segment, Pair<Acc>{largest, sum});
 }
 
 // Returns a row's maximum and sum, merged from those of its segments. All blocks of the row add in
@@ -236,24 +232,22 @@ softmax_forward_apply(
 
   Tile<In, kWidth, kVectors> tile;
   tile.load(input, segment.cols, -INFINITY);
-  Acc largest, sum;
+  Pair<Acc> merged;  // the maximum and the sum
   if (statistics.max != nullptr) {
-    largest = finite_or_zero(static_cast<const Acc*>(statistics.max)[segment.row]);
-    sum = static_cast<const Acc*>(statistics.sum)[segment.row];
+    merged.first = finite_or_zero(static_cast<const Acc*>(statistics.max)[segment.row]);
+    merged.second = static_cast<const Acc*>(statistics.sum)[segment.row];
   } else {
     const auto* const partials = partials_of<Pair<Acc>>(args.workspace, segments, segment.row);
-    const Pair<Acc> merged = merged_softmax(partials, segments.count, shared_max, shared_sums);
-    largest = merged.first;
-    sum = merged.second;
+    merged = merged_softmax(partials, segments.count, shared_max, shared_sums);
   }
-  const Affine<Acc> affine(args.log, sum);
+  const Affine<Acc> affine(args.log, merged.second);
 
   for (int32_t start = 0; start < segment.cols; start += tile.step()) {
     const int32_t left = segment.cols - start;
     if (start > 0) tile.load(input + start, left, -INFINITY);
     with_wider<In>(args.output.dtype, [&](auto type) {
       auto* const to = row_of<decltype(type)>(args.output, segment.row) + segment.start + start;
-      store_softmax(to, left, tile, largest, affine, args.log);
+      store_softmax(to, left, tile, merged.first, affine, args.log);
     });
   }
 }
@@ -370,9 +364,7 @@ softmax_backward_partials(SoftmaxBackward args, int64_t first_row, Segments segm
     }
     sum += tree_sum<kVectors>(sums);
   }
-  sum = row_reduce<Sum>(sum, shared_sums);
-  if (threadIdx.x == 0)
-    partials_of<Acc>(args.workspace, segments, segment.row)[segment.index] = sum;
+  save_partial(args.workspace, segments, segment, row_reduce<Sum>(sum, shared_sums));
 }
 
 // Stores the gradients of a segment. Its first tiles are loaded while the partials are added.

@@ -193,8 +193,7 @@ template <class In, int kWidth>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<In, kWidth>))
 spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment, bool staged) {
   using Acc = AccumulatorOf<In>;
-  constexpr int32_t kSharedValues = kSpatialMaxThreads<In, kWidth> * kWidth;
-  FUSEDOPS_SHARED(Acc, shared, kSharedValues);
+  FUSEDOPS_SHARED(Acc, shared, (kSpatialMaxThreads<In, kWidth> * kWidth));
   const InnerColumns at = InnerColumns::of<kWidth>(args, first_segment);
   SpatialStrip<In, kWidth> strip(at, args.input, args.dim_size, /*tensor=*/0, staged);
   RunningSoftmax<Acc> columns[kWidth];
@@ -235,8 +234,7 @@ FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>))
 spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment, bool staged) {
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<T, kWidth>;
-  constexpr int32_t kSharedValues = kSpatialMaxThreads<T, kWidth> * kWidth;
-  FUSEDOPS_SHARED(Acc, shared, kSharedValues);
+  FUSEDOPS_SHARED(Acc, shared, (kSpatialMaxThreads<T, kWidth> * kWidth));
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   using Strip = SpatialStrip<T, kWidth>;
   Strip grads(columns, args.grad_output, args.dim_size, /*tensor=*/0, staged);
