@@ -862,7 +862,7 @@ struct MaskedSoftmax {
       const Rows& to, int64_t index, const MaskedRow<In>& row, SoftmaxRow whole,
       RowRange cols) const {
     Out* output = start_of<Out>(to, index);
-    write_softmax<In>(output, InScratch<C>{row.scratch}, row.chunks, whole, cols, mode);
+    write_softmax<In>(output, FromScratch<C>{row.scratch}, row.chunks, whole, cols, mode);
     write_zeros_around<In>(output, cols, args.cols, mode);
   }
 };

@@ -52,7 +52,8 @@ class ShortRows {
       In* output = start_of<In>(args_.output, first + r);
       const RowRange written = columns_computed<In>(rows_[r].computed, args_.cols);
       write_divided<In>(
-          output, InScratch<C>{saved(r)}, C(0), least[r], /*factor=*/1.0, sums[r], written, mode_);
+          output, FromScratch<C>{saved(r)}, C(0), least[r], /*factor=*/1.0, sums[r], written,
+          mode_);
       write_zeros_around<In>(output, written, args_.cols, mode_);
     }
     return true;

@@ -243,7 +243,7 @@ struct NormRows {
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE NormSlope<S> norm_slope(
     S of_grad, S of_product, S rstd, S rstd_in_memory, NormFormula norm) {
-  const S centered_mean = of_product / product_divisor(norm, rstd_in_memory);
+  const S centered_mean = of_product / product_divisor<C>(norm, rstd_in_memory);
   return {kCenters ? of_grad / C(norm.cols) : of_grad, centered_mean * rstd * rstd};
 }
 

@@ -170,25 +170,19 @@ FUSEDOPS_INLINE C largest_rstd(NormFormula norm) {
 //
 // For kL2 the divisor is 1, or infinity if the norm is at most eps: rstd is then a constant, and
 // the sum adds nothing.
-template <class C>
-FUSEDOPS_INLINE C product_divisor(NormFormula norm, C rstd) {
-  if (norm.kind == NormKind::kL2) return rstd < largest_rstd<C>(norm) ? C(1) : kInfinity<C>;
-  if (norm.kind != NormKind::kStd) return C(norm.cols);
-  const C share = 1 - C(norm.eps) * rstd;
-  return share > 0 ? share * C(norm.cols - 1) : kInfinity<C>;
+//
+// V is C or a vector of C.
+template <class C, class V>
+FUSEDOPS_INLINE V product_divisor(NormFormula norm, V rstd) {
+  const V one = V{} + C(1), infinity = V{} + kInfinity<C>;
+  if (norm.kind == NormKind::kL2) return rstd < largest_rstd<C>(norm) ? one : infinity;
+  if (norm.kind != NormKind::kStd) return V{} + C(norm.cols);
+  const V share = 1 - C(norm.eps) * rstd;
+  return share > 0 ? share * C(norm.cols - 1) : infinity;
 }
 template <class C>
 FUSEDOPS_INLINE Tile<C> product_divisor(NormFormula norm, Tile<C> rstd) {
-  if (norm.kind == NormKind::kL2) {
-    const C largest = largest_rstd<C>(norm);
-    for (auto& vec : rstd.v) vec = vec < largest ? Set(C(1)) : Set(kInfinity<C>);
-    return rstd;
-  }
-  if (norm.kind != NormKind::kStd) return Broadcast(C(norm.cols));
-  for (auto& vec : rstd.v) {
-    const Vec<C> share = 1 - C(norm.eps) * vec;
-    vec = share > 0 ? share * C(norm.cols - 1) : Set(kInfinity<C>);
-  }
+  for (auto& vec : rstd.v) vec = product_divisor<C>(norm, vec);
   return rstd;
 }
 

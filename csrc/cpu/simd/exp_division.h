@@ -108,16 +108,6 @@ FUSEDOPS_INLINE bool any_between(Tile<C> x, Tile<C> high) {
 
 // --- steps --------------------------------------------------------------------------------------
 
-FUSEDOPS_INLINE Wide<float> operator*(Wide<float> a, Wide<float> b) {
-  return {{a.v[0] * b.v[0], a.v[1] * b.v[1]}};
-}
-FUSEDOPS_INLINE Wide<float> operator+(Wide<float> a, Wide<float> b) {
-  return {{a.v[0] + b.v[0], a.v[1] + b.v[1]}};
-}
-FUSEDOPS_INLINE Wide<float> operator-(Wide<float> a, Wide<float> b) {
-  return {{a.v[0] - b.v[0], a.v[1] - b.v[1]}};
-}
-
 // Rounds doubles to float precision: to a multiple of 2^-149 where a float would be denormal.
 FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
   constexpr double kOntoMultiples = 0x1.8p-97;  // adding it rounds to a multiple of 2^-149

@@ -26,20 +26,21 @@ FUSEDOPS_INLINE bool are_even(const AnyRows& rows, int64_t first, int64_t count)
 }
 
 // These structs read tiles of a row. FromMemory reads from memory, and permutes the columns into
-// the order of a tile of Order. FromScratch reads tiles that are in scratch memory already.
+// the order of a tile of Order. FromScratch reads tiles that are in scratch memory already. What
+// follows `part` is ignored (Recomputed in softmax/rows.h).
 template <class T, class Order = T>
 struct FromMemory {
   const T* row;
-  template <class Part>
-  FUSEDOPS_INLINE Tile<Compute<T>> at(int64_t col, Part part) const {
+  template <class Part, class... Ignored>
+  FUSEDOPS_INLINE Tile<Compute<T>> at(int64_t col, Part part, Ignored...) const {
     return in_order<T, Order>(load(row + col, part));
   }
 };
 template <class C>
 struct FromScratch {
   const C* row;
-  template <class Part>
-  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part) const {
+  template <class Part, class... Ignored>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part, Ignored...) const {
     return load(row + col);
   }
 };

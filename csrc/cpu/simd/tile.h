@@ -15,6 +15,18 @@ struct Tile {
   Vec<C> v[2];
 };
 
+// Holds the lanes of a vector of C as doubles, in order: kWide<C> vectors.
+template <class C>
+constexpr int kWide = sizeof(double) / sizeof(C);
+template <class C>
+struct Wide {
+  Vec<double> v[kWide<C>];
+};
+template <class C>
+struct WideTile {
+  Wide<C> v[2];
+};
+
 template <class T>
 constexpr bool kEvenOdd = false;
 template <>
@@ -39,34 +51,24 @@ template <class C>
 FUSEDOPS_INLINE Tile<C> Broadcast(C value) {
   return {{Set(value), Set(value)}};
 }
-template <class C>
-FUSEDOPS_INLINE Tile<C> operator+(Tile<C> a, Tile<C> b) {
-  return {{a.v[0] + b.v[0], a.v[1] + b.v[1]}};
-}
-template <class C>
-FUSEDOPS_INLINE Tile<C> operator-(Tile<C> a, Tile<C> b) {
-  return {{a.v[0] - b.v[0], a.v[1] - b.v[1]}};
-}
-template <class C>
-FUSEDOPS_INLINE Tile<C> operator*(Tile<C> a, Tile<C> b) {
-  return {{a.v[0] * b.v[0], a.v[1] * b.v[1]}};
-}
-template <class C>
-FUSEDOPS_INLINE Tile<C> operator/(Tile<C> a, Tile<C> b) {
-  return {{a.v[0] / b.v[0], a.v[1] / b.v[1]}};
-}
-template <class C>
-FUSEDOPS_INLINE Tile<C> operator-(Tile<C> a, C b) {
-  return {{a.v[0] - b, a.v[1] - b}};
-}
-template <class C>
-FUSEDOPS_INLINE Tile<C> operator*(Tile<C> a, C b) {
-  return {{a.v[0] * b, a.v[1] * b}};
-}
-template <class C>
-FUSEDOPS_INLINE Tile<C> operator/(Tile<C> a, C b) {
-  return {{a.v[0] / b, a.v[1] / b}};
-}
+#define FUSEDOPS_OPERATOR(op)                                             \
+  template <class C>                                                      \
+  FUSEDOPS_INLINE Tile<C> operator op(Tile<C> a, Tile<C> b) {             \
+    return {{a.v[0] op b.v[0], a.v[1] op b.v[1]}};                        \
+  }                                                                       \
+  template <class C>                                                      \
+  FUSEDOPS_INLINE Tile<C> operator op(Tile<C> a, C b) {                   \
+    return {{a.v[0] op b, a.v[1] op b}};                                  \
+  }                                                                       \
+  FUSEDOPS_INLINE Wide<float> operator op(Wide<float> a, Wide<float> b) { \
+    return {{a.v[0] op b.v[0], a.v[1] op b.v[1]}};                        \
+  }
+FUSEDOPS_OPERATOR(+)
+FUSEDOPS_OPERATOR(-)
+FUSEDOPS_OPERATOR(*)
+FUSEDOPS_OPERATOR(/)
+#undef FUSEDOPS_OPERATOR
+
 template <class C>
 FUSEDOPS_INLINE Tile<C> MulAdd(Tile<C> a, Tile<C> b, Tile<C> c) {
   return {{MulAdd(a.v[0], b.v[0], c.v[0]), MulAdd(a.v[1], b.v[1], c.v[1])}};
@@ -172,16 +174,6 @@ FUSEDOPS_INLINE Tile<C> in_order(Tile<C> tile) {
 
 // --- doubles ------------------------------------------------------------------------------------
 
-// Holds the lanes of a vector as doubles, in order.
-template <class C>
-struct Wide {
-  Vec<double> v[sizeof(double) / sizeof(C)];
-};
-template <class C>
-struct WideTile {
-  Wide<C> v[2];
-};
-
 FUSEDOPS_INLINE Wide<float> promoted(Vec<float> value) {
   return {{PromoteLower(value), PromoteUpper(value)}};
 }
@@ -200,25 +192,21 @@ FUSEDOPS_INLINE Tile<C> demoted(WideTile<C> wide) {
 
 // A wide tile has this many vectors. vector_of() numbers them in the order of the tile's lanes.
 template <class C>
-constexpr int64_t kWideVectors = sizeof(WideTile<C>) / kVectorBytes;
+constexpr int64_t kWideVectors = 2 * kWide<C>;
 template <class C>
 FUSEDOPS_INLINE Vec<double>& vector_of(WideTile<C>& wide, int64_t index) {
-  constexpr int64_t kEach = kWideVectors<C> / 2;
-  return wide.v[index / kEach].v[index % kEach];
+  return wide.v[index / kWide<C>].v[index % kWide<C>];
 }
 template <class C>
 FUSEDOPS_INLINE const Vec<double>& vector_of(const WideTile<C>& wide, int64_t index) {
-  constexpr int64_t kEach = kWideVectors<C> / 2;
-  return wide.v[index / kEach].v[index % kEach];
+  return wide.v[index / kWide<C>].v[index % kWide<C>];
 }
 
 // Returns a wide tile whose vectors are body(vector of a, vector of b).
 template <class C, class Body>
 FUSEDOPS_INLINE WideTile<C> each(WideTile<C> a, WideTile<C> b, Body body) {
   for (int half = 0; half < 2; ++half) {
-    for (int i = 0; i < int(sizeof(a.v[half]) / kVectorBytes); ++i) {
-      a.v[half].v[i] = body(a.v[half].v[i], b.v[half].v[i]);
-    }
+    for (int i = 0; i < kWide<C>; ++i) a.v[half].v[i] = body(a.v[half].v[i], b.v[half].v[i]);
   }
   return a;
 }

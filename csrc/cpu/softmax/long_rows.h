@@ -62,7 +62,7 @@ FUSEDOPS_INLINE void write_long_softmax_chunks(
     return write_log_softmax(output, input, whole, cols, mode);
   }
   if constexpr (kMaySave<Log, In, Out>) {
-    const InRow<C> saved{output};
+    const FromMemory<C> saved{output};
     if (!streaming) return write_softmax<In>(output, saved, chunks, whole, cols, mode);
   }
   write_softmax<In>(output, Recomputed<In, Out>{input}, chunks, whole, cols, mode);

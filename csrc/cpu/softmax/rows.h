@@ -192,25 +192,8 @@ FUSEDOPS_INLINE void softmax_chunks(
   }
 }
 
-// These structs return tiles of a row's exponentials exp(input - shift), where each chunk has a
-// shift of its own. The exponentials are loaded from scratch memory (InScratch) or from a row in
-// memory (InRow), or computed again with the same bits (Recomputed).
-template <class C>
-struct InScratch {
-  const C* saved;
-  template <class Part>
-  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part, C) const {
-    return load(saved + col);
-  }
-};
-template <class C>
-struct InRow {
-  const C* saved;
-  template <class Part>
-  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part, C) const {
-    return load(saved + col, part);
-  }
-};
+// Returns tiles of a row's exponentials exp(input - shift), where each chunk has a shift of its
+// own, with the bits of saved ones, which FromScratch and FromMemory load.
 template <class In, class Out>
 struct Recomputed {
   const In* input;
@@ -294,7 +277,7 @@ FUSEDOPS_INLINE void softmax_row(
   if constexpr (Log) {
     write_log_softmax(output, input, whole, cols, mode);
   } else {
-    write_softmax<In>(output, InScratch<C>{scratch}, chunks, whole, cols, mode);
+    write_softmax<In>(output, FromScratch<C>{scratch}, chunks, whole, cols, mode);
   }
 }
 
@@ -333,7 +316,7 @@ FUSEDOPS_INLINE void softmax_row_group(
       const In* input = start_of<In>(args.input, first + r);
       write_log_softmax(output, input, SoftmaxRow{double(max[r]), sum[r]}, all, mode);
     } else {
-      const InScratch<C> saved{scratch + r * padded};
+      const FromScratch<C> saved{scratch + r * padded};
       write_divided<In>(output, saved, C(0), least[r], /*factor=*/1.0, sum[r], all, mode);
     }
   }

@@ -121,11 +121,9 @@ template <class T>
 FUSEDOPS_NOINLINE RowRange softmax_backward_vectors(const SoftmaxBackward& args, RowRange rows) {
   constexpr int kCount = kLanes<double>;
   for (; rows.begin + kCount <= rows.end; rows.begin += kCount) {
-    if (args.log) {
-      softmax_backward_vectors<true, T>(args, rows.begin);
-    } else {
-      softmax_backward_vectors<false, T>(args, rows.begin);
-    }
+    with_bool(args.log, [&](auto log) FUSEDOPS_LAMBDA {
+      softmax_backward_vectors<log.value, T>(args, rows.begin);
+    });
   }
   return rows;
 }

@@ -90,40 +90,27 @@ FUSEDOPS_INLINE Vec<double> promoted_vector(const Tile<double>& accumulator, int
 // promoted_sum() and sum_of() add those lanes. These two functions arrive at one vector of doubles,
 // and sums[i] becomes what lane i of that vector holds: accumulator a = begin + i *
 // kLaneAccumulators, plus the accumulators of the lanes that the two functions add to that lane.
-// kDistance lists how far these are from `a`, that of the last addition first. Without distances,
+// kFirst and kRest list how far these are from `a`, that of the last addition first. Without them,
 // sums[i] is accumulator `a` alone. `index` chooses the columns, as in promoted_vector().
-template <class T, int64_t... kDistance>
-struct AccumulatorsAt {
-  using C = Compute<T>;
-  static FUSEDOPS_INLINE void add_up(
-      TileAccumulators<C> accumulators, int64_t begin, int index,
-      Vec<double> (&sums)[kLanes<double>]) {
-    for (int i = 0; i < kLanes<double>; ++i) {
-      const int64_t accumulator = begin + i * kLaneAccumulators<T>;
-      sums[i] = promoted_vector(accumulators.first[accumulator * accumulators.stride], index);
-    }
+template <class T>
+FUSEDOPS_INLINE void add_up(
+    TileAccumulators<Compute<T>> accumulators, int64_t begin, int index,
+    Vec<double> (&sums)[kLanes<double>]) {
+  for (int i = 0; i < kLanes<double>; ++i) {
+    const int64_t accumulator = begin + i * kLaneAccumulators<T>;
+    sums[i] = promoted_vector(accumulators.first[accumulator * accumulators.stride], index);
   }
-};
+}
 template <class T, int64_t kFirst, int64_t... kRest>
-struct AccumulatorsAt<T, kFirst, kRest...> {
-  using C = Compute<T>;
-  static FUSEDOPS_INLINE void add_up(
-      TileAccumulators<C> accumulators, int64_t begin, int index,
-      Vec<double> (&sums)[kLanes<double>]) {
-    AccumulatorsAt<T, kRest...>::add_up(accumulators, begin, index, sums);
-    if (begin + kFirst >= accumulators.count) return;
-    Vec<double> more[kLanes<double>];
-    AccumulatorsAt<T, kRest...>::add_up(accumulators, begin + kFirst, index, more);
-    for (int i = 0; i < kLanes<double>; ++i) sums[i] += more[i];
-  }
-};
-template <class T, class C = Compute<T>>
-struct AccumulatorDistances;
-template <class T>
-struct AccumulatorDistances<T, float>
-    : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0), column_of<T>(0, kLanes<double>)> {};
-template <class T>
-struct AccumulatorDistances<T, double> : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0)> {};
+FUSEDOPS_INLINE void add_up(
+    TileAccumulators<Compute<T>> accumulators, int64_t begin, int index,
+    Vec<double> (&sums)[kLanes<double>]) {
+  add_up<T, kRest...>(accumulators, begin, index, sums);
+  if (begin + kFirst >= accumulators.count) return;
+  Vec<double> more[kLanes<double>];
+  add_up<T, kRest...>(accumulators, begin + kFirst, index, more);
+  for (int i = 0; i < kLanes<double>; ++i) sums[i] += more[i];
+}
 
 // Returns the sum of the first four accumulators. It is used if all others are 0.
 template <class T, class C = Compute<T>>
@@ -139,7 +126,13 @@ FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int in
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int index) {
   Vec<double> sums[kLanes<double>];
-  AccumulatorDistances<T>::add_up(accumulators, 0, index, sums);
+  constexpr int64_t kTileApart = kTile<T>, kVectorApart = column_of<T>(1, 0);
+  if constexpr (sizeof(C) == sizeof(double)) {
+    add_up<T, kTileApart, kVectorApart>(accumulators, 0, index, sums);
+  } else {
+    constexpr int64_t kHalfApart = column_of<T>(0, kLanes<double>);
+    add_up<T, kTileApart, kVectorApart, kHalfApart>(accumulators, 0, index, sums);
+  }
   for (int width = kLanes<double> / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
   }
