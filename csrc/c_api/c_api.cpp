@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <new>
@@ -102,25 +103,13 @@ using namespace fusedops;
 using namespace fusedops::c_api;
 
 const char* fusedops_status_string(fusedops_status status) {
-  switch (status) {
-    case FUSEDOPS_SUCCESS:
-      return "success";
-    case FUSEDOPS_INVALID_POINTER:
-      return "invalid pointer";
-    case FUSEDOPS_INVALID_SIZE:
-      return "invalid size";
-    case FUSEDOPS_INVALID_EPS:
-      return "invalid eps";
-    case FUSEDOPS_INVALID_STREAM:
-      return "invalid stream";
-    case FUSEDOPS_INVALID_ENVIRONMENT:
-      return "invalid environment variable";
-    case FUSEDOPS_OUT_OF_MEMORY:
-      return "out of memory";
-    case FUSEDOPS_DEVICE_ERROR:
-      return "device error";
-  }
-  return "unknown status";
+  // The texts are in the order of fusedops_status.
+  constexpr const char* kTexts[] = {
+      "success",       "invalid pointer", "invalid size",
+      "invalid eps",   "invalid stream",  "invalid environment variable",
+      "out of memory", "device error",
+  };
+  return size_t(status) < std::size(kTexts) ? kTexts[status] : "unknown status";
 }
 
 const char* fusedops_last_error() { return last_error; }
