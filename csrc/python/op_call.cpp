@@ -52,23 +52,18 @@ class Builtin {
     flags_ = PyCFunction_GetFlags(function);
   }
 
-  Owned operator()() const {
+  // Calls the function with one argument, or with none.
+  Owned operator()(PyObject* argument = nullptr) const {
     if (flags_ == METH_NOARGS) return Owned(pointer_(self_, nullptr));
-    if (takes_array()) return Owned(as_array_function()(self_, nullptr, 0, nullptr));
-    return Owned(PyObject_CallNoArgs(function_));
-  }
-  Owned operator()(PyObject* argument) const {
-    if (takes_array()) return Owned(as_array_function()(self_, &argument, 1, nullptr));
+    if (flags_ == (METH_FASTCALL | METH_KEYWORDS)) {
+      const auto function = reinterpret_cast<ArrayFunction>(reinterpret_cast<void (*)()>(pointer_));
+      return Owned(function(self_, &argument, argument == nullptr ? 0 : 1, nullptr));
+    }
     return Owned(PyObject_CallFunctionObjArgs(function_, argument, nullptr));
   }
 
  private:
   using ArrayFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
-
-  bool takes_array() const { return flags_ == (METH_FASTCALL | METH_KEYWORDS); }
-  ArrayFunction as_array_function() const {
-    return reinterpret_cast<ArrayFunction>(reinterpret_cast<void (*)()>(pointer_));
-  }
 
   PyObject *function_ = nullptr, *self_ = nullptr;
   PyCFunction pointer_ = nullptr;
@@ -85,7 +80,11 @@ struct TorchImports {
   PyObject* forward_ad;                      // a dict; _current_level is -1 outside forward mode
   Builtin has_autocast;                      // returns whether autocast is enabled for any device
   Builtin is_grad_wrapper;                   // whether a transform has wrapped a tensor
-  std::vector<std::pair<PyObject*, ScalarType>> dtypes;
+  std::array<std::pair<PyObject*, ScalarType>, 4> dtypes{
+      {{nullptr, ScalarType::Float},
+       {nullptr, ScalarType::BFloat16},
+       {nullptr, ScalarType::Half},
+       {nullptr, ScalarType::Double}}};
 };
 TorchImports imports;
 
@@ -96,15 +95,6 @@ PyObject *requires_grad, *is_nested, *is_cuda, *current_level, *capsule;
 // The ways to run a call: kPlain, kRecorded and kWatched name the function of EagerOp that is
 // called. kFailed says that an error is set. call.py has the same names for the first three.
 enum State { kPlain, kRecorded, kWatched, kFailed = -1 };
-
-// An op that a call runs by dispatch() or, if an argument does not fit or dispatch() fails, by
-// `fallback`.
-struct Op {
-  std::string name;
-  std::string kinds;             // a letter for each argument, as in fits()
-  Py_ssize_t results, returned;  // the results of the op, and how many of them a call returns
-  Owned fallback;
-};
 
 // An op that a call runs by one of three functions, between which state_of() chooses.
 struct EagerOp {
@@ -204,54 +194,20 @@ bool is_int64(PyObject* object) {
   PyLong_AsLongLongAndOverflow(object, &overflows);
   return overflows == 0;
 }
+int64_t int64_of(PyObject* object) { return PyLong_AsLongLong(object); }
+
+bool is_float(PyObject* object) { return PyFloat_CheckExact(object); }
 
 bool is_bool(PyObject* object) { return object == Py_True || object == Py_False; }
+bool is_true(PyObject* object) { return object == Py_True; }
 
-template <class Is>
-bool is_list_of(PyObject* object, Is is) {
-  const Py_ssize_t count = length(object);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    if (!is(item(object, i))) return false;
-  }
-  return count >= 0;
+auto find_dtype(PyObject* object) {
+  return std::find_if(imports.dtypes.begin(), imports.dtypes.end(), [&](const auto& dtype) {
+    return dtype.first == object;
+  });
 }
-
-const ScalarType* dtype_of(PyObject* object) {
-  const auto found = std::find_if(
-      imports.dtypes.begin(), imports.dtypes.end(),
-      [&](const auto& dtype) { return dtype.first == object; });
-  return found == imports.dtypes.end() ? nullptr : &found->second;
-}
-
-// Whether converted() takes the object for an argument of this kind. T, N, F and D allow None.
-bool fits(char kind, PyObject* object) {
-  switch (kind) {
-    case 't':
-      return is_plain_tensor(object);
-    case 'T':
-      return object == Py_None || is_plain_tensor(object);
-    case 'i':
-      return is_int64(object);
-    case 'N':
-      return object == Py_None || is_int64(object);
-    case 'f':
-      return PyFloat_CheckExact(object);
-    case 'F':
-      return object == Py_None || PyFloat_CheckExact(object);
-    case 'b':
-      return is_bool(object);
-    case 'd':
-      return dtype_of(object) != nullptr;
-    case 'D':
-      return object == Py_None || dtype_of(object) != nullptr;
-    case 'I':
-      return is_list_of(object, is_int64);
-    case 'B':
-      return is_list_of(object, is_bool);
-    default:
-      return false;
-  }
-}
+bool is_dtype(PyObject* object) { return find_dtype(object) != imports.dtypes.end(); }
+ScalarType dtype_of(PyObject* object) { return find_dtype(object)->second; }
 
 // Returns a handle that the caller owns, or null with an error set if Python is out of memory.
 AtenTensorHandle handle_of(PyObject* tensor) {
@@ -260,15 +216,35 @@ AtenTensorHandle handle_of(PyObject* tensor) {
   return static_cast<AtenTensorHandle>(PyCapsule_GetPointer(made.get(), nullptr));
 }
 
-template <class T, class Convert>
-StableIValue optional_of(PyObject* object, Convert convert) {
-  std::optional<T> value;
+template <bool (*is)(PyObject*)>
+bool is_none_or(PyObject* object) {
+  return object == Py_None || is(object);
+}
+
+template <bool (*is)(PyObject*)>
+bool is_list_of(PyObject* object) {
+  const Py_ssize_t count = length(object);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!is(item(object, i))) return false;
+  }
+  return count >= 0;
+}
+
+template <auto convert>
+StableIValue value_of(PyObject* object) {
+  return stable::from(convert(object));
+}
+
+template <auto convert>
+StableIValue optional_of(PyObject* object) {
+  std::optional<decltype(convert(object))> value;
   if (object != Py_None) value = convert(object);
   return stable::from(value);
 }
 
-template <class T, class Convert>
-StableIValue list_of(PyObject* object, Convert convert) {
+template <auto convert>
+StableIValue list_of(PyObject* object) {
+  using T = decltype(convert(object));
   const Py_ssize_t count = length(object);
   const std::unique_ptr<T[]> values(new T[count]);
   for (Py_ssize_t i = 0; i < count; ++i) values[i] = convert(item(object, i));
@@ -276,36 +252,46 @@ StableIValue list_of(PyObject* object, Convert convert) {
       torch::headeronly::HeaderOnlyArrayRef<T>(values.get(), static_cast<size_t>(count)));
 }
 
-// Returns the value of an object that fits() has accepted, as the dispatcher takes it.
-StableIValue converted(char kind, PyObject* object) {
-  const auto integer = [](PyObject* o) { return static_cast<int64_t>(PyLong_AsLongLong(o)); };
-  const auto boolean = [](PyObject* o) { return o == Py_True; };
-  const auto dtype = [](PyObject* o) { return *dtype_of(o); };
-  switch (kind) {
-    case 't':
-      return stable::from(handle_of(object));
-    case 'T':
-      return optional_of<AtenTensorHandle>(object, handle_of);
-    case 'i':
-      return stable::from(integer(object));
-    case 'N':
-      return optional_of<int64_t>(object, integer);
-    case 'f':
-      return stable::from(PyFloat_AsDouble(object));
-    case 'F':
-      return optional_of<double>(object, PyFloat_AsDouble);
-    case 'b':
-      return stable::from(boolean(object));
-    case 'd':
-      return stable::from(dtype(object));
-    case 'D':
-      return optional_of<ScalarType>(object, dtype);
-    case 'I':
-      return list_of<int64_t>(object, integer);
-    default:
-      return list_of<bool>(object, boolean);
+// A kind of argument: its letter in call.py, whether it takes an object, and how such an object is
+// converted to a value as the dispatcher takes it.
+struct Kind {
+  char letter;
+  bool (*fits)(PyObject*);
+  StableIValue (*converted)(PyObject*);
+};
+constexpr Kind kKinds[] = {
+    {'t', is_plain_tensor, value_of<handle_of>},
+    {'T', is_none_or<is_plain_tensor>, optional_of<handle_of>},
+    {'i', is_int64, value_of<int64_of>},
+    {'N', is_none_or<is_int64>, optional_of<int64_of>},
+    {'f', is_float, value_of<PyFloat_AsDouble>},
+    {'F', is_none_or<is_float>, optional_of<PyFloat_AsDouble>},
+    {'b', is_bool, value_of<is_true>},
+    {'d', is_dtype, value_of<dtype_of>},
+    {'D', is_none_or<is_dtype>, optional_of<dtype_of>},
+    {'I', is_list_of<is_int64>, list_of<int64_of>},
+    {'B', is_list_of<is_bool>, list_of<is_true>},
+};
+
+// Returns the kinds of some letters. A letter that kKinds lacks is left out, so that no call fits.
+std::vector<Kind> kinds_of(const std::string& letters) {
+  std::vector<Kind> kinds;
+  for (const char letter : letters) {
+    for (const Kind& kind : kKinds) {
+      if (kind.letter == letter) kinds.push_back(kind);
+    }
   }
+  return kinds;
 }
+
+// An op that a call runs by dispatch() or, if an argument does not fit or dispatch() fails, by
+// `fallback`.
+struct Op {
+  std::string name;
+  std::vector<Kind> kinds;       // of each argument
+  Py_ssize_t results, returned;  // the results of the op, and how many of them a call returns
+  Owned fallback;
+};
 
 // --- results ------------------------------------------------------------------------------------
 
@@ -339,7 +325,7 @@ PyObject* tensors_of(const Op& op, const StableIValue* results) {
 bool all_fit(const Op& op, PyObject* const* args, Py_ssize_t count) {
   if (count != static_cast<Py_ssize_t>(op.kinds.size())) return false;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (!fits(op.kinds[i], args[i])) return false;
+    if (!op.kinds[i].fits(args[i])) return false;
   }
   return true;
 }
@@ -349,7 +335,7 @@ bool all_fit(const Op& op, PyObject* const* args, Py_ssize_t count) {
 bool dispatch(const Op& op, PyObject* const* args, StableIValue* stack) {
   try {
     for (size_t i = 0; i < op.kinds.size(); ++i) {
-      stack[i] = converted(op.kinds[i], args[i]);
+      stack[i] = op.kinds[i].converted(args[i]);
       if (PyErr_Occurred()) return false;
     }
   } catch (const std::exception&) {  // out of memory for a list
@@ -443,7 +429,8 @@ PyObject* bind(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "ssnnO", &name, &kinds, &results, &returned, &fallback)) {
     return nullptr;
   }
-  auto op = std::make_unique<Op>(Op{name, kinds, results, returned, Owned(Py_NewRef(fallback))});
+  auto op = std::make_unique<Op>(
+      Op{name, kinds_of(kinds), results, returned, Owned(Py_NewRef(fallback))});
   if (std::max<Py_ssize_t>(op->kinds.size(), results) > kMaxArguments) {
     PyErr_Format(PyExc_ValueError, "%s has more than %zd arguments", name, kMaxArguments);
     return nullptr;
@@ -461,15 +448,15 @@ PyObject* eager(PyObject*, PyObject* args) {
       std::make_unique<EagerOp>(EagerOp{kinds, owned(plain), owned(recorded), owned(watched)}));
 }
 
-// `dtypes` are float32, bfloat16, float16 and float64.
+// The four dtypes are in the order of TorchImports::dtypes.
 PyObject* setup(PyObject*, PyObject* args) {
-  std::array<PyObject*, 4> dtypes;
+  auto& dtypes = imports.dtypes;
   PyObject *handle_of, *tensor_of, *watchers, *has_autocast, *is_grad_wrapper;
   if (!PyArg_ParseTuple(
           args, "O!O!OOp(OOOO)O!O!OO", &PyType_Type, &imports.plain_types[0], &PyType_Type,
-          &imports.plain_types[1], &handle_of, &tensor_of, &imports.takes_handle, &dtypes[0],
-          &dtypes[1], &dtypes[2], &dtypes[3], &PyTuple_Type, &watchers, &PyDict_Type,
-          &imports.forward_ad, &has_autocast, &is_grad_wrapper)) {
+          &imports.plain_types[1], &handle_of, &tensor_of, &imports.takes_handle, &dtypes[0].first,
+          &dtypes[1].first, &dtypes[2].first, &dtypes[3].first, &PyTuple_Type, &watchers,
+          &PyDict_Type, &imports.forward_ad, &has_autocast, &is_grad_wrapper)) {
     return nullptr;
   }
   requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -487,10 +474,6 @@ PyObject* setup(PyObject*, PyObject* args) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(watchers); ++i) {
     imports.watchers.emplace_back(PyTuple_GetItem(watchers, i));
   }
-  const std::array codes{
-      ScalarType::Float, ScalarType::BFloat16, ScalarType::Half, ScalarType::Double};
-  imports.dtypes.clear();
-  for (size_t i = 0; i < codes.size(); ++i) imports.dtypes.emplace_back(dtypes[i], codes[i]);
   Py_RETURN_NONE;
 }
 
