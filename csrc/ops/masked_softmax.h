@@ -35,12 +35,9 @@ inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& inp
   const char* op = options.op;
   FUSEDOPS_CHECK(input.dim() > 0, op, ": input has no dimension, wanted at least one");
   FUSEDOPS_CHECK(
-      !options.causal || input.dim() > 1, op,
-      ": causal needs queries and keys, the last two dimensions; input has shape ",
-      list_text(input.sizes()));
-  FUSEDOPS_CHECK(
-      !options.lower_diagonal || input.dim() > 1, op,
-      ": lower_diagonal needs queries and keys, the last two dimensions; input has shape ",
+      input.dim() > 1 || !(options.causal || options.lower_diagonal), op, ": ",
+      options.causal ? "causal" : "lower_diagonal",
+      " needs queries and keys, the last two dimensions; input has shape ",
       list_text(input.sizes()));
   check_cols(op, input.sizes()[input.dim() - 1]);
   FUSEDOPS_CHECK(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
@@ -283,7 +280,10 @@ class PreparedScores {
         bias_(options.op, bias, input, computed),
         start_(options.op, hiding.start, input.dim() - 1),
         end_(options.op, hiding.end, input.dim() - 1),
-        sinks_(options.op, as_statistics(options.op, sinks, computed), input.dim() - 1) {
+        sinks_(
+            options.op,
+            sinks ? std::optional(convert(options.op, *sinks, statistics_dtype(computed))) : sinks,
+            input.dim() - 1) {
     const SizesView sizes = input.sizes();
     const Dims dims = merged(input);
     scores.mask = mask_.operand();
@@ -308,12 +308,6 @@ class PreparedScores {
 
  private:
   using Dims = MergedDims<5>;
-
-  static std::optional<Tensor> as_statistics(
-      const char* op, const std::optional<Tensor>& operand, ScalarType computed) {
-    if (!operand) return std::nullopt;
-    return convert(op, *operand, statistics_dtype(computed));
-  }
 
   // Merges the rows' dimensions. If more than kMaxRowDims would be left, the operands are expanded
   // and copied first, so that all dimensions merge.

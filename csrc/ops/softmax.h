@@ -106,14 +106,6 @@ void softmax_out(const char* op, const Tensor& input, int64_t dim, Tensor output
   torch::stable::copy_(output, result);
 }
 
-// Writes the result to `input`.
-template <class Launcher>
-void softmax_in_place(const char* op, Tensor input, int64_t dim, bool log) {
-  check_dtype_of(op, "input", input);
-  check_distinct(op, "input", input);
-  softmax_out<Launcher>(op, input, dim, input, log);
-}
-
 inline SoftmaxDim checked_softmax_backward(
     const char* op, const Tensor& grad_output, const Tensor& output, int64_t dim) {
   check_dtype_of(op, "output", output);
@@ -161,19 +153,6 @@ Tensor softmax_backward(
   const Tensor grad_input = empty_gradient(op, output, input_dtype);
   softmax_backward_into<Launcher>(op, grad_output, output, grad_input, at, log);
   return convert(op, grad_input, input_dtype);
-}
-
-// Writes the result to the memory of grad_output.
-template <class Launcher>
-void softmax_backward_in_place(
-    const char* op, Tensor grad_output, const Tensor& output, int64_t dim, bool log) {
-  const SoftmaxDim at = checked_softmax_backward(op, grad_output, output, dim);
-  check_distinct(op, "grad_output", grad_output);
-  if (is_writable_in_place<Launcher>(output, grad_output, at)) {
-    return softmax_backward_into<Launcher>(op, grad_output, output, grad_output, at, log);
-  }
-  torch::stable::copy_(
-      grad_output, softmax_backward<Launcher>(op, grad_output, output, dim, dtype_of(output), log));
 }
 
 // --- statistics ---------------------------------------------------------------------------------
@@ -277,14 +256,24 @@ struct SoftmaxOps {
     softmax_out<Launcher>(kOp, input, dim, out, kLog);
   }
   static void in_place(Tensor input, int64_t dim) {
-    softmax_in_place<Launcher>(kInPlace, input, dim, kLog);
+    check_dtype_of(kInPlace, "input", input);
+    check_distinct(kInPlace, "input", input);
+    softmax_out<Launcher>(kInPlace, input, dim, input, kLog);
   }
   static Tensor backward(
       const Tensor& grad_output, const Tensor& output, int64_t dim, ScalarType input_dtype) {
     return softmax_backward<Launcher>(kBackward, grad_output, output, dim, input_dtype, kLog);
   }
   static void backward_in_place(Tensor grad_output, const Tensor& output, int64_t dim) {
-    softmax_backward_in_place<Launcher>(kBackwardInPlace, grad_output, output, dim, kLog);
+    const char* op = kBackwardInPlace;
+    const SoftmaxDim at = checked_softmax_backward(op, grad_output, output, dim);
+    check_distinct(op, "grad_output", grad_output);
+    if (is_writable_in_place<Launcher>(output, grad_output, at)) {
+      return softmax_backward_into<Launcher>(op, grad_output, output, grad_output, at, kLog);
+    }
+    const ScalarType dtype = dtype_of(output);
+    torch::stable::copy_(
+        grad_output, softmax_backward<Launcher>(op, grad_output, output, dim, dtype, kLog));
   }
 };
 
