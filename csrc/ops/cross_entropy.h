@@ -66,10 +66,9 @@ inline void check_target(
       dtype == ScalarType::Long || dtype == ScalarType::Int || dtype == ScalarType::Byte, op,
       ": target is ", dtype_text(target),
       ", wanted classes of torch.int64, torch.int32 or torch.uint8");
-  const auto sizes = target.sizes();
   FUSEDOPS_CHECK(
-      std::equal(sizes.begin(), sizes.end(), rows.begin(), rows.end()), op, ": target has shape ",
-      list_text(sizes), ", wanted that of input without its ", what, ", ", list_text(rows));
+      are_same_sizes(target.sizes(), rows), op, ": target has shape ", list_text(target.sizes()),
+      ", wanted that of input without its ", what, ", ", list_text(rows));
   check_device(op, "target", target, {"input", input});
 }
 

@@ -1,53 +1,14 @@
-// Implements the norms of norm_kinds.def, of an input or of its sum with a residual, forward and
-// backward: checks tensors, passes rows to the launcher, and returns tensors.
+// Implements the norms of norm_kinds.def, of the last dimensions of an input or of its sum with a
+// residual, or of any one dimension of an input, forward and backward: checks tensors, passes rows
+// or slices to the launcher, and returns tensors.
 #pragma once
 
 #include <tuple>
 
 #include "ops/dropout.h"
+#include "ops/norm_shape.h"
 
 namespace fusedops {
-
-// Says how normalized_shape divides an input: the dimensions from `first` on form a row.
-struct NormShape {
-  int64_t first, rows, cols;
-  Sizes statistics;  // the input's shape, with normalized dimensions set to 1
-};
-
-// Checks normalized_shape, and returns how it divides the input.
-inline NormShape resolve_norm_shape(
-    const char* op, const Like& input, const Sizes& normalized_shape) {
-  const SizesView sizes = input.tensor.sizes();
-  const size_t rank = sizes.size(), normalized = normalized_shape.size();
-  FUSEDOPS_CHECK(normalized > 0, op, ": normalized_shape is empty, wanted at least one dimension");
-  const bool matches = normalized <= rank &&
-      std::equal(normalized_shape.begin(), normalized_shape.end(), sizes.end() - normalized);
-  FUSEDOPS_CHECK(
-      matches, op, ": normalized_shape is ", list_text(normalized_shape),
-      ", wanted the last dimensions of ", input.name, ", whose shape is ", list_text(sizes));
-  const size_t first = rank - normalized;
-  NormShape shape{
-      static_cast<int64_t>(first), product(sizes, 0, first), product(sizes, first, rank),
-      sizes.vec()};
-  std::fill(shape.statistics.begin() + first, shape.statistics.end(), 1);
-  check_cols(op, shape.cols);
-  return shape;
-}
-
-// Checks that a parameter, if there is one, has the shape `wanted`, input's device and a supported
-// dtype. In the error about the shape, `before` and `after` are the words around `wanted`.
-template <class... Words>
-void check_norm_parameter(
-    const char* op, const char* name, const std::optional<Tensor>& parameter, const Like& input,
-    SizesView wanted, const char* before = "normalized_shape, ", const Words&... after) {
-  if (!parameter) return;
-  const auto sizes = parameter->sizes();
-  FUSEDOPS_CHECK(
-      std::equal(sizes.begin(), sizes.end(), wanted.begin(), wanted.end()), op, ": ", name,
-      " has shape ", list_text(sizes), ", wanted ", before, list_text(wanted), after...);
-  check_device(op, name, *parameter, input);
-  check_dtype_of(op, name, *parameter);
-}
 
 inline Tensor prepared_parameter(const char* op, const Tensor& parameter, ScalarType dtype) {
   return as_contiguous(op, convert(op, parameter, dtype));
@@ -79,37 +40,41 @@ struct NormParameters {
   }
 };
 
-// Holds the arguments that define a norm, which its forward and backward ops share.
+// Holds the arguments that define a norm, which its forward and backward ops share. `where` is
+// normalized_shape (Sizes) or, for a spatial norm, a dimension (int64_t).
+template <class Where>
 struct NormOptions {
   const char* op;
   NormKind kind;
-  const Sizes& normalized_shape;
+  const Where& where;
   const std::optional<Tensor>& weight;
   std::optional<Tensor> bias;
   double weight_offset = 0;
 
   // Without a weight the factor is 1, to which no offset is added.
   double offset() const { return weight ? weight_offset : 0; }
+
+  static constexpr bool kIsSpatial = std::is_same_v<Where, int64_t>;
+
+  // Returns the shape of weight and bias, as a view of `where` or `shape`.
+  SizesView parameter_sizes(const NormShape& shape) const {
+    if constexpr (kIsSpatial) {
+      return {&shape.cols, 1};
+    } else {
+      return where;
+    }
+  }
+
+  NormShape checked_shape(const Like& input) const {
+    check_dtype_of(op, input.name, input.tensor);
+    const NormShape shape = resolve_norm_shape(op, input, where);
+    const SizesView wanted = parameter_sizes(shape);
+    const auto dim = kIsSpatial ? std::optional(shape.dim) : std::nullopt;
+    check_norm_parameter(op, "weight", weight, input, wanted, dim);
+    check_norm_parameter(op, "bias", bias, input, wanted, dim);
+    return shape;
+  }
 };
-
-inline NormShape checked_norm_shape(const NormOptions& options, const Like& input) {
-  const char* op = options.op;
-  check_dtype_of(op, input.name, input.tensor);
-  const NormShape shape = resolve_norm_shape(op, input, options.normalized_shape);
-  check_norm_parameter(op, "weight", options.weight, input, options.normalized_shape);
-  check_norm_parameter(op, "bias", options.bias, input, options.normalized_shape);
-  return shape;
-}
-
-// Checks for a forward op what checked_norm_shape() does not check: that rows are not empty, and
-// that eps is valid.
-inline void check_norm_forward(
-    const char* op, const NormShape& shape, const Sizes& normalized_shape, double eps) {
-  FUSEDOPS_CHECK(
-      shape.cols > 0, op, ": normalized_shape is ", list_text(normalized_shape),
-      ", wanted no dimension of size 0");
-  check_eps(op, eps);
-}
 
 // Holds the dtypes of the terms of dropout(input) + residual, and that of the sum, to which torch
 // promotes them.
@@ -183,53 +148,69 @@ inline Tensor or_empty(
   return result ? *result : empty_contiguous(op, like, Sizes{0}, dtype);
 }
 
-// Returns the rows of a tensor, or nullopt if there is no tensor.
-template <class Launcher>
-std::optional<RowView> as_rows(const char* op, const std::optional<Tensor>& tensor, int64_t first) {
-  if (!tensor) return std::nullopt;
-  return as_rows<Launcher>(op, *tensor, first);
-}
-
-template <class Launcher>
-NormResult norm_forward(
-    const NormOptions& options, const Tensor& input, const NormResidual& added, double eps,
-    const NormOutputs& wanted, bool rounds_normalized = false) {
+// Computes the results for which `result` holds tensors.
+template <class Launcher, class Where>
+void launch_norm(
+    const NormOptions<Where>& options, const NormShape& shape, const Tensor& input,
+    const NormResidual& added, double eps, bool rounds_normalized, const NormResult& result) {
   const char* op = options.op;
-  const NormShape shape = checked_norm_shape(options, {"input", input});
-  check_norm_forward(op, shape, options.normalized_shape, eps);
-  if (added.residual) check_term(op, "residual", *added.residual, {"input", input});
-
-  const ScalarType input_dtype = dtype_of(input);
-  const ScalarType dtype =
-      added.residual ? promoted(input_dtype, dtype_of(*added.residual)) : input_dtype;
-  const SizesView sizes = input.sizes();
-  NormResult result{
-      empty_contiguous(op, input, sizes, dtype), /*sum=*/{}, /*mean=*/{}, /*rstd=*/{}};
-  if (added.residual && wanted.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
-  if (wanted.statistics) result.allocate_statistics(op, options.kind, shape.statistics);
-  if (shape.rows == 0) return result;
-
-  const NormTerms terms(op, input, added, dtype);
-  const RowView source = as_rows<Launcher>(op, terms.branch, shape.first);
-  const std::optional<RowView> residual = as_rows<Launcher>(op, terms.residual, shape.first);
+  const ScalarType dtype = dtype_of(result.output);
   const NormParameters parameters(op, options.weight, options.bias, dtype);
+  const auto set_common = [&](auto& args) {
+    args.kind = options.kind;
+    args.weight = NormParameters::columns(parameters.weight);
+    args.bias = NormParameters::columns(parameters.bias);
+    if (result.mean) args.mean = result.mean->mutable_data_ptr();
+    if (result.rstd) args.rstd = result.rstd->mutable_data_ptr();
+    args.eps = eps;
+  };
+  if (!shape.has_rows()) {
+    const SliceView source = as_slices(op, input, shape.dim);
+    SpatialNormForward args{};
+    set_common(args);
+    args.input = source.read();
+    args.output = as_slices(op, result.output, shape.dim).write();
+    args.outer = shape.outer;
+    args.dim_size = shape.cols;
+    args.inner = shape.inner;
+    return Launcher(input).launch(args);
+  }
+  const NormTerms terms(op, input, added, dtype);
+  const RowView source = shape.rows_of<Launcher>(op, terms.branch);
+  const std::optional<RowView> residual = shape.rows_of<Launcher>(op, terms.residual);
   NormForward args{};
-  args.kind = options.kind;
+  set_common(args);
   args.input = source.read();
   if (residual) args.residual = residual->read();
   args.output = RowView{result.output, {shape.cols}}.write();
   if (result.sum) args.sum = RowView{*result.sum, {shape.cols}}.write();
-  args.weight = NormParameters::columns(parameters.weight);
-  args.bias = NormParameters::columns(parameters.bias);
-  if (result.mean) args.mean = result.mean->mutable_data_ptr();
-  if (result.rstd) args.rstd = result.rstd->mutable_data_ptr();
   args.dropout = added.dropout;
-  args.rows = shape.rows;
+  args.rows = shape.rows();
   args.cols = shape.cols;
-  args.eps = eps;
   args.weight_offset = options.offset();
   args.rounds_normalized = rounds_normalized;
   launch_with_workspace(op, Launcher(input), input, args);
+}
+
+template <class Launcher, class Where>
+NormResult norm_forward(
+    const NormOptions<Where>& options, const Tensor& input, const NormResidual& added, double eps,
+    const NormOutputs& wanted, bool rounds_normalized) {
+  const char* op = options.op;
+  NormShape shape = options.checked_shape({"input", input});
+  check_norm_forward(op, shape, options.where, eps);
+  if (added.residual) check_term(op, "residual", *added.residual, {"input", input});
+  shape.is_innermost = options.kIsSpatial && is_innermost_dim(input, shape.dim);
+
+  const ScalarType input_dtype = dtype_of(input);
+  const ScalarType dtype =
+      added.residual ? promoted(input_dtype, dtype_of(*added.residual)) : input_dtype;
+  NormResult result{shape.empty_like(op, input, dtype), /*sum=*/{}, /*mean=*/{}, /*rstd=*/{}};
+  if (added.residual && wanted.sum) result.sum = shape.empty_like(op, input, dtype);
+  if (wanted.statistics) result.allocate_statistics(op, options.kind, shape.statistics);
+  if (shape.rows() > 0) {
+    launch_norm<Launcher>(options, shape, input, added, eps, rounds_normalized, result);
+  }
   return result;
 }
 
@@ -311,7 +292,7 @@ struct NormGradResult {
   // Allocates the gradients of the parameters. They are zero if there are no rows.
   void allocate_parameters(
       const char* op, const NormWanted& wanted, const Tensor& like,
-      const NormParameters& parameters, const Sizes& sizes, int64_t rows) {
+      const NormParameters& parameters, SizesView sizes, int64_t rows) {
     const auto empty = [&](const std::optional<Tensor>& parameter) {
       Tensor grad = empty_contiguous(op, like, sizes, norm_parameter_dtype(like, parameter));
       if (rows == 0) torch::stable::zero_(grad);
@@ -337,73 +318,76 @@ inline Columns written_columns(const std::optional<Tensor>& grad) {
 }
 
 // Computes the gradients for which `result` holds tensors.
-template <class Launcher>
+template <class Launcher, class Where>
 void launch_norm_backward(
-    const NormOptions& options, const NormGradients& tensors, const NormShape& shape,
+    const NormOptions<Where>& options, const NormGradients& tensors, const NormShape& shape,
     const NormParameters& parameters, const NormGradResult& result) {
   const char* op = options.op;
   const Tensor& input = tensors.input.tensor;
-  const auto written = [&](const std::optional<Tensor>& grad) {
-    return grad ? RowView{*grad, {shape.cols}}.write() : Rows{};
-  };
-  const RowView grad = as_rows<Launcher>(op, tensors.grad_output, shape.first);
-  const std::optional<RowView> grad_sum = as_rows<Launcher>(op, tensors.grad_sum, shape.first);
-  const RowView source = as_rows<Launcher>(op, input, shape.first);
   const std::optional<Tensor> mean =
       tensors.mean ? std::optional(as_contiguous(op, *tensors.mean)) : std::nullopt;
   const Tensor rstd = as_contiguous(op, tensors.rstd);
+  const auto set_common = [&](auto& args) {
+    args.kind = options.kind;
+    if (mean) args.mean = mean->const_data_ptr();
+    args.rstd = rstd.const_data_ptr();
+    args.weight = NormParameters::columns(parameters.weight);
+    args.grad_weight = written_columns(result.weight);
+    args.grad_bias = written_columns(result.bias);
+  };
+  if (!shape.has_rows()) {
+    const SliceView grad = as_slices(op, tensors.grad_output, shape.dim);
+    const SliceView source = as_slices(op, input, shape.dim);
+    SpatialNormBackward args{};
+    set_common(args);
+    args.grad_output = grad.read();
+    args.input = source.read();
+    if (result.input) args.grad_input = as_slices(op, *result.input, shape.dim).write();
+    args.outer = shape.outer;
+    args.dim_size = shape.cols;
+    args.inner = shape.inner;
+    return launch_with_workspace(op, Launcher(input), input, args);
+  }
+  const RowView grad = shape.rows_of<Launcher>(op, tensors.grad_output);
+  const std::optional<RowView> grad_sum = shape.rows_of<Launcher>(op, tensors.grad_sum);
+  const RowView source = shape.rows_of<Launcher>(op, input);
   NormBackward args{};
-  args.kind = options.kind;
+  set_common(args);
   args.grad_output = grad.read();
   if (grad_sum) args.grad_sum = grad_sum->read();
   args.input = source.read();
-  if (mean) args.mean = mean->const_data_ptr();
-  args.rstd = rstd.const_data_ptr();
-  args.weight = NormParameters::columns(parameters.weight);
-  args.grad_input = written(result.input);
-  args.grad_branch = written(result.branch);
-  args.grad_weight = written_columns(result.weight);
-  args.grad_bias = written_columns(result.bias);
+  if (result.input) args.grad_input = RowView{*result.input, {shape.cols}}.write();
+  if (result.branch) args.grad_branch = RowView{*result.branch, {shape.cols}}.write();
   args.dropout = tensors.dropout;
-  args.rows = shape.rows;
+  args.rows = shape.rows();
   args.cols = shape.cols;
   args.eps = tensors.eps;
   args.weight_offset = options.offset();
   launch_with_workspace(op, Launcher(input), input, args);
 }
 
-template <class Launcher>
+template <class Launcher, class Where>
 NormGradResult norm_backward(
-    const NormOptions& options, const NormGradients& tensors, const NormWanted& wanted) {
+    const NormOptions<Where>& options, const NormGradients& tensors, const NormWanted& wanted) {
   const char* op = options.op;
   const Tensor& input = tensors.input.tensor;
-  const NormShape shape = checked_norm_shape(options, tensors.input);
+  NormShape shape = options.checked_shape(tensors.input);
   check_norm_backward(op, tensors, shape.statistics);
+  shape.is_innermost = options.kIsSpatial && is_innermost_dim(input, shape.dim) &&
+      is_innermost_dim(tensors.grad_output, shape.dim);
 
   const ScalarType dtype = dtype_of(input);
   const NormParameters parameters(op, options.weight, options.bias, dtype);
-  const SizesView sizes = input.sizes();
   NormGradResult result;
-  result.allocate_parameters(op, wanted, input, parameters, options.normalized_shape, shape.rows);
-  if (wanted.input) result.input = empty_contiguous(op, input, sizes, dtype);
-  if (wanted.branch) result.branch = empty_contiguous(op, input, sizes, *wanted.branch);
-  if (shape.rows > 0 && shape.cols > 0) {
+  result.allocate_parameters(
+      op, wanted, input, parameters, options.parameter_sizes(shape), shape.rows());
+  if (wanted.input) result.input = shape.empty_like(op, input, dtype);
+  if (wanted.branch) result.branch = shape.empty_like(op, input, *wanted.branch);
+  if (shape.rows() > 0 && shape.cols > 0) {
     launch_norm_backward<Launcher>(options, tensors, shape, parameters, result);
   }
   result.convert_parameters(options, input);
   return result;
-}
-
-// These two functions return what a backward op returns for a gradient: the gradient, or an empty
-// tensor if it is not wanted.
-inline Tensor grad_of_input(
-    const char* op, const std::optional<Tensor>& grad, const Tensor& input) {
-  return or_empty(op, grad, input, dtype_of(input));
-}
-inline Tensor grad_of_parameter(
-    const char* op, const std::optional<Tensor>& grad, const Tensor& input,
-    const std::optional<Tensor>& parameter) {
-  return or_empty(op, grad, input, norm_parameter_dtype(input, parameter));
 }
 
 // --- entry points -------------------------------------------------------------------------------
@@ -412,18 +396,22 @@ using MaybeTensor = std::optional<Tensor>;
 
 // Holds what norm_kinds.def says of a kind: the names of its operators, for messages, and the
 // arguments that not every kind has.
-template <NormKind kKind>
+template <NormKind kKind, class Where>
 struct NormTraits;
-#define NORM_KIND(kind, name, mean, offset, eps, ...)                             \
-  template <>                                                                     \
-  struct NormTraits<NormKind::k##kind> {                                          \
-    static constexpr const char* op = #name;                                      \
-    static constexpr const char* backward = #name "_backward";                    \
-    static constexpr const char* added = "add_" #name;                            \
-    static constexpr const char* added_backward = "add_" #name "_backward";       \
-    static constexpr const char* spatial = "spatial_" #name;                      \
-    static constexpr const char* spatial_backward = "spatial_" #name "_backward"; \
-    static constexpr bool has_offset = offset, has_eps = eps;                     \
+#define NORM_KIND(kind, name, mean, offset, eps, ...)                       \
+  template <>                                                               \
+  struct NormTraits<NormKind::k##kind, Sizes> {                             \
+    static constexpr const char* op = #name;                                \
+    static constexpr const char* backward = #name "_backward";              \
+    static constexpr const char* added = "add_" #name;                      \
+    static constexpr const char* added_backward = "add_" #name "_backward"; \
+    static constexpr bool has_offset = offset, has_eps = eps;               \
+  };                                                                        \
+  template <>                                                               \
+  struct NormTraits<NormKind::k##kind, int64_t> {                           \
+    static constexpr const char* op = "spatial_" #name;                     \
+    static constexpr const char* backward = "spatial_" #name "_backward";   \
+    static constexpr bool has_offset = false, has_eps = false;              \
   };
 #include "norm_kinds.def"
 #undef NORM_KIND
@@ -455,59 +443,62 @@ auto statistics_of(const NormResult& result) {
   }
 }
 
-// Returns the gradients of weight and, if the kind has one, bias.
+// Returns the gradients of weight and, if the kind has one, bias: each is empty if it is not
+// wanted.
 template <class... Bias>
 auto parameter_gradients(
     const char* op, const NormGradResult& grad, const Tensor& input, const MaybeTensor& weight,
     const Bias&... bias) {
   return std::tuple(
-      grad_of_parameter(op, grad.weight, input, weight),
-      grad_of_parameter(op, grad.bias, input, bias)...);
+      or_empty(op, grad.weight, input, norm_parameter_dtype(input, weight)),
+      or_empty(op, grad.bias, input, norm_parameter_dtype(input, bias))...);
 }
 
 // Contains the functions that operators.def names for a kind of norm, which are registered for the
-// device of `Launcher`. They take sizes by value, because boxed calls pass them so.
+// device of `Launcher`. `Where` is as in NormOptions. Sizes are taken by value, because boxed calls
+// pass them so. Spatial norms have no weight_offset, rounds_normalized or eps of a backward.
 template <
-    class Launcher, NormKind kKind, class = PackIf<has_mean(kKind), Tensor>,
+    class Launcher, NormKind kKind, class Where, class = PackIf<has_mean(kKind), Tensor>,
     class = PackIf<has_mean(kKind), MaybeTensor>,
-    class = PackIf<NormTraits<kKind>::has_offset, double>,
-    class = PackIf<NormTraits<kKind>::has_offset, bool>,
-    class = PackIf<NormTraits<kKind>::has_eps, double>>
+    class = PackIf<NormTraits<kKind, Where>::has_offset, double>,
+    class = PackIf<NormTraits<kKind, Where>::has_offset, bool>,
+    class = PackIf<NormTraits<kKind, Where>::has_eps, double>>
 struct NormOps;
 template <
-    class Launcher, NormKind kKind, class... Mean, class... Bias, class... Offset, class... Rounds,
-    class... Eps>
+    class Launcher, NormKind kKind, class Where, class... Mean, class... Bias, class... Offset,
+    class... Rounds, class... Eps>
 struct NormOps<
-    Launcher, kKind, Pack<Mean...>, Pack<Bias...>, Pack<Offset...>, Pack<Rounds...>, Pack<Eps...>> {
-  using Traits = NormTraits<kKind>;
+    Launcher, kKind, Where, Pack<Mean...>, Pack<Bias...>, Pack<Offset...>, Pack<Rounds...>,
+    Pack<Eps...>> {
+  using Traits = NormTraits<kKind, Where>;
   using MaybeDtype = std::optional<ScalarType>;
 
   static auto forward(
-      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, Bias... bias, double eps,
+      const Tensor& input, Where where, MaybeTensor weight, Bias... bias, double eps,
       Offset... weight_offset, Rounds... rounds_normalized) {
     const NormResult result = norm_forward<Launcher>(
-        options(Traits::op, normalized_shape, weight, bias..., weight_offset...), input,
+        options(Traits::op, where, weight, bias..., weight_offset...), input,
         /*added=*/{}, eps, /*wanted=*/{}, argument_or(/*missing=*/false, rounds_normalized...));
     return std::tuple_cat(std::tuple(result.output), statistics_of<kKind>(result));
   }
 
   static Tensor output(
-      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, Bias... bias, double eps,
+      const Tensor& input, Where where, MaybeTensor weight, Bias... bias, double eps,
       Offset... weight_offset, Rounds... rounds_normalized) {
     return norm_forward<Launcher>(
-               options(Traits::op, normalized_shape, weight, bias..., weight_offset...), input,
+               options(Traits::op, where, weight, bias..., weight_offset...), input,
                /*added=*/{}, eps, /*wanted=*/{/*sum=*/false, /*statistics=*/false},
                argument_or(/*missing=*/false, rounds_normalized...))
         .output;
   }
 
   static auto backward(
-      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Mean&... mean,
+      const Tensor& grad_output, const Tensor& input, Where where, const Mean&... mean,
       const Tensor& rstd, MaybeTensor weight, Bias... bias, std::vector<bool> output_mask,
       Eps... eps, Offset... weight_offset) {
     const char* op = Traits::backward;
     const NormGradResult grad = norm_backward<Launcher>(
-        options(op, normalized_shape, weight, bias..., weight_offset...),
+        options(op, where, weight, bias..., weight_offset...),
         {grad_output,
          {"input", input},
          argument_or<MaybeTensor>(/*missing=*/{}, mean...),
@@ -517,17 +508,17 @@ struct NormOps<
          argument_or(/*missing=*/0.0, eps...)},
         wanted_of(op, output_mask, has_mean(kKind)));
     return std::tuple_cat(
-        std::tuple(grad_of_input(op, grad.input, input)),
+        std::tuple(or_empty(op, grad.input, input, dtype_of(input))),
         parameter_gradients(op, grad, input, weight, bias...));
   }
 
   static auto added(
-      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
-      Bias... bias, double eps, Offset... weight_offset, Rounds... rounds_normalized, double p,
+      const Tensor& input, const Tensor& residual, Where where, MaybeTensor weight, Bias... bias,
+      double eps, Offset... weight_offset, Rounds... rounds_normalized, double p,
       MaybeTensor seed) {
     const char* op = Traits::added;
     const NormResult result = norm_forward<Launcher>(
-        options(op, normalized_shape, weight, bias..., weight_offset...), input,
+        options(op, where, weight, bias..., weight_offset...), input,
         {residual, branch_dropout(op, p, seed, {"input", input})}, eps, /*wanted=*/{},
         argument_or(/*missing=*/false, rounds_normalized...));
     return std::tuple_cat(std::tuple(result.output, *result.sum), statistics_of<kKind>(result));
@@ -536,12 +527,12 @@ struct NormOps<
   // Computes no statistics. The second result is the sum if `wants_sum` is set, and otherwise
   // empty.
   static std::tuple<Tensor, Tensor> added_inference(
-      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
-      Bias... bias, double eps, bool wants_sum, Offset... weight_offset,
-      Rounds... rounds_normalized, double p, MaybeTensor seed) {
+      const Tensor& input, const Tensor& residual, Where where, MaybeTensor weight, Bias... bias,
+      double eps, bool wants_sum, Offset... weight_offset, Rounds... rounds_normalized, double p,
+      MaybeTensor seed) {
     const char* op = Traits::added;
     const NormResult result = norm_forward<Launcher>(
-        options(op, normalized_shape, weight, bias..., weight_offset...), input,
+        options(op, where, weight, bias..., weight_offset...), input,
         {residual, branch_dropout(op, p, seed, {"input", input})}, eps,
         /*wanted=*/{wants_sum, /*statistics=*/false},
         argument_or(/*missing=*/false, rounds_normalized...));
@@ -552,7 +543,7 @@ struct NormOps<
   // Returns grad_input, grad_residual and the gradients of the parameters. grad_residual is empty
   // where grad_input is the gradient of both (operators.def).
   static auto added_backward(
-      const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
+      const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Where where,
       const Mean&... mean, const Tensor& rstd, MaybeTensor weight, Bias... bias,
       std::vector<bool> output_mask, Offset... weight_offset, double p, MaybeTensor seed,
       MaybeDtype input_dtype, MaybeDtype residual_dtype) {
@@ -561,7 +552,7 @@ struct NormOps<
     const Dropout dropout = branch_dropout(op, p, seed, {"sum", sum});
     const TermDtypes dtypes = checked_terms(op, sum, input_dtype, residual_dtype, p > 0);
     const NormGradResult grad = norm_backward<Launcher>(
-        options(op, normalized_shape, weight, bias..., weight_offset...),
+        options(op, where, weight, bias..., weight_offset...),
         {grad_output,
          {"sum", sum},
          argument_or<MaybeTensor>(/*missing=*/{}, mean...),
@@ -575,13 +566,13 @@ struct NormOps<
   }
 
  private:
-  static NormOptions options(
-      const char* op, const Sizes& normalized_shape, const MaybeTensor& weight, const Bias&... bias,
+  static NormOptions<Where> options(
+      const char* op, const Where& where, const MaybeTensor& weight, const Bias&... bias,
       Offset... weight_offset) {
     return {
         op,
         kKind,
-        normalized_shape,
+        where,
         weight,
         argument_or<MaybeTensor>(/*missing=*/{}, bias...),
         argument_or(/*missing=*/0.0, weight_offset...)};

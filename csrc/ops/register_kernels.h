@@ -18,9 +18,9 @@ struct Kernels {
   using Softmax = SoftmaxOps<Launcher, /*kLog=*/false>;
   using LogSoftmax = SoftmaxOps<Launcher, /*kLog=*/true>;
   template <NormKind kKind>
-  using Norm = NormOps<Launcher, kKind>;
+  using Norm = NormOps<Launcher, kKind, Sizes>;
   template <NormKind kKind>
-  using SpatialNorm = SpatialNormOps<Launcher, kKind>;
+  using SpatialNorm = NormOps<Launcher, kKind, int64_t>;
 
   template <class Library>
   static void add_to(Library& m) {

@@ -213,17 +213,17 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   Tensor output = empty_contiguous(
       op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype);
   if (output.numel() == 0) return {output, mean, rstd};
-  auto slots = slots_of<Launcher>(output, stack_dim, shape.first);
+  auto slots = slots_of<Launcher>(output, stack_dim, shape.dim);
   // If the slots of the output cannot be written as rows, a stack in dimension 0 is written, and
   // then its dimensions are moved.
   const bool in_place = slots.has_value();
   if (!in_place) {
     const Sizes in_front = stacked_sizes(input.sizes().vec(), /*stack_dim=*/0, inputs.size());
     output = empty_contiguous(op, input, in_front, dtype);
-    slots = slots_of<Launcher>(output, /*stack_dim=*/0, shape.first);
+    slots = slots_of<Launcher>(output, /*stack_dim=*/0, shape.dim);
   }
 
-  const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.first);
+  const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.dim);
   const StackParameters parameters(op, weights, biases, dtype);
   const Launcher launcher(input);
   for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
@@ -240,9 +240,9 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
     each.output.data = moved(each.output.data, begin * slots->slot, each.output.dtype);
     each.weight = NormParameters::columns(first_of(parameters.weights));
     each.bias = NormParameters::columns(first_of(parameters.biases));
-    each.mean = moved(mean.mutable_data_ptr(), begin * shape.rows, kernel_dtype(statistics));
-    each.rstd = moved(rstd.mutable_data_ptr(), begin * shape.rows, kernel_dtype(statistics));
-    each.rows = shape.rows;
+    each.mean = moved(mean.mutable_data_ptr(), begin * shape.rows(), kernel_dtype(statistics));
+    each.rstd = moved(rstd.mutable_data_ptr(), begin * shape.rows(), kernel_dtype(statistics));
+    each.rows = shape.rows();
     each.cols = shape.cols;
     each.eps = eps;
     stack.slot = slots->slot;
@@ -282,13 +282,13 @@ void launch_norm_stack_backward(
     const char* op, const Tensors& inputs, const NormStackGradients& tensors,
     const NormShape& shape, const StackParameters& parameters, const std::vector<bool>& wanted,
     const NormStackResults& results) {
-  auto slots = slots_of<Launcher>(tensors.grad_output, tensors.stack_dim, shape.first);
+  auto slots = slots_of<Launcher>(tensors.grad_output, tensors.stack_dim, shape.dim);
   if (!slots) {
     const Tensor in_front =
         moved_dim(op, tensors.grad_output, /*from=*/tensors.stack_dim, /*to=*/0);
-    slots = slots_of<Launcher>(in_front, /*stack_dim=*/0, shape.first);
+    slots = slots_of<Launcher>(in_front, /*stack_dim=*/0, shape.dim);
   }
-  const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.first);
+  const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.dim);
   const Tensor mean = as_contiguous(op, tensors.mean), rstd = as_contiguous(op, tensors.rstd);
   const DType statistics = kernel_dtype(dtype_of(rstd));
   // Returns the part of a stacked gradient that begins after `elements` elements. Its data is null
@@ -310,15 +310,15 @@ void launch_norm_stack_backward(
     each.grad_output.data =
         moved(each.grad_output.data, begin * slots->slot, each.grad_output.dtype);
     each.input = stack.inputs[0];
-    each.mean = moved(mean.const_data_ptr(), begin * shape.rows, statistics);
-    each.rstd = moved(rstd.const_data_ptr(), begin * shape.rows, statistics);
+    each.mean = moved(mean.const_data_ptr(), begin * shape.rows(), statistics);
+    each.rstd = moved(rstd.const_data_ptr(), begin * shape.rows(), statistics);
     each.weight = NormParameters::columns(first_of(parameters.weights));
     const Columns rows =
-        columns_from(wanted[0], results.grad_input, begin * shape.rows * shape.cols);
+        columns_from(wanted[0], results.grad_input, begin * shape.rows() * shape.cols);
     each.grad_input = {rows.data, {shape.cols}, rows.dtype};
     each.grad_weight = columns_from(wanted[1], results.grad_weight, begin * shape.cols);
     each.grad_bias = columns_from(wanted[2], results.grad_bias, begin * shape.cols);
-    each.rows = shape.rows;
+    each.rows = shape.rows();
     each.cols = shape.cols;
     stack.slot = slots->slot;
     stack.count = count;
@@ -350,7 +350,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
   const auto empty_grad = [&](bool is_wanted, const Sizes& sizes, ScalarType grad_dtype) {
     const Sizes stacked = stacked_sizes(sizes, /*stack_dim=*/0, inputs.size());
     Tensor grad = empty_contiguous(op, input, is_wanted ? stacked : Sizes{0}, grad_dtype);
-    if (shape.rows == 0) torch::stable::zero_(grad);
+    if (shape.rows() == 0) torch::stable::zero_(grad);
     return grad;
   };
   const auto parameter_dtype = [&](const Tensors& parameters_of_call) {
@@ -361,7 +361,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
       empty_grad(output_mask[1], normalized_shape, parameter_dtype(parameters.weights));
   Tensor grad_bias =
       empty_grad(output_mask[2], normalized_shape, parameter_dtype(parameters.biases));
-  if (shape.rows > 0 && shape.cols > 0) {
+  if (shape.rows() > 0 && shape.cols > 0) {
     launch_norm_stack_backward<Launcher>(
         op, inputs, tensors, shape, parameters, output_mask, {grad_input, grad_weight, grad_bias});
   }

@@ -223,9 +223,11 @@ inline Tensor as_contiguous(const char* op, const Tensor& tensor) {
   return copied(op, tensor, dtype_of(tensor), [&] { return torch::stable::contiguous(tensor); });
 }
 
+inline bool are_same_sizes(SizesView a, SizesView b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end());
+}
 inline bool have_same_sizes(const Tensor& a, const Tensor& b) {
-  const auto first = a.sizes(), second = b.sizes();
-  return std::equal(first.begin(), first.end(), second.begin(), second.end());
+  return are_same_sizes(a.sizes(), b.sizes());
 }
 
 // Calls an operator of torch that returns one tensor, and returns this tensor, which the operator
@@ -495,17 +497,15 @@ inline void check_device(const char* op, const char* name, const Tensor& tensor,
 
 // Checks that `tensor` has this dtype and shape, on the device of `like`. The message ends with
 // `because`, the reason for the dtype and shape.
-template <class List, class... Because>
+template <class... Because>
 void check_tensor(
-    const char* op, const char* name, const Tensor& tensor, ScalarType dtype, const List& sizes,
+    const char* op, const char* name, const Tensor& tensor, ScalarType dtype, SizesView sizes,
     const Like& like, const Because&... because) {
   check_given(op, name, tensor);
-  const auto sizes_of_tensor = tensor.sizes();
   FUSEDOPS_CHECK(
-      dtype_of(tensor) == dtype &&
-          std::equal(sizes_of_tensor.begin(), sizes_of_tensor.end(), sizes.begin(), sizes.end()),
-      op, ": ", name, " is ", dtype_text(tensor), " of shape ", list_text(sizes_of_tensor),
-      ", wanted ", dtype_name(dtype), " of shape ", list_text(sizes), because...);
+      dtype_of(tensor) == dtype && are_same_sizes(tensor.sizes(), sizes), op, ": ", name, " is ",
+      dtype_text(tensor), " of shape ", list_text(tensor.sizes()), ", wanted ", dtype_name(dtype),
+      " of shape ", list_text(sizes), because...);
   check_device(op, name, tensor, like);
 }
 
