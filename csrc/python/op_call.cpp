@@ -273,13 +273,15 @@ constexpr Kind kKinds[] = {
     {'B', is_list_of<is_bool>, list_of<is_true>},
 };
 
-// Returns the kinds of some letters. A letter that kKinds lacks is left out, so that no call fits.
+bool takes_nothing(PyObject*) { return false; }
+
+// Returns the kinds of some letters. One that kKinds lacks takes no object, so that no call fits.
 std::vector<Kind> kinds_of(const std::string& letters) {
   std::vector<Kind> kinds;
   for (const char letter : letters) {
-    for (const Kind& kind : kKinds) {
-      if (kind.letter == letter) kinds.push_back(kind);
-    }
+    const auto* const kind = std::find_if(
+        std::begin(kKinds), std::end(kKinds), [&](const Kind& k) { return k.letter == letter; });
+    kinds.push_back(kind == std::end(kKinds) ? Kind{letter, takes_nothing, nullptr} : *kind);
   }
   return kinds;
 }

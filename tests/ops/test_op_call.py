@@ -95,6 +95,12 @@ def test_a_direct_call_does_not_need_torchs_search(op, args):
         bound(*args)
 
 
+@pytest.mark.parametrize("args", [(X, -1, None), (X, -1, None, None)])
+def test_no_call_fits_an_argument_of_an_unknown_kind(args):
+    bound = call._module.bind("fusedops::softmax", "tiD?", 1, 1, lambda *args: len(args))
+    assert bound(*args) == len(args)
+
+
 class Sub(torch.Tensor):
     pass
 
