@@ -1024,10 +1024,25 @@ def add_rms_norm(
     dropout = _branch_dropout(function, input, p, training, seed)
     if type(eps) is not float:
         eps = _rms_eps(function, _dtype_of_sum(input, residual), eps)
+    arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
     if weight is not None and variant in ("llama", "t5"):
-        rest = (eps, variant, dropout, return_sum)
-        return _rounded_add_rms_norm(input, residual, normalized_shape, weight, *rest)
-    norm, settings = (normalized_shape, weight, eps), _rms_settings(variant)
+        return _rounded_add_rms_norm(*arguments, weight)
+    return _fused_add_rms_norm(*arguments, weight)
+
+
+def _fused_add_rms_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Sequence[int],
+    eps: float,
+    variant: RmsVariant,
+    dropout: tuple[float, torch.Tensor | None],
+    return_sum: bool,
+    weight: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    """Computes add_rms_norm in one call of an op."""
+    settings = _rms_settings(variant)
+    norm = (normalized_shape, weight, eps)
     results = _add_rms_norm(input, residual, *norm, return_sum, *settings, *dropout)
     return results if return_sum else results[0]
 
@@ -1036,19 +1051,18 @@ def _rounded_add_rms_norm(
     input: torch.Tensor,
     residual: torch.Tensor,
     normalized_shape: Sequence[int],
-    weight: torch.Tensor,
     eps: float,
     variant: RmsVariant,
     dropout: tuple[float, torch.Tensor | None],
     return_sum: bool,
+    weight: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
     """Computes add_rms_norm in the variants "llama" and "t5", whose result's dtype depends on the
     weight's: in one call of an op, or the sum first if the weight has another dtype."""
     dtype = _dtype_of_sum(input, residual)
     if not _needs_separate_multiplication("add_rms_norm", input, weight, dtype):
-        norm = (normalized_shape, weight, eps, return_sum, *_rms_settings(variant))
-        results = _add_rms_norm(input, residual, *norm, *dropout)
-        return results if return_sum else results[0]
+        arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
+        return _fused_add_rms_norm(*arguments, weight)
     # Only the sum is used: the call has no weight, offset or rounding.
     unweighted = (input, residual, normalized_shape, None, eps, 0.0, False)
     total = _ops.add_rms_norm.default(*unweighted, *dropout)[1]
