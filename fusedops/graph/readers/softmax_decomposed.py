@@ -296,9 +296,10 @@ def _read_shift(
     is_of_rows = reduced_dims(maximum, value(x)) == (dim,) and kept
     # In a row without a visible column, e = exp(x - max) is inf or NaN. where(mask, e, 0) replaces
     # that by 0, but e * mask does not.
-    is_selected = is_masked and call_of(hidden.node, "mul") is None  # type: ignore[union-attr]
+    is_product = hidden is not None and call_of(hidden.node, "mul") is not None
     refusal = None if is_of_rows else OTHER_MAXIMUM
-    return _Shift(x, refusal, sink, is_masked, gives_zeros=is_guarded or is_selected)
+    gives_zeros = is_guarded or (is_masked and not is_product)
+    return _Shift(x, refusal, sink, is_masked, gives_zeros)
 
 
 def _is_masked(node: Any, x: Node, hidden: Hidden) -> bool:

@@ -166,8 +166,11 @@ def _places_of(reader: Interpreter, call: Call) -> Mapping[int, Affine] | None:
     dim_map = dim_map_of(call)
     if dim_map is None:
         return _indices_of(reader, call) if call.kind in ("item", "index") else None
-    starts = {old: (dim, reader.affine(start)) for dim, (old, start) in dim_map.items()}
-    return {old: start + Affine(steps={dim: 1}) for old, (dim, start) in starts.items() if start}
+    return {
+        old: first + Affine(steps={dim: 1})
+        for dim, (old, start) in dim_map.items()
+        if (first := reader.affine(start)) is not None
+    }
 
 
 def _indices_of(reader: Interpreter, call: Call) -> Mapping[int, Affine] | None:
