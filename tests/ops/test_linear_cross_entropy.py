@@ -418,7 +418,9 @@ def test_compiled_for_any_number_of_rows(reduction, heads):
             gradients(lambda *leaves, f=f: f(*leaves, target), *tensors, upstream=upstream)  # noqa: B023
             for f in (step, compiled)
         )
-        assert all(same_bits(a, b) for a, b in zip(eager, ours, strict=True))
+        assert all(same_bits(a, b) for a, b in zip(eager[1:], ours[1:], strict=True))
+        # Inductor adds the losses of several heads in its own order.
+        torch.testing.assert_close(ours[0], eager[0], rtol=3e-7 if heads else 0, atol=0)
 
 
 class Loss(torch.nn.Module):

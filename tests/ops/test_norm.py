@@ -247,7 +247,8 @@ def test_a_constant_row_of_large_numbers_is_zero_as_in_float64(norm, cols, eps):
 def test_a_row_that_is_not_finite_is_eagers_and_spoils_no_other(norm, dtype, value, cols):
     x = random(3, cols, dtype=dtype)
     x[1, 2] = value
-    y, tolerance = norm(x), 2 * torch.finfo(dtype).eps
+    # In float64, torch.std of 100,000 columns is itself 8e-15 off.
+    y, tolerance = norm(x), max(2 * torch.finfo(dtype).eps, 2e-14)
     # On a CPU: eager's rms_norm on a GPU makes a row with an infinity NaN.
     eager = norm.eager(x.double().cpu(), eps=norm.eps(dtype)).to(x.device)
     torch.testing.assert_close(y.double(), eager, rtol=tolerance, atol=tolerance, equal_nan=True)
