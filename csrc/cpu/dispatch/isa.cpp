@@ -108,6 +108,7 @@ const CpuKernels& choose() {
 }  // namespace
 
 bool has_avx512_bf16 = false;
+const int bfloat16_rounding[] = {0x10000, 0x7fff, 0x8000};
 
 const CpuKernels& cpu_kernels() {
   static const CpuKernels& chosen = choose();

@@ -45,7 +45,8 @@ FUSEDOPS_INLINE VecU32 packed(Tile<float> tile, const Half*) {
   return Combine(first, DemoteHalf(tile.v[1]));
 }
 
-// Holds a tile in which no column is denormal, which may take fewer instructions to convert.
+// Holds a tile in which no column is denormal or as large as 2^110, which may take fewer
+// instructions to convert.
 template <class C>
 struct NormalTile {
   Tile<C> tile;

@@ -136,7 +136,7 @@ FUSEDOPS_INLINE VecU32 RoundNumberToBFloat16(Vec<float> value) {
 }
 
 // Rounds even and odd columns by round(), and interleaves the upper halves of the results. If no
-// column is denormal (kNormal), an instruction may take the place of round().
+// column is denormal or as large as 2^110 (kNormal), round() may be replaced.
 template <bool kNormal = false, class Round>
 FUSEDOPS_INLINE VecU32 RoundEvenOdd(Vec<float> even, Vec<float> odd, Round round) {
   return (round(even) >> 16) | (round(odd) & 0xffff0000u);
