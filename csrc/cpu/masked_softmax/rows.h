@@ -74,6 +74,13 @@ constexpr int64_t clamped(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
+// Returns the range, with both bounds in registers. The compiler copies a range in memory by one
+// load of 16 bytes, which waits for the two stores of the bounds, and for all stores before them.
+FUSEDOPS_INLINE RowRange in_registers(RowRange range) {
+  asm("" : "+r"(range.begin), "+r"(range.end));
+  return range;
+}
+
 // Steps through rows, and finds their operands and visible columns.
 class OperandRows {
  public:
@@ -293,16 +300,32 @@ struct ChunkScores {
     }
   }
 
-  // Returns the maximum in each lane of the visible scores or, without kScales, of the scores
-  // before they are multiplied by the scale.
-  template <bool kScales = true>
+  // Returns the maximum in each lane of the visible scores. If nothing is added to the scaled
+  // input, that is the maximum of the input, times the scale, unless the scale is negative.
   FUSEDOPS_INLINE Vec<C> lanes_of_max(RowRange visible, int64_t cols) const {
-    const auto max = fold_visible<In>(
-        visible, cols, Broadcast(-kInfinity<C>),
-        [=](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-          const Tile<C> score = filled<In>(at<kScales>(col, part), seen, -kInfinity<C>);
-          return MaskedMax(counted(col), so_far, score);
-        });
+    constexpr bool kAdds = !kHasBits && !std::is_same_v<OperandValues, NoOperand>;
+    if constexpr (!kAdds) {
+      if (scale > 0) return lanes_of_max<false>(visible, cols) * scale;
+    }
+    return lanes_of_max<true>(visible, cols);
+  }
+
+ private:
+  // Pairs of whole tiles have two accumulators, for the reason that fold_columns() gives.
+  template <bool kScales>
+  FUSEDOPS_INLINE Vec<C> lanes_of_max(RowRange visible, int64_t cols) const {
+    const auto step = [=](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+      const Tile<C> score = filled<In>(at<kScales>(col, part), seen, -kInfinity<C>);
+      return MaskedMax(counted(col), so_far, score);
+    };
+    Tile<C> even = Broadcast(-kInfinity<C>), odd = even;
+    int64_t col = visible.begin;
+    for (; col % kTile<In> == 0 && col + 2 * kTile<In> <= visible.end; col += 2 * kTile<In>) {
+      even = step(even, col, Full{}, Full{});
+      odd = step(odd, col + kTile<In>, Full{}, Full{});
+    }
+    const RowRange rest{col, visible.end};
+    const Tile<C> max = fold_visible<In>(rest, cols, Max(even, odd), step);
     return Max(max.v[0], max.v[1]);
   }
 };
@@ -408,13 +431,29 @@ FUSEDOPS_NOINLINE void exponentials_in_scratch(C* scratch, SoftmaxChunk<C>& chun
   write_chunk_exponentials<Out>(at, all, scratch, chunk, cols);
 }
 
-// Holds a bool mask of a row as bits. `shown` is the columns of the tiles from the first to the
-// last with a true bool, and {0, 0} if there is none; `all` says whether every bool is true.
+// Holds a bool mask of a row as bits. `shown` begins with the first true bool and ends with the
+// last one; it is {0, 0} if there is none. A padding mask hides columns outside of it, but has no
+// holes.
 struct RowBits {
   const TileBits* bits;
   RowRange shown;
-  bool all;
+  bool hides, has_holes;  // whether any bool is false, and whether one in `shown` is
 };
+
+// Returns the first true column of a tile, and the one after the last. One of them must be true.
+template <class T>
+FUSEDOPS_INLINE Between true_columns(TileBits tile) {
+  const auto first = [](uint64_t bits) FUSEDOPS_LAMBDA { return __builtin_ctzll(bits); };
+  const auto after_last = [](uint64_t bits)
+                              FUSEDOPS_LAMBDA { return 63 - __builtin_clzll(2 * bits + 1); };
+  if constexpr (!kEvenOdd<T>) return {first(tile.bits), after_last(tile.bits)};
+  constexpr int kHalf = kTile<T> / 2;
+  constexpr uint64_t kNone = uint64_t(1) << kHalf;
+  const uint64_t even = tile.bits % kNone, odd = tile.bits / kNone;
+  return {
+      Min(2 * first(even | kNone), 2 * first(odd | kNone) + 1),
+      Max(2 * after_last(even) - 1, 2 * after_last(odd))};
+}
 
 // Converts bool masks to bits. Rows in succession that have the same mask share its bits. The
 // memory holds as many masks as a group has rows and is filled in turn, so that the bits of all
@@ -443,10 +482,11 @@ class MaskBits {
       bits[col / kTile<In>] = tile;
       count += __builtin_popcount(tile.bits);
       if (tile.bits == 0) return;
-      begin = begin < col ? begin : col;
-      end = col + kTile<In>;
+      const Between columns = true_columns<In>(tile);
+      begin = begin < col ? begin : col + columns.begin;
+      end = col + columns.end;
     });
-    return {bits, range_of(begin, end < cols_ ? end : cols_), count == cols_};
+    return {bits, range_of(begin, end), count < cols_, count < end - begin};
   }
 
   char* memory_;
@@ -742,9 +782,8 @@ struct MaskedSoftmax {
       if (keeps_bits) {
         const RowRange range = operands.interval(args.cols);
         const RowBits& mask = bits.of(static_cast<const Bool*>(operands.mask()));
-        if (mask.all) return {range, true};
-        row.bits = mask.bits;
-        return {intersection(range, mask.shown), false};
+        if (mask.has_holes) row.bits = mask.bits;
+        return {intersection(range, mask.shown), !mask.has_holes};
       }
     }
     return operands.visible(args.cols);
@@ -765,8 +804,8 @@ struct MaskedSoftmax {
     row.bias = values_of(scores.bias, operands.bias(), copies, chunk);
     row.mask = seen.all ? nullptr
                         : values_of(scores.mask, operands.mask(), copies + kRepeatedBytes, chunk);
-    row.visible = seen.range;
-    row.computed = RowRange{seen.range.begin / kFoldedCols * kFoldedCols, seen.range.end};
+    row.visible = in_registers(seen.range);
+    row.computed = RowRange{row.visible.begin / kFoldedCols * kFoldedCols, row.visible.end};
     row.cols = args.cols;
     row.sink = operands.sink<C>();
     row.scratch = reinterpret_cast<C*>(scratch + place * row_bytes);

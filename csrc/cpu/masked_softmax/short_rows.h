@@ -37,13 +37,26 @@ class ShortRows {
   // probabilities of its hidden columns 0, or if it has a NaN.
   FUSEDOPS_INLINE bool compute(int64_t first) {
     bool all_see = true;
+    has_holes_ = false;
     for (int r = 0; r < kRows; ++r, operands_.next()) all_see &= describe(first + r, rows_[r]);
     if (!all_see) return false;
+    if constexpr (kHasBits) {
+      if (!has_holes_) return compute_described<NoOperand>(first);
+    }
+    return compute_described<Values>(first);
+  }
+
+ private:
+  static constexpr bool kHasBits = ChunkScores<In, Values>::kHasBits;
+
+  // Computes the rows that compute() has described. `Used` is NoOperand if no mask has a hole.
+  template <class Used>
+  FUSEDOPS_INLINE bool compute_described(int64_t first) {
     C max[kRows];
-    find_maxima(max);
+    find_maxima<Used>(max);
     Vec<C> least[kRows];
     double sums[kRows];
-    write_scaled_exponentials(first, max, least, sums);
+    write_scaled_exponentials<Used>(first, max, least, sums);
     for (int r = 0; r < kRows; ++r) {
       if (hidden_columns_count(rows_[r].hides, max[r], sums[r])) return false;
     }
@@ -59,9 +72,6 @@ class ShortRows {
     return true;
   }
 
- private:
-  static constexpr bool kHasBits = ChunkScores<In, Values>::kHasBits;
-
   FUSEDOPS_INLINE C* saved(int row) const { return scratch_ + row * padded_cols(args_.cols); }
 
   // Describes row `index`, and returns whether any of its columns is visible.
@@ -72,7 +82,8 @@ class ShortRows {
     if constexpr (kHasBits) {
       const RowBits& mask = bits_.of(static_cast<const Bool*>(operands_.mask()));
       row.values = mask.bits;
-      row.hides |= !mask.all;
+      row.hides |= mask.hides;
+      has_holes_ |= mask.has_holes;
       seen = intersection(seen, mask.shown);
     } else if constexpr (!std::is_same_v<Values, NoOperand>) {
       const bool is_bias = args_.scores.bias.data != nullptr;
@@ -83,31 +94,31 @@ class ShortRows {
     return seen.begin < seen.end;
   }
 
-  FUSEDOPS_INLINE ChunkScores<In, Values> scores_of(int row, C scale) const {
-    return {rows_[row].input, rows_[row].values, scale, C(args_.scores.mask_value)};
+  template <class Used>
+  FUSEDOPS_INLINE ChunkScores<In, Used> scores_of(int row) const {
+    Used values{};
+    if constexpr (std::is_same_v<Used, Values>) values = rows_[row].values;
+    return {rows_[row].input, values, C(args_.scores.scale), C(args_.scores.mask_value)};
   }
 
-  // If nothing is added to the scaled input, the maximum of the scores is that of the input, times
-  // the scale, which is positive (is_simple()).
+  template <class Used>
   FUSEDOPS_INLINE void find_maxima(C (&max)[kRows]) const {
-    constexpr bool kAdds = std::is_same_v<Values, const In*>;
-    const C scale = C(args_.scores.scale);
     Vec<C> lanes[kRows];
 #pragma GCC unroll 1
     for (int r = 0; r < kRows; ++r) {
-      lanes[r] = scores_of(r, scale).template lanes_of_max<kAdds>(rows_[r].seen, args_.cols);
-      if (!kAdds) lanes[r] *= scale;
+      lanes[r] = scores_of<Used>(r).lanes_of_max(rows_[r].seen, args_.cols);
     }
     reduce_lanes_of<C>(lanes, max, Maximum{});
   }
 
+  template <class Used>
   FUSEDOPS_INLINE void write_scaled_exponentials(
       int64_t first, const C (&max)[kRows], Vec<C> (&least)[kRows], double (&sums)[kRows]) const {
     const int64_t cols = args_.cols, stride = kRows * args_.input.spacing.stride;
     Vec<double> lanes[kRows];
 #pragma GCC unroll 1
     for (int r = 0; r < kRows; ++r) {
-      const auto scores = scores_of(r, C(args_.scores.scale));
+      const auto scores = scores_of<Used>(r);
       const int64_t begin = rows_[r].seen.begin, end = rows_[r].seen.end;
       const In* next = rows_[r].input + stride;
       const In* written = mode_.prefetched(start_of<In>(args_.output, first + r), saved(r));
@@ -137,6 +148,7 @@ class ShortRows {
   C* scratch_;
   StoreMode mode_;
   ShortRow<In, Values> rows_[kRows];
+  bool has_holes_;  // whether a mask of the group hides a column between visible ones
 };
 
 template <class In, class Values>
@@ -153,12 +165,12 @@ FUSEDOPS_NOINLINE RowRange masked_softmax_groups_of(
   return rows;
 }
 
-// Whether groups can compute the softmax: its scores have at most one operand, a positive scale and
-// no soft cap, it has no sinks and no dropout, and the output is its only result.
+// Whether groups can compute the softmax: its scores have at most one operand and no soft cap, it
+// has no sinks and no dropout, and the output is its only result.
 inline bool is_simple(const MaskedSoftmaxForward& args) {
   const Scores& scores = args.scores;
   return (scores.bias.data == nullptr || scores.mask.data == nullptr) && scores.softcap == 0 &&
-      scores.scale > 0 && scores.sinks.data == nullptr && args.probabilities.data == nullptr &&
+      scores.sinks.data == nullptr && args.probabilities.data == nullptr &&
       args.dropout.seed == nullptr;
 }
 
