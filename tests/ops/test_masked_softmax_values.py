@@ -1,6 +1,7 @@
 """masked_softmax against float64 and against what eager gives for hidden and special values."""
 
 import math
+from itertools import product
 
 import bounds
 import pytest
@@ -190,6 +191,24 @@ def test_a_broadcast_mask_gives_what_the_expanded_mask_gives(shape, dtype, x_dty
     if dtype != torch.bool:
         actual = fusedops.masked_softmax(x, bias=mask, causal=True)
         assert same_bits(actual, fusedops.masked_softmax(x, bias=expanded, causal=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("hidden", [-INF, "lowest", -1e4, -8192.0])
+@pytest.mark.parametrize("keys", [40, 129, 500, 5000])
+def test_a_shared_padding_mask_gives_the_bits_of_one_for_each_row(dtype, hidden, keys):
+    """The columns that it hides are skipped, unless one has a score that may count."""
+    hidden = torch.finfo(dtype).min if hidden == "lowest" else hidden
+    ranges = [(0, keys), (0, keys - 1), (0, keys // 2), (3, keys), (keys // 2, keys - 7), (0, 0)]
+    for (begin, end), scale in product(ranges, (1.0, -0.5)):
+        x = torch.randn(2, 16, keys).to(dtype)
+        mask = torch.full((2, 1, keys), hidden, dtype=dtype)
+        mask[..., begin:end] = 0
+        for score in (0.0, 8080.0, 9e3, -3e4, INF, -INF, NAN):
+            x[1, 5, -1] = x[0, 9, 0] = score
+            shared = fusedops.masked_softmax(x, mask, scale=scale)
+            each = fusedops.masked_softmax(x, mask.expand(x.shape).contiguous(), scale=scale)
+            assert same_bits(shared, each)
 
 
 def test_masks_that_broadcast_over_every_other_dimension_are_right():

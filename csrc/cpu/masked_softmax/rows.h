@@ -495,6 +495,103 @@ class MaskBits {
   RowBits converted_ = {};
 };
 
+// An added mask hides the columns to which it adds this value or less: their exponentials are 0
+// unless scores differ by thousands, which PaddedRows rules out. Masks of models add -inf, the
+// lowest finite number or -10000.
+constexpr float kHidingValue = -8192;
+
+// Finds which columns an added padding mask leaves visible. Only masks that many rows in succession
+// share are looked at, and only where nothing else is added and rows have no intervals.
+template <class In>
+class PaddingMasks {
+ public:
+  using C = Compute<In>;
+
+  PaddingMasks(const Scores& scores, DType input, int64_t cols) : cols_(cols) {
+    const Operand& mask = scores.mask;
+    const int32_t last = scores.dims.count - 1;
+    const bool is_row = mask.data != nullptr && !mask.is_bool && mask.col_stride != 0;
+    const bool is_alone = scores.bias.data == nullptr && scores.softcap == 0 && !scores.causal.on &&
+        !scores.has_bounds();
+    are_shared_ = is_row && mask.dtype == input && is_alone && last >= 0 &&
+        mask.strides[last] == 0 && scores.dims.sizes[last] >= 8;
+  }
+
+  // Returns the columns that the mask leaves visible if it adds 0 to all of these and hides all
+  // others. Returns {0, 0} for any other mask.
+  RowRange visible(const void* mask) {
+    if (!are_shared_) return {0, 0};
+    if (mask != last_) {
+      last_ = mask;
+      visible_ = columns_visible(static_cast<const In*>(mask));
+    }
+    return visible_;
+  }
+
+ private:
+  FUSEDOPS_NOINLINE RowRange columns_visible(const In* mask) const {
+    const auto hides = [=](int64_t col) {
+      return load(mask + col, Tail{1}).v[0][0] <= kHidingValue;
+    };
+    int64_t begin = cols_, end = 0;
+    for_columns<In>(cols_, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const Tile<C> added = filled<In>(load(mask + col, part), part, C(kHidingValue));
+      if (!AnyTrue(~(added.v[0] <= kHidingValue) | ~(added.v[1] <= kHidingValue))) return;
+      begin = begin < col ? begin : col;
+      end = col + kTile<In> < cols_ ? col + kTile<In> : cols_;
+    });
+    while (begin < end && hides(begin)) ++begin;
+    while (begin < end && hides(end - 1)) --end;
+    bool adds = false;
+    for_columns<In>(end - begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const Tile<C> added = load(mask + begin + col, part);
+      adds |= AnyTrue((added.v[0] != 0) | (added.v[1] != 0));
+    });
+    return adds ? RowRange{0, 0} : range_of(begin, end);
+  }
+
+  int64_t cols_;
+  bool are_shared_;
+  const void* last_ = nullptr;
+  RowRange visible_ = {};
+};
+
+// Describes rows of the input that have the same padding mask.
+template <class T>
+struct PaddedRows {
+  const ConstRows& input;
+  int64_t first, count, cols;
+  RowRange visible;
+
+  // Whether the exponentials of all columns that are not visible are 0, because the mask adds at
+  // most kHidingValue to their scores. `least` is the smallest maximum of a row, computed without
+  // these columns. The limit of 2^20 bounds what the scores' rounding adds, for which the
+  // comparison leaves 1.
+  FUSEDOPS_INLINE bool vanish(double scale, double least) const {
+    double largest = 0;
+    if (visible.begin > 0) largest = magnitude_or_nan(RowRange{0, visible.begin});
+    if (visible.end < cols) largest += magnitude_or_nan(RowRange{visible.end, cols});
+    const double score = largest * (scale < 0 ? -scale : scale);
+    return score < 0x1p20 && score + kHidingValue < least + ExpFor<Compute<T>>::type::kLowest - 1;
+  }
+
+ private:
+  // Returns the largest magnitude in some columns, or NaN if any is infinite or NaN.
+  FUSEDOPS_NOINLINE double magnitude_or_nan(RowRange range) const {
+    const auto zero = Broadcast(Compute<T>(0));
+    auto largest = zero, not_finite = zero;
+    for (int64_t row = first; row < first + count; ++row) {
+      const T* from = start_of<T>(input, row) + range.begin;
+      for_columns<T>(range.end - range.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+        const auto x = load(from + col, part);
+        largest = Max(largest, Max(x, zero - x));
+        not_finite = not_finite + (x - x);
+      });
+    }
+    return max_of(largest, largest) + sum_of(not_finite, not_finite);
+  }
+};
+
 // --- forward ------------------------------------------------------------------------------------
 
 // Holds a row in progress, and its operands.
@@ -506,6 +603,7 @@ struct MaskedRow {
   const void* written;      // where the results are written, or what is prefetched in its place
   const void *bias, *mask;  // null if there is none, or if the mask hides no column of `visible`
   const TileBits* bits;     // the mask, if it is a bool mask and kept as bits
+  const void* padding;      // the mask, if it is a padding mask that hides what is not `visible`
   RowRange visible;
   RowRange computed;  // the columns with exponentials: the visible ones and some before, or all
   int64_t cols;
@@ -516,7 +614,20 @@ struct MaskedRow {
   // Whether the columns outside of `visible` count, with the mask value as their score. If not, the
   // row is computed without them, and without the columns that a mask of bits hides.
   FUSEDOPS_INLINE bool counts_hidden() const {
-    return bits == nullptr && computed.begin == 0 && computed.end == cols;
+    return bits == nullptr && padding == nullptr && computed.begin == 0 && computed.end == cols;
+  }
+
+  // Makes `range` the visible columns.
+  FUSEDOPS_INLINE void show(RowRange range) {
+    visible = in_registers(range);
+    computed = RowRange{visible.begin / kFoldedCols * kFoldedCols, visible.end};
+  }
+
+  // Makes the padding mask one that is added to the scores.
+  FUSEDOPS_INLINE void add_padding() {
+    mask = padding;
+    padding = nullptr;
+    show(RowRange{0, cols});
   }
 
   // Whether any columns of the chunk at `begin` are computed.
@@ -593,9 +704,9 @@ struct MaskedRow {
   }
 
   // Whether columns that are left out would have a probability of 0 with the mask value as their
-  // score. It is true if no column is left out.
+  // score. It is true if no column is left out, or only columns that a padding mask hides.
   FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C mask_value) const {
-    return counts_hidden() ||
+    return counts_hidden() || padding != nullptr ||
         (mask_value < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
   }
 
@@ -761,10 +872,11 @@ struct MaskedSoftmax {
     MaskedRow<In> rows[kMaxMaskedGroupRows];
     OperandRows operands(args.scores, range.begin);
     MaskBits<In> bits(scratch + group_rows * row_bytes, args.cols, group_rows);
+    PaddingMasks<In> padding(args.scores, args.input.dtype, args.cols);
     for (int64_t first = range.begin; first < range.end; first += group_rows) {
       const int64_t count = range.end - first < group_rows ? range.end - first : group_rows;
       for (int64_t i = 0; i < count; ++i, operands.next()) {
-        describe(first + i, operands, i, bits, rows[i]);
+        describe(first + i, operands, i, bits, padding, rows[i]);
       }
       compute(rows, count);
       for (int64_t i = 0; i < count; ++i) finish(first + i, rows[i]);
@@ -774,10 +886,18 @@ struct MaskedSoftmax {
  private:
   FUSEDOPS_INLINE C mask_value() const { return C(args.scores.mask_value); }
 
-  // Returns the visible columns of a row, and sets row.bits if the row has a mask of bits.
-  FUSEDOPS_INLINE VisibleColumns
-  visible_columns(OperandRows& operands, MaskBits<In>& bits, MaskedRow<In>& row) const {
+  // Returns the visible columns of a row, and sets row.bits or row.padding if the row has a mask of
+  // bits or a padding mask.
+  FUSEDOPS_INLINE VisibleColumns visible_columns(
+      OperandRows& operands, MaskBits<In>& bits, PaddingMasks<In>& padding,
+      MaskedRow<In>& row) const {
     row.bits = nullptr;
+    row.padding = nullptr;
+    const RowRange unpadded = padding.visible(operands.mask());
+    if (unpadded.begin < unpadded.end) {
+      row.padding = operands.mask();
+      return {unpadded, true};
+    }
     if constexpr (kComputesTwice) {
       if (keeps_bits) {
         const RowRange range = operands.interval(args.cols);
@@ -793,19 +913,18 @@ struct MaskedSoftmax {
   // fields are set one by one: a load of several would wait for the stores of each.
   FUSEDOPS_INLINE void describe(
       int64_t index, OperandRows& operands, int64_t place, MaskBits<In>& bits,
-      MaskedRow<In>& row) const {
+      PaddingMasks<In>& padding, MaskedRow<In>& row) const {
     const Scores& scores = args.scores;
     const int64_t chunk = args.cols < kSoftmaxChunk<C> ? args.cols : kSoftmaxChunk<C>;
     char* copies = repeated + place * chunk * sizeof(C);
-    const VisibleColumns seen = visible_columns(operands, bits, row);
+    const VisibleColumns seen = visible_columns(operands, bits, padding, row);
     row.scores = &scores;
     row.input = start_of<In>(args.input, index);
     row.next = row.input + group_rows * args.input.spacing.stride;
     row.bias = values_of(scores.bias, operands.bias(), copies, chunk);
     row.mask = seen.all ? nullptr
                         : values_of(scores.mask, operands.mask(), copies + kRepeatedBytes, chunk);
-    row.visible = in_registers(seen.range);
-    row.computed = RowRange{row.visible.begin / kFoldedCols * kFoldedCols, row.visible.end};
+    row.show(seen.range);
     row.cols = args.cols;
     row.sink = operands.sink<C>();
     row.scratch = reinterpret_cast<C*>(scratch + place * row_bytes);
@@ -851,9 +970,21 @@ struct MaskedSoftmax {
     });
   }
 
+  // Whether the columns that a padding mask hides have a probability of 0.
+  FUSEDOPS_INLINE bool is_padding_zero(
+      int64_t index, const MaskedRow<In>& row, SoftmaxRow whole) const {
+    const PaddedRows<In> rows{args.input, index, /*count=*/1, args.cols, row.visible};
+    return whole.sum == whole.sum && rows.vanish(args.scores.scale, whole.max);
+  }
+
   // Writes the results of a row whose exponentials are in scratch memory.
   FUSEDOPS_INLINE void finish(int64_t index, MaskedRow<In>& row) const {
     SoftmaxRow whole = row.whole();
+    if (row.padding != nullptr && !is_padding_zero(index, row, whole)) {
+      row.add_padding();
+      compute_exponentials<Out>(&row, /*count=*/1, mask_value());
+      whole = row.whole();
+    }
     // If no visible score exceeds the mask value, perhaps nothing is visible. To find out, the
     // exponentials are computed for a mask value of -inf. If something is visible, they are
     // computed again for the mask value itself.

@@ -16,7 +16,7 @@ struct ShortRow {
   const In* input;
   Values values;
   RowRange seen, computed;
-  bool hides;  // whether any column of the row is hidden
+  bool hides;  // whether any column of the row is hidden, other than by an added mask
 };
 
 template <class In, class Values>
@@ -29,27 +29,32 @@ class ShortRows {
       : args_(args),
         operands_(args.scores, rows.begin),
         bits_(memory + kRepeatedBytes, args.cols, kRows),
+        padding_(args.scores, args.input.dtype, args.cols),
         scratch_(reinterpret_cast<C*>(memory)),
         mode_(mode) {}
 
   // Computes the rows from `first` on. Returns false, and writes nothing, if hidden columns may
   // affect a row's results: if the row has no visible column, if the mask value does not make the
-  // probabilities of its hidden columns 0, or if it has a NaN.
+  // probabilities of its hidden columns 0, or if it has a NaN. It also does so if one row has a
+  // padding mask and another one does not share it.
   FUSEDOPS_INLINE bool compute(int64_t first) {
     bool all_see = true;
-    has_holes_ = false;
+    needing_values_ = 0;
     for (int r = 0; r < kRows; ++r, operands_.next()) all_see &= describe(first + r, rows_[r]);
     if (!all_see) return false;
-    if constexpr (kHasBits) {
-      if (!has_holes_) return compute_described<NoOperand>(first);
+    if constexpr (!std::is_same_v<Values, NoOperand>) {
+      if (needing_values_ == 0) return compute_described<NoOperand>(first);
+      if (kAdds && needing_values_ < kRows) return false;
     }
     return compute_described<Values>(first);
   }
 
  private:
   static constexpr bool kHasBits = ChunkScores<In, Values>::kHasBits;
+  static constexpr bool kAdds = std::is_same_v<Values, const In*>;
 
-  // Computes the rows that compute() has described. `Used` is NoOperand if no mask has a hole.
+  // Computes the rows that compute() has described. `Used` is NoOperand if each row's mask hides
+  // what is not in `seen` and does nothing else.
   template <class Used>
   FUSEDOPS_INLINE bool compute_described(int64_t first) {
     C max[kRows];
@@ -59,6 +64,9 @@ class ShortRows {
     write_scaled_exponentials<Used>(first, max, least, sums);
     for (int r = 0; r < kRows; ++r) {
       if (hidden_columns_count(rows_[r].hides, max[r], sums[r])) return false;
+    }
+    if constexpr (kAdds && !std::is_same_v<Used, Values>) {
+      if (!is_padding_zero(first, max, sums)) return false;
     }
 #pragma GCC unroll 1
     for (int r = 0; r < kRows; ++r) {
@@ -83,11 +91,15 @@ class ShortRows {
       const RowBits& mask = bits_.of(static_cast<const Bool*>(operands_.mask()));
       row.values = mask.bits;
       row.hides |= mask.hides;
-      has_holes_ |= mask.has_holes;
+      needing_values_ += mask.has_holes;
       seen = intersection(seen, mask.shown);
-    } else if constexpr (!std::is_same_v<Values, NoOperand>) {
+    } else if constexpr (kAdds) {
       const bool is_bias = args_.scores.bias.data != nullptr;
       row.values = static_cast<Values>(is_bias ? operands_.bias() : operands_.mask());
+      const RowRange unpadded = padding_.visible(operands_.mask());
+      const bool pads = unpadded.begin < unpadded.end && row.values == rows_[0].values;
+      needing_values_ += !pads;
+      if (pads) seen = unpadded;
     }
     row.seen = seen;
     row.computed = RowRange{seen.begin / kFoldedCols * kFoldedCols, seen.end};
@@ -142,13 +154,24 @@ class ShortRows {
     return hides && !(mask_value < double(max) + ExpFor<C>::type::kLowest && sum == sum);
   }
 
+  // Whether the columns that the rows' padding mask hides have a probability of 0.
+  FUSEDOPS_INLINE bool is_padding_zero(
+      int64_t first, const C (&max)[kRows], const double (&sums)[kRows]) const {
+    C least = max[0];
+    double total = 0;
+    for (int r = 0; r < kRows; ++r) least = Min(least, max[r]), total += sums[r];
+    const PaddedRows<In> rows{args_.input, first, kRows, args_.cols, rows_[0].seen};
+    return total == total && rows.vanish(args_.scores.scale, least);
+  }
+
   const MaskedSoftmaxForward& args_;
   OperandRows operands_;
   MaskBits<In> bits_;
+  PaddingMasks<In> padding_;
   C* scratch_;
   StoreMode mode_;
   ShortRow<In, Values> rows_[kRows];
-  bool has_holes_;  // whether a mask of the group hides a column between visible ones
+  int needing_values_;  // the number of rows whose masks do more than to hide what is not seen
 };
 
 template <class In, class Values>
