@@ -119,6 +119,19 @@ def test_a_site_that_pays_only_without_its_copy_is_left(table, rewrite_dynamo):
     assert rewritten.reasons == ["Inductor is measured to be faster: 2 ms against 3 ms"]
 
 
+def test_a_site_without_elements_compiles_and_is_reported(table, caplog):
+    table("layer_norm", inductor=2, ours=1)
+
+    def model(x):
+        return F.layer_norm(x, (64,))
+
+    x = torch.randn(0, 64, dtype=torch.float64)
+    with torch.no_grad(), caplog.at_level("INFO", logger="fusedops"):
+        result = torch.compile(model, backend="fusedops")(x.float())
+    assert "fusedops: 1 of 1 sites replaced\n" in caplog.text
+    torch.testing.assert_close(result.double(), model(x))
+
+
 def test_without_a_measurement_a_copy_does_not_pay(no_table, rewrite_dynamo):
     x = torch.randn(512, 512)
     assert rewrite_dynamo(rms_norm_decomposed, x).reasons == []

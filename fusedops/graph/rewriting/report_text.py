@@ -48,10 +48,10 @@ def summary(report: Report) -> str:
 
 def _expected(figures: Sequence[Estimate]) -> str:
     """Returns a text that says how much time the replaced sites save in a call, as far as they were
-    measured; "" if none was."""
-    if not figures:
-        return ""
+    measured; "" if none was, or if all are empty tensors, which take no time."""
     inductor = sum(each.inductor_ms for each in figures)
+    if not inductor:
+        return ""
     saved = inductor - sum(each.ours_ms for each in figures)
     return (
         f"a call is expected to take {as_time(saved)} less, {saved / inductor:.0%} of what these "
