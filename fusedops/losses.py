@@ -223,10 +223,12 @@ def _check_classes(function: str, target: torch.Tensor) -> None:
 
 
 def _check_strided(function: str, name: str, value: torch.Tensor) -> None:
-    layout = _arguments.tensor(function, name, value).layout
-    if layout != torch.strided:
+    """Refuses nested tensors too, which may have the layout torch.strided."""
+    tensor = _arguments.tensor(function, name, value)
+    checks.check_plain(function, name, tensor)
+    if tensor.layout != torch.strided:
         raise RuntimeError(
-            f"{function}: {name} has layout {layout}, wanted torch.strided; make it with "
+            f"{function}: {name} has layout {tensor.layout}, wanted torch.strided; make it with "
             ".to_dense()"
         )
 

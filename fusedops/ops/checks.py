@@ -28,6 +28,15 @@ def check_given(op: str, name: str, tensor: MaybeTensor) -> torch.Tensor:
     return tensor
 
 
+def check_plain(op: str, name: str, tensor: torch.Tensor) -> None:
+    """Refuses nested tensors, strided and jagged."""
+    check(
+        not tensor.is_nested,
+        f"{op}: {name} is a nested tensor, wanted a plain one; make it with "
+        ".to_padded_tensor(padding)",
+    )
+
+
 def check_dtype(op: str, name: str, dtype: torch.dtype | None, fix: str = "convert it") -> None:
     check(dtype in FLOATING, f"{op}: {name} is {dtype}, {_WANTED_DTYPE}; {fix}")
 

@@ -74,11 +74,8 @@ def _rule(name: str, op: str, inner: Inner) -> Callable[..., Any]:
 def _check_alone(op: str, names: list[str], args: tuple[Any, ...]) -> None:
     """Checks that no argument but the first is nested."""
     for name, argument in zip(names[1:], args[1:], strict=False):
-        checks.check(
-            not (isinstance(argument, torch.Tensor) and argument.is_nested),
-            f"{op}: {name} is a nested tensor, wanted a plain one; make it with "
-            ".to_padded_tensor(padding)",
-        )
+        if isinstance(argument, torch.Tensor):
+            checks.check_plain(op, name, argument)
 
 
 def _is_whole(input: Any) -> bool:
