@@ -346,7 +346,21 @@ def test_what_no_op_computes_is_left_with_its_reason(rewrite, scores, keep, form
     assert_becomes(rewrite, form, inputs, {}, [reason] if reason else [])
 
 
+def _of_two_logics(bitwise, logical):
+    """The exponentials of a bitwise result over the sum of those of the logical one."""
+
+    def form(s, i):
+        bits, truth = bitwise(i).to(s.dtype), logical(i).to(s.dtype)
+        maximum = bits.amax(-1, keepdim=True)
+        return torch.exp(bits - maximum) / _total(torch.exp(truth - maximum))
+
+    return form
+
+
 INTEGERS = {
+    "bitwise not over logical_not": _of_two_logics(torch.bitwise_not, torch.logical_not),
+    "bitwise and over logical_and": _of_two_logics(lambda i: i & i, lambda i: i.logical_and(i)),
+    "bitwise or over logical_or": _of_two_logics(lambda i: i | i, lambda i: i.logical_or(i)),
     "over their sum": lambda s, i: i / (_total(i) + 1),
     "bools over their sum": lambda s, i: (i > 0) / (_total(i > 0) + 1),
     "subtracted": lambda s, i: _divided(torch.exp(s - i[..., :1].clamp(min=0))),

@@ -19,7 +19,7 @@ from torch.fx.operator_schemas import normalize_function
 
 from fusedops.graph.analysis import aliases
 from fusedops.graph.analysis.nodes import OPS, packet, submodule
-from fusedops.graph.analysis.values import constant, value
+from fusedops.graph.analysis.values import constant, dtype_of, value
 from fusedops.ops.norm import default_rms_eps
 
 
@@ -172,14 +172,10 @@ def _refusal(node: Node, kind: str, arguments: dict[str, Any]) -> str | None:
     if node.kwargs.get("rounding_mode") is not None:
         return "rounds its quotient"
     # An example is x.view(torch.int32).
-    if kind == "reshape" and _dtype(arguments["input"]) != _dtype(node):
+    if kind == "reshape" and dtype_of(arguments["input"]) != dtype_of(node):
         return "reads the bits of its input as another dtype"
     scaled = kind in ("add", "sub") and node.kwargs.get("alpha", 1) != 1
     return "scales one of its operands" if scaled else None
-
-
-def _dtype(node: Any) -> torch.dtype | None:
-    return getattr(value(node), "dtype", None)
 
 
 _SOFTMAX = {"dim": None, "dtype": None}

@@ -18,6 +18,7 @@ from fusedops.graph.analysis.nodes import packet, users
 from fusedops.graph.analysis.values import (
     are_equal,
     constant,
+    dtype_of,
     is_readable,
     known_size,
     rounded,
@@ -266,6 +267,10 @@ def same_value(a: Any, b: Any, depth: int = 4) -> bool:
     if depth == 0 or x is None or y is None or x.kind != y.kind or x.kind == "dropout":
         return False
     if x.arguments.keys() != y.arguments.keys() or written(a) or written(b):
+        return False
+    # logical_not and bitwise_not are one kind, and so are the two of `and` and of `or`. Of integers
+    # they compute different results, and only the bitwise ones are integers again.
+    if dtype_of(a) != dtype_of(b):
         return False
     return all(_same_argument(x.arguments[name], y.arguments[name], depth) for name in x.arguments)
 

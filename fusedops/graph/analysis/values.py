@@ -29,6 +29,11 @@ def value(argument: Any) -> Any:
     return argument.meta.get("val", argument.meta.get("example_value"))
 
 
+def dtype_of(argument: Any) -> torch.dtype | None:
+    """Returns the dtype of a tensor, or None for any other argument."""
+    return getattr(value(argument), "dtype", None)
+
+
 def hints(tensor: torch.Tensor) -> list[int] | None:
     """Returns a tensor's sizes at capture, or None if a symbol had no value then."""
     sizes = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
