@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -385,21 +384,25 @@ def test_a_terminal_of_ascii_shows_what_it_can(tmp_path):
     assert ended.returncode == USAGE and r"foncti\xf3n" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("FUSEDOPS_FUSE", "nonsense"), ("FUSEDOPS_CPU_ISA", "sse9")],
-)
+#: Variables with values that keep fusedops from running.
+WRONG_VARIABLES = [("FUSEDOPS_FUSE", "nonsense"), ("FUSEDOPS_CPU_ISA", "sse9")]
+
+
+@pytest.mark.parametrize(("variable", "value"), WRONG_VARIABLES)
 def test_env_reports_a_variable_that_keeps_the_rest_from_running(variable, value):
-    run = partial(run_python, "-m", "fusedops", **{variable: value})
-    reported = run("env")
+    reported = run_python("-m", "fusedops", "env", **{variable: value})
     assert (reported.returncode, reported.stderr) == (FAILURE, "")
     problems = reported.stdout.partition("\nproblems\n")[2]
     assert variable in problems and "fix: unset" in problems
-    for command in (["explain", "model.py:build"], ["check"]):
-        ended = run(*command)
-        (line,) = ended.stderr.splitlines()
-        assert (ended.returncode, ended.stdout) == (FAILURE, "")
-        assert variable in line and "fix: unset" in line and line.endswith("python -m fusedops env")
+
+
+@pytest.mark.parametrize(("variable", "value"), WRONG_VARIABLES)
+@pytest.mark.parametrize("command", [("explain", "model.py:build"), ("check",)])
+def test_a_command_that_a_variable_keeps_from_running_points_to_env(command, variable, value):
+    ended = run_python("-m", "fusedops", *command, **{variable: value})
+    (line,) = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout) == (FAILURE, "")
+    assert variable in line and "fix: unset" in line and line.endswith("python -m fusedops env")
 
 
 def test_ctrl_c_ends_in_one_line_and_writes_nothing(tmp_path, interrupted):

@@ -109,6 +109,7 @@ def launch_every_length(emulator: Emulator) -> None:
             emulator.launch_every_length(args, last)
 
 
+@pytest.mark.slow("launches rows of every length, dry, with each kernel's arguments")
 def test_no_row_is_launched_with_more_threads_than_its_kernel_is_compiled_for(emulator):
     launch_every_length(emulator)
     declared = inventory.declared_kernels()
