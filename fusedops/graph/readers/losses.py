@@ -200,8 +200,11 @@ def _class_index(gather: Call) -> OpCall | None:
 def _before_slice(index: Node) -> Node:
     """Returns x, if `index` is torch.broadcast_tensors(x, ...)[k][..., :1] and has the shape of x,
     else `index`. torch.distributions.Categorical writes this."""
-    call = call_of(index, "item")
-    if call is None or call.arguments["index"] != (..., slice(None, 1, None)):
+    call = call_of(index, "item", "slice")
+    if call is None:
+        return index
+    # An aten.slice of what x is broadcast to is x, whatever it slices, if it has the shape of x.
+    if call.kind == "item" and call.arguments["index"] != (..., slice(None, 1, None)):
         return index
     column, _ = _before_broadcast(call.input, index)
     return column if has_shape(column, value(index).shape) else index
