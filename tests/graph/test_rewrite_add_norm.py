@@ -106,14 +106,6 @@ def test_the_backward_pass_is_our_op_too(backward_ops, norm):
     assert counts == {f"{_op(norm)}_backward": 1}
 
 
-def test_two_norms_of_one_sum_share_it(rewrite):
-    def model(x, r, w, b):
-        h = x + r
-        return layer_norm(h, w, b), layer_norm(h, b, w), h
-
-    assert_becomes(rewrite, model, draw(), {"add_layer_norm": 1, "layer_norm": 1})
-
-
 def test_modules_are_found_at_symbolic_trace(entries):
     class Block(nn.Module):
         def __init__(self):
@@ -203,27 +195,22 @@ def _llama(x, r, w, b):
     return w * f.to(h.dtype), h * 2
 
 
+def _layer_norm_and_twice_the_sum(x, r, w, b):
+    h = x + r
+    return layer_norm(h, w, b), h * 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rms_norm_of_llama_behind_a_residual(rewrite, dtype):
-    arguments = draw(16, dtype)
-    rewritten = rewrite(_llama, *arguments)
-    assert rewritten.replaced == {"add_rms_norm": 1}
-    (ours, twice), (_, eager_twice) = rewritten.call(*arguments), _llama(*arguments)
+@pytest.mark.parametrize("model", [_llama, _layer_norm_and_twice_the_sum])
+def test_a_norm_behind_a_residual_is_rounded_as_its_model_has_it(rewrite, model, dtype):
+    x, r, w, b = arguments = draw(16, dtype)
+    kind, b = ("rms_norm", 0.0) if model is _llama else ("layer_norm", b)
+    rewritten = rewrite(model, *arguments)
+    assert rewritten.replaced == {f"add_{kind}": 1}
+    (ours, twice), (_, eager_twice) = rewritten.call(*arguments), model(*arguments)
     assert ours.dtype == dtype and torch.equal(twice, eager_twice)
-    x, r, w, _ = arguments
-    wanted = bounds.norm("rms_norm", x + r, w, eps=EPS, rounds_normalized=True)
+    wanted = bounds.norm(kind, x + r, w, b, EPS, rounds_normalized=model is _llama)
     bounds.assert_within(ours, wanted)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_layer_norm_in_16_bits_is_rounded_once(rewrite_dynamo, dtype):
-    arguments = draw(16, dtype)
-    rewritten = rewrite_dynamo(residual(FORMS["after"], layer_norm), *arguments)
-    assert rewritten.replaced == {"add_layer_norm": 1}
-    ours = rewritten.call(*arguments)
-    assert ours.dtype == dtype
-    x, r, w, b = arguments
-    bounds.assert_within(ours, bounds.norm("layer_norm", x + r, w, b, EPS))
 
 
 @pytest.mark.parametrize("entry", ["dynamo", "export"])
@@ -269,6 +256,18 @@ def _sum_not_contiguous(x, r, w, b):
     return layer_norm(h, w, b), h
 
 
+def _two_norms(x, r, w, b):
+    h = x + r
+    return layer_norm(h, w, b), layer_norm(h, b, w), h
+
+
+def _written_after_the_norm(x, r, w, b):
+    h = x + r
+    y = layer_norm(h, w, b)
+    h.mul_(2)
+    return y, h
+
+
 APART = {
     "broadcast": lambda x, r, w, b: layer_norm(x + r[:1], w, b),
     "a number": lambda x, r, w, b: layer_norm(x + 1.0, w, b),
@@ -287,6 +286,13 @@ def test_a_sum_that_is_no_residual_stays_outside_of_the_norm(rewrite, model):
     assert_becomes(rewrite, model, draw(), {"layer_norm": 1})
 
 
+@pytest.mark.parametrize(
+    "model, apart", [(_two_norms, {"layer_norm": 1}), (_written_after_the_norm, {})]
+)
+def test_a_sum_that_others_use_too_is_taken_in_once(rewrite, model, apart):
+    assert_becomes(rewrite, model, draw(), {"add_layer_norm": 1} | apart)
+
+
 def test_where_the_weight_is_read_after_the_sum_is_used_the_sum_stays_outside(entries):
     class Model(nn.Module):
         def __init__(self):
@@ -299,24 +305,6 @@ def test_where_the_weight_is_read_after_the_sum_is_used_the_sum_stays_outside(en
 
     model, (x, r, *_) = Model(), draw()
     assert_becomes(entries["symbolic_trace"], model, [x, r], {"layer_norm": 1})
-
-
-def test_a_sum_that_is_written_into_after_the_norm_is_taken_in(rewrite):
-    def model(x, r, w, b):
-        h = x + r
-        y = layer_norm(h, w, b)
-        h.mul_(2)
-        return y, h
-
-    assert_becomes(rewrite, model, draw(), {"add_layer_norm": 1})
-
-
-def test_slices_of_the_statistics_at_symbolic_trace_are_left(entries):
-    def model(x, r, w, b):
-        return torch.native_layer_norm(x + r, (N,), w, b, EPS)[1:]
-
-    reason = "its outputs are used as one tuple"
-    assert_becomes(entries["symbolic_trace"], model, draw(), {}, [reason])
 
 
 #: What the operator adds: a reshape moves in front of it.

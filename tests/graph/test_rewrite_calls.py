@@ -200,12 +200,13 @@ def test_statistics_that_eager_rounds_to_bfloat16_are_left(rewrite_dynamo):
     assert_becomes(rewrite_dynamo, model, [x], {}, [reason])
 
 
-def test_a_tuple_used_whole_is_left(entries):
-    def model(x):
-        return torch.native_layer_norm(x, [8], None, None, 1e-5)
+@pytest.mark.parametrize("used", [lambda outputs: outputs, lambda outputs: outputs[1:]])
+def test_a_tuple_used_whole_or_as_a_slice_is_left_with_the_sum_before_it(entries, used):
+    def model(x, r):
+        return used(torch.native_layer_norm(x + r, [8], None, None, 1e-5))
 
-    reason = "its outputs are used as one tuple"
-    assert_becomes(entries["symbolic_trace"], model, [torch.randn(2, 8)], {}, [reason])
+    reason, inputs = "its outputs are used as one tuple", torch.randn(2, 2, 8).unbind()
+    assert_becomes(entries["symbolic_trace"], model, inputs, {}, [reason])
 
 
 class InFloat32(nn.LayerNorm):
