@@ -178,8 +178,11 @@ ADDED = {
 
 
 @pytest.mark.parametrize("name", ADDED)
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_mask_that_is_added_becomes_bounds_of_rows(rewrite_dynamo, name, dynamic):
+@pytest.mark.parametrize(
+    ("entry", "options"),
+    [("dynamo", {"dynamic": False}), ("dynamo", {"dynamic": True}), ("export", {})],
+)
+def test_a_mask_that_is_added_becomes_bounds_of_rows(entries, name, entry, options):
     def model(x, bias):
         mask = ADDED[name](x)
         return (x + bias + mask).softmax(-1)
@@ -187,29 +190,10 @@ def test_a_mask_that_is_added_becomes_bounds_of_rows(rewrite_dynamo, name, dynam
     def inputs(length):
         return _scores(2, 3, length, length), _scores(1, 1, length, length)
 
-    rewritten = rewrite_dynamo(model, *inputs(6), dynamic=dynamic)
+    rewritten = entries[entry](model, *inputs(6), **options)
     (call,) = rewritten.calls
     assert call.startswith("masked_softmax(x, mask=bias, scale=1.0, causal=True")
-    assert_one_graph(rewritten, model, [inputs(9 if dynamic else 6)])
-
-
-def test_one_minus_a_mask_is_read_in_an_exported_graph(entries):
-    """It is aten.rsub there."""
-
-    def model(x):
-        return (x + (1.0 - torch.ones(6, 6).tril()) * -1e30).softmax(-1)
-
-    assert (
-        "causal=True"
-        in rewritten_alike(entries["export"], model, [_scores(2, 6, 6).detach()]).calls[0]
-    )
-
-
-def test_a_part_of_an_added_mask_hides_what_it_hides_in_eager_mode(rewrite_dynamo):
-    def model(x):
-        return (x + torch.where(torch.ones(7, 6).tril() == 1, 0.0, -1e30)[1:]).softmax(-1)
-
-    rewritten_alike(rewrite_dynamo, model, [_scores(2, 6, 6).detach()])
+    assert_one_graph(rewritten, model, [inputs(9 if options.get("dynamic") else 6)])
 
 
 def _padded_and_causal(x, keep):
@@ -457,16 +441,6 @@ def test_rows_that_do_not_see_themselves_keep_the_gradients_of_an_added_mask(rew
     assert "start=" not in rewritten.calls[0]
 
 
-def test_differences_beside_two_numbers_are_not_even(rewrite_dynamo):
-    def model(x):
-        positions = torch.arange(6)
-        jumps = torch.diff(positions, prepend=torch.full((2,), -1)) != 1
-        segments = jumps.cumsum(-1)
-        return x.masked_fill(segments[:, None] != segments, -1.0).softmax(-1)
-
-    rewritten_alike(rewrite_dynamo, model, [_scores(2, 7, 7)])
-
-
 # --- numbers that do not ascend -------------------------------------------------------------------
 
 
@@ -587,6 +561,11 @@ def _one_batch_of_several(x):
     return x.masked_fill(~keep[:1], -INF)
 
 
+def _differences_beside_two_numbers(x):
+    segments = (torch.diff(torch.arange(5), prepend=torch.full((2,), -1)) != 1).cumsum(-1)
+    return x.masked_fill(segments[:, None] != segments, -1.0)
+
+
 def _equal_after_rounding(x):
     levels = torch.where(torch.arange(6) <= torch.arange(6)[:, None], 0.1, 0.9)
     return x.masked_fill(levels == 0.9, -INF)
@@ -605,6 +584,10 @@ READ = {
     "one batch of several": _one_batch_of_several,
     "triangle of one row": lambda x: x.masked_fill(~_ones(1, 6).tril(2), -INF),
     "equal after rounding": _equal_after_rounding,
+    "differences beside two numbers": _differences_beside_two_numbers,
+    "a part of a mask that is added": lambda x: (
+        x + torch.where(torch.ones(7, 6).tril() == 1, 0.0, -1e30)[1:]
+    ),
     "anti-causal": lambda x: x.masked_fill(~_ones().triu(), -INF),
     "nothing in the first row": lambda x: x.masked_fill(
         ~(_ones().tril(-1) | (torch.arange(6) == 5)), -INF
