@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from agreement import assert_becomes, rewritten_alike
+from test_rewrite_softmax_decomposed import ADDED, NO_MAXIMUM
+from test_rewrite_softmax_decomposed import OTHER_MAXIMUM as OTHER
 
 from fusedops import reference
 
@@ -278,9 +280,6 @@ def test_a_limit_makes_hidden_rows_zeros_where_the_maximum_is_that_of_the_visibl
 
 # --- what stays -----------------------------------------------------------------------------------
 
-ADDED = "what is added to the sum of the exponentials is not lost in its rounding"
-OTHER = "what is subtracted before exp is not known to be the maximum of its rows"
-NO_MAXIMUM = "exp without the maximum subtracted overflows where softmax does not"
 NOT_MASKED = "only masked_softmax has sinks and masks, over the last dimension"
 
 

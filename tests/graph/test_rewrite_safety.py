@@ -14,7 +14,7 @@ import fusedops
 from fusedops.graph import availability, rewrite_graph
 
 
-def _unused_write(x):
+def unused_write(x):
     h = x * 1
     y = h.softmax(-1)
     h.mul_(2)
@@ -51,7 +51,7 @@ def _write_between(x):
 
 
 IN_PLACE = [
-    _unused_write,
+    unused_write,
     _write_before,
     _write_into_the_result,
     _write_through_a_view,
