@@ -111,6 +111,13 @@ def assert_same_gradients(ours, eager, inputs, leaves, **tolerance):
     torch.testing.assert_close(gradients(ours), gradients(eager), **tolerance)
 
 
+def trained(model, x):
+    """The gradients of a model's parameters."""
+    model.zero_grad()
+    model(x).sin().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
 def compiled_by_aot(model, **options):
     """A model that is rewritten, made free of writes by AOTAutograd, and run as it is; and a list
     that gets the operators in it."""

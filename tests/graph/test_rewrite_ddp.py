@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from agreement import trained
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
@@ -34,12 +35,6 @@ class _Block(nn.Module):
         return self.norm2(x + F.gelu(self.out(x)))
 
 
-def _gradients(model, x):
-    model.zero_grad()
-    model(x).sin().sum().backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
-
-
 def _worker(rank, port, results):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -48,14 +43,14 @@ def _worker(rank, port, results):
     model = DistributedDataParallel(_Block().double())
     torch.manual_seed(rank)
     x = torch.randn(3, 5, 16, dtype=torch.double)
-    eager = _gradients(model, x)
+    eager = trained(model, x)
     with (
         fusedops.config.patch(fuse="always"),
         torch._inductor.config.patch(
             force_disable_caches=True  # a warm cache would count nothing
         ),
     ):
-        ours = _gradients(torch.compile(model, backend=backend), x)
+        ours = trained(torch.compile(model, backend=backend), x)
     difference = max((a - b).abs().max().item() for a, b in zip(ours, eager, strict=True))
     results[rank] = (difference, dict(counters["fusedops"]))
     dist.destroy_process_group()

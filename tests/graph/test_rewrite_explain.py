@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.testing import EagerAndRecordGraphs
 
 import fusedops
 from fusedops.graph.rewriting.evaluation import Evaluation
@@ -117,19 +118,13 @@ def test_the_report_is_the_same_on_a_warm_cache():
 
 
 def test_dynamo_starts_afresh_afterwards():
-    compilations = []
-
-    def count(graph_module, example_inputs):
-        compilations.append(graph_module)
-        return graph_module
-
-    model, x = nn.Softmax(-1), torch.randn(4, 8)
-    compiled = torch.compile(model, backend=count)
+    model, x, backend = nn.Softmax(-1), torch.randn(4, 8), EagerAndRecordGraphs()
+    compiled = torch.compile(model, backend=backend)
     compiled(x)
     fusedops.explain(model, x)
     compiled(x)
-    assert len(compilations) == 2
-    assert "fusedops" not in compilations[-1].code
+    assert len(backend.graphs) == 2
+    assert "fusedops" not in backend.graphs[-1].code
 
 
 def test_nothing_that_was_captured_stays_even_where_the_model_raises():

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.testing import EagerAndRecordGraphs
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusedops
@@ -62,14 +63,9 @@ def _decomposed(layers):
 
 
 def _recorded(function):
-    graphs = []
-
-    def record(graph_module, example_inputs):
-        graphs.append(graph_module)
-        return graph_module
-
-    torch.compile(function, backend=record)(torch.randn(2, 4, 8), torch.ones(4, 4))
-    (graph,) = graphs
+    backend = EagerAndRecordGraphs()
+    torch.compile(function, backend=backend)(torch.randn(2, 4, 8), torch.ones(4, 4))
+    (graph,) = backend.graphs
     return graph
 
 

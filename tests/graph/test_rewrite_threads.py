@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import trained
 from exhaustive import beyond
 from processes import run_python
 from torch import nn
@@ -52,16 +53,10 @@ class _SharedBias(nn.Module):
         return self.layers[1](x, bias)
 
 
-def _gradients(model, x):
-    model.zero_grad()
-    model(x).square().mean().backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
-
-
 def _attention_differences():
     torch.manual_seed(0)
     model, x = _SharedBias(), torch.randn(BATCH, LENGTH, HEADS * WIDTH)
-    ours, eager = _gradients(torch.compile(model, backend=backend), x), _gradients(model, x)
+    ours, eager = trained(torch.compile(model, backend=backend), x), trained(model, x)
     names = [name for name, _ in model.named_parameters()]
     return {n: _difference(a, b) for n, a, b in zip(names, ours, eager, strict=True)}
 
