@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from exhaustive import beyond
@@ -70,11 +70,8 @@ def test_patch_holds_for_its_block_and_nests():
 
 
 def _in_another_thread():
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(fusedops.config.fuse))
-    thread.start()
-    thread.join()
-    return seen[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: fusedops.config.fuse).result()
 
 
 def test_patch_does_not_reach_other_threads_and_an_assignment_does(monkeypatch):

@@ -74,6 +74,15 @@ def full(*values):
     return tuple(torch.full((2,), value) for value in values)
 
 
+#: How the current stream joins two.
+JOINED = [
+    "s0 records",
+    "current waits for what s0 recorded",
+    "s1 records",
+    "current waits for what s1 recorded",
+]
+
+
 def test_streams_fork_from_the_current_one_and_join_it():
     one, two, three = full(1, 2, 3)
     nested = ((one, {"two": [two]}, "no tensor"), (three,))
@@ -89,10 +98,7 @@ def test_streams_fork_from_the_current_one_and_join_it():
         "3 is used on s1",
         "runs on s1",
         "30 is used on current",
-        "s0 records",
-        "current waits for what s0 recorded",
-        "s1 records",
-        "current waits for what s1 recorded",
+        *JOINED,
     ]
     assert out.tolist() == [[10, 10], [30, 30]]
 
@@ -106,10 +112,7 @@ def test_the_current_stream_joins_the_streams_begun_when_a_branch_raises():
         "s1 waits for what current recorded",
         "2 is used on s1",
         "runs on s1",
-        "s0 records",
-        "current waits for what s0 recorded",
-        "s1 records",
-        "current waits for what s1 recorded",
+        *JOINED,
     ]
 
 
@@ -131,12 +134,7 @@ def test_more_branches_than_streams_share_them(monkeypatch):
     assert [line for line in log if line.startswith("runs")] == [
         f"runs on s{i % 2}" for i in range(5)
     ]
-    assert log[-4:] == [
-        "s0 records",
-        "current waits for what s0 recorded",
-        "s1 records",
-        "current waits for what s1 recorded",
-    ]
+    assert log[-4:] == JOINED
     assert torch.equal(out[:, 0], -torch.arange(5))
 
 

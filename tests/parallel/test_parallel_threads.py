@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -70,17 +71,14 @@ def test_a_call_within_a_branch_ends_while_the_other_branch_waits_for_it():
 
 
 def test_many_threads_may_call_at_once():
-    x, results = torch.randn(3), []
+    x = torch.randn(3)
 
-    def call():
-        for _ in range(20):
-            results.append(fusedops.parallel_stack([torch.sin, torch.cos, torch.exp], [x] * 3))
+    def call(_):
+        branches = [torch.sin, torch.cos, torch.exp]
+        return [fusedops.parallel_stack(branches, [x] * 3) for _ in range(20)]
 
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        results = sum(pool.map(call, range(4)), [])
     expected = torch.stack([x.sin(), x.cos(), x.exp()])
     assert len(results) == 80 and all(torch.equal(result, expected) for result in results)
 
