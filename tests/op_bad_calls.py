@@ -564,29 +564,13 @@ def stacked(function: Callable, a: Arguments) -> torch.Tensor:
     return torch.stack([function({"input": x, **a}) for x in a["inputs"]], int(a["stack_dim"]))
 
 
+stack_softmax_of = functools.partial(stacked, softmax_of)
+stack_log_softmax_of = functools.partial(stacked, log_softmax_of)
+masked_softmax_dropout_backward_of = masked_softmax_backward_of
+
+#: The functions above that have the name of an op, with "_of" behind it.
 REFERENCES: dict[str, Callable] = {
-    "softmax": softmax_of,
-    "log_softmax": log_softmax_of,
-    "softmax_backward": softmax_backward_of,
-    "log_softmax_backward": log_softmax_backward_of,
-    "softmax_stats": softmax_stats_of,
-    "softmax_apply": softmax_apply_of,
-    "cross_entropy": cross_entropy_of,
-    "cross_entropy_backward": cross_entropy_backward_of,
-    "linear_cross_entropy": linear_cross_entropy_of,
-    "linear_cross_entropy_gradients": linear_cross_entropy_gradients_of,
-    "linear_cross_entropy_losses": linear_cross_entropy_losses_of,
-    "linear_cross_entropy_losses_backward": linear_cross_entropy_losses_backward_of,
-    "stack_softmax": lambda a: stacked(softmax_of, a),
-    "stack_log_softmax": lambda a: stacked(log_softmax_of, a),
-    "stack_layer_norm": stack_layer_norm_of,
-    "stack_layer_norm_backward": stack_layer_norm_backward_of,
-    "masked_softmax": masked_softmax_of,
-    "masked_softmax_dropout": masked_softmax_dropout_of,
-    "masked_softmax_sinks": masked_softmax_sinks_of,
-    "masked_softmax_sinks_backward": masked_softmax_sinks_backward_of,
-    "masked_softmax_backward": masked_softmax_backward_of,
-    "masked_softmax_dropout_backward": masked_softmax_backward_of,
+    op: globals()[f"{op}_of"] for op in map(base_of, OPS) if f"{op}_of" in globals()
 }
 for _base in (*(f"{kind}_norm" for kind in KINDS), "add_layer_norm", "add_rms_norm"):
     REFERENCES[_base] = lambda a, base=_base: norm_forward_of(base, a)

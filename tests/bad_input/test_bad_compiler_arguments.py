@@ -104,7 +104,7 @@ ENTRIES = [
         1e-3,
     ),
     *(
-        refused(f"fusedops.export.{function}", clear("exported_program", got))
+        refused(f"fusedops.export.rewrite({given})", clear("exported_program", got))
         for given, got in {
             "3": "int",
             "None": "None",
@@ -112,7 +112,6 @@ ENTRIES = [
             "torch.nn.Softmax(-1)": "Softmax",
             "torch.fx.symbolic_trace(torch.nn.Softmax(-1))": "GraphModule|Softmax",
         }.items()
-        for function in (f"rewrite({given})",)
     ),
     *(
         refused(
