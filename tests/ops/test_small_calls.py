@@ -4,6 +4,7 @@ traces still see the op."""
 import pytest
 import torch
 from modes import Called, Dispatched
+from torch._dynamo.testing import EagerAndRecordGraphs
 from torch.profiler import ProfilerActivity, profile
 
 import fusedops
@@ -129,18 +130,13 @@ def test_a_trace_holds_the_op_and_no_python(name):
 @pytest.mark.parametrize("records", [False, True])
 def test_a_compiled_call_is_one_graph_with_the_op_and_is_compiled_once(name, records):
     function, _ = FUNCTIONS[name]
-    graphs = []
-
-    def backend(graph, example_inputs):
-        graphs.append(graph)
-        return graph
-
+    backend = EagerAndRecordGraphs()
     compiled = torch.compile(function, backend=backend, fullgraph=True)
     x = X.clone().requires_grad_(records)
     for _ in range(2):
         torch.testing.assert_close(compiled(x), function(x))
-    assert len(graphs) == 1
-    targets = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    (graph,) = backend.graphs
+    targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     assert [target for target in targets if target.startswith("fusedops")] == [
         f"fusedops.{op_name(name)}.default"
     ]
