@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from processes import run_python
 
 from fusedops.ops.registration import libraries
 
@@ -24,11 +22,6 @@ C_LIBRARY = f"library = ctypes.CDLL({str(libraries.LIB_DIR / 'libfusedops_c.so')
 
 def report(code: str, **variables: str) -> str:
     """The output of a program that a sanitizer's report ends."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + code],
-        capture_output=True,
-        text=True,
-        env=os.environ | variables,
-    )
+    done = run_python("-c", PREAMBLE + code, **variables)
     assert done.returncode != 0, done.stdout + done.stderr
     return done.stderr

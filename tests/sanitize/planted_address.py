@@ -5,9 +5,8 @@ Run by `python -m tests.sanitize` alone; no other build would report it.
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
+from processes import output
 
 from fusedops.ops.registration import libraries
 
@@ -50,11 +49,6 @@ torch.ops.fusedops._softmax(x, -1)
 
 
 def test_undefined_behaviour_is_watched_for():
-    symbols = subprocess.run(
-        ["nm", "-D", "--undefined-only", str(libraries.CPU_LIBRARY)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    symbols = output("nm", "-D", "--undefined-only", libraries.CPU_LIBRARY)
     assert "__ubsan_handle_add_overflow_abort" in symbols
     assert "__ubsan_handle_pointer_overflow_abort" in symbols
