@@ -36,8 +36,7 @@ def test_csv_holds_every_function_in_every_mode(monkeypatch, capsys, tmp_path):
     file = tmp_path / "host.csv"
     monkeypatch.setattr(host, "keep_freed_memory", lambda: None)  # it starts the program anew
     assert main(["host", "--quick", "--csv", str(file)]) == 0
-    with file.open() as lines:
-        rows = list(csv.DictReader(lines))
+    rows = csv.DictReader(file.read_text().splitlines())
     found = [(row["op"], row["mode"]) for row in rows]
     assert found == list(itertools.product(host.FUNCTIONS, host.MODES))
     assert "times torch's" in capsys.readouterr().out

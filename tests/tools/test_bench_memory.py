@@ -167,8 +167,7 @@ def test_csv_holds_one_row_for_each_peak(capsys, tmp_path):
     options = "memory --op softmax --pass forward --dtype float32 --shape 64x32 --csv"
     assert main([*options.split(), str(file)]) == 0
     assert "Peak memory" in capsys.readouterr().out
-    with file.open() as lines:
-        rows = {row["provider"]: row for row in csv.DictReader(lines)}
+    rows = {row["provider"]: row for row in csv.DictReader(file.read_text().splitlines())}
     assert list(rows) == list(memory.WAYS)
     assert rows["fusedops"]["peak_bytes"] == rows["fusedops"]["input_bytes"] == str(64 * 32 * 4)
     assert float(rows["fusedops in place"]["peak_over_input"]) == 0

@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import pytest
+from exhaustive import beyond
 from sass import chips, code, errors, gates, kernels, toolchain
 
 
@@ -19,9 +20,7 @@ def kernel():
 
 
 #: The others take as long each, and a build for them four times as long.
-ARCHITECTURES = [
-    pytest.param(arch, marks=[] if arch == "90" else pytest.mark.exhaustive) for arch in chips.CHIPS
-]
+ARCHITECTURES = beyond(["90"], chips.CHIPS)
 
 
 @pytest.mark.nvcc

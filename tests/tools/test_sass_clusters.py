@@ -3,6 +3,7 @@
 import collections
 
 import pytest
+from exhaustive import beyond
 from sass import chips, code, toolchain
 
 #: Fences wait until all stores of a thread are in memory: 1 us or more where a row takes 4.
@@ -11,11 +12,7 @@ FENCES = {"MEMBAR", "ERRBAR", "CGAERRBAR"}
 CACHE_DROPS = 1
 
 #: Clusters exist from sm_90 on.
-ARCHITECTURES = [
-    pytest.param(arch, marks=[] if arch == "90" else pytest.mark.exhaustive)
-    for arch in chips.CHIPS
-    if int(arch) >= 90
-]
+ARCHITECTURES = beyond(["90"], [arch for arch in chips.CHIPS if int(arch) >= 90])
 
 
 def bodies_of(arch):
