@@ -2,59 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from .cases import column_sums as column_sums_cases
-from .cases import cross_entropy as cross_entropy_cases
-from .cases import masked as masked_cases
-from .cases import norm as norm_cases
-from .cases import rows as row_cases
-from .cases import spatial as spatial_cases
-from .cases import stack as stack_cases
-from .cases import statistics as statistics_cases
-from .cases.column_sums import ColumnSumsCase
-from .cases.cross_entropy import CrossEntropyCase
-from .cases.masked import MaskedCase
+from .cases import column_sums, cross_entropy, masked, norm, rows, spatial, stack, statistics
 from .cases.norm import NormCase
 from .cases.prepared import Arrays
 from .cases.rows import Case
-from .cases.spatial import SpatialCase
-from .cases.stack import StackCase
-from .cases.statistics import StatisticsCase
 from .emulator.library import Args, Emulator
 
 #: Cases of plain rows: a test chooses the length of rows, and options vary with it.
 RowsCase = Case | NormCase
 AnyCase = (
     RowsCase
-    | SpatialCase
-    | MaskedCase
-    | StackCase
-    | StatisticsCase
-    | ColumnSumsCase
-    | CrossEntropyCase
+    | spatial.SpatialCase
+    | masked.MaskedCase
+    | stack.StackCase
+    | statistics.StatisticsCase
+    | column_sums.ColumnSumsCase
+    | cross_entropy.CrossEntropyCase
 )
-_MODULES = {
-    Case: row_cases,
-    NormCase: norm_cases,
-    SpatialCase: spatial_cases,
-    MaskedCase: masked_cases,
-    StackCase: stack_cases,
-    StatisticsCase: statistics_cases,
-    ColumnSumsCase: column_sums_cases,
-    CrossEntropyCase: cross_entropy_cases,
-}
+_MODULES = (rows, norm, spatial, masked, stack, statistics, column_sums, cross_entropy)
+
+
+def _module_of(kind: type) -> ModuleType:
+    return sys.modules[kind.__module__]
 
 
 def inputs(case: AnyCase) -> Arrays:
-    return _MODULES[type(case)].inputs(case)
+    return _module_of(type(case)).inputs(case)
 
 
 def prepare(emulator: Emulator, case: AnyCase, given: Arrays, **options: str) -> Any:
     """The case in device memory: launch its ``args``, then read its ``outputs()``."""
-    return _MODULES[type(case)].Prepared(emulator, case, given, **options)
+    return _module_of(type(case)).Prepared(emulator, case, given, **options)
 
 
 def run(emulator: Emulator, case: AnyCase, given: Arrays | None = None) -> Arrays:
@@ -70,14 +53,14 @@ def prepared_args(emulator: Emulator, case: AnyCase) -> Args:
 
 def bases() -> list[tuple[AnyCase, int]]:
     """The base cases of every family, each with the greatest length whose launches are examined."""
-    return [(base, module.MAX_LENGTH) for module in _MODULES.values() for base in module.bases()]
+    return [(base, module.MAX_LENGTH) for module in _MODULES for base in module.bases()]
 
 
 def groups(*kinds: type) -> dict[str, list[AnyCase]]:
     """The base cases of some kinds by op and dtypes, for a test each; of plain rows by default."""
     found: dict[str, list[AnyCase]] = {}
     for kind in kinds or (Case, NormCase):
-        for base in _MODULES[kind].bases():
+        for base in _module_of(kind).bases():
             adds = "adds" if getattr(base, "adds", False) else ""
             words = base.op, base.dtype, getattr(base, "other", ""), adds
             found.setdefault("-".join(filter(None, words)), []).append(base)
@@ -85,23 +68,22 @@ def groups(*kinds: type) -> dict[str, list[AnyCase]]:
 
 
 def boundary_cases(emulator: Emulator, base: AnyCase, **options: int) -> Iterator[AnyCase]:
-    return _MODULES[type(base)].boundary_cases(emulator, base, **options)
+    return _module_of(type(base)).boundary_cases(emulator, base, **options)
 
 
 def candidates(emulator: Emulator) -> list[AnyCase]:
     """Cases of few rows of every family, of the lengths that change a launch."""
-    modules = _MODULES.values()
-    return [case for module in modules for case in module.racing_candidates(emulator)]
+    return [case for module in _MODULES for case in module.racing_candidates(emulator)]
 
 
 def racing_cases(emulator: Emulator) -> list[AnyCase]:
     """Few and small cases for a slow build: each kernel once."""
-    return [*_racing_cases(emulator, _MODULES.values()), *cluster_cases(emulator)]
+    return [*_racing_cases(emulator, _MODULES), *cluster_cases(emulator)]
 
 
 def cluster_cases(emulator: Emulator) -> list[AnyCase]:
     """Each kernel of clusters once."""
-    modules = (row_cases, norm_cases, masked_cases)
+    modules = (rows, norm, masked)
     return [case for module in modules for case in module.cluster_cases(emulator)]
 
 
@@ -110,7 +92,7 @@ def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
     kernels over the same tiles: each of them once."""
     bases = [base for group in groups().values() for base in group]
     boundaries = [case for base in bases for case in boundary_cases(emulator, base)]
-    others = [module for kind, module in _MODULES.items() if kind not in (Case, NormCase)]
+    others = [module for module in _MODULES if module not in (rows, norm)]
     return [*boundaries, *_racing_cases(emulator, others), *cluster_cases(emulator)]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+from processes import output
 
 from .emulator.build import ROOT
 from .emulator.library import kernel_name
@@ -35,12 +36,7 @@ def declared_kernels() -> dict[str, Kernel]:
 
 def instantiated_kernels(library: Path) -> set[str]:
     """The instantiations of the declared kernels, as ``softmax_forward_apply<float, float, 4>``."""
-    symbols = subprocess.run(
-        ["nm", "--dynamic", "--defined-only", "--demangle", str(library)],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    symbols = output("nm", "--dynamic", "--defined-only", "--demangle", library)
     names = "|".join(declared_kernels())
     signatures = re.findall(rf"void fusedops::cuda::(?:{names})<.*", symbols)
     return {kernel_name(signature) for signature in signatures}

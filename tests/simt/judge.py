@@ -96,11 +96,13 @@ def rows_of_hidden_parts(cols: int, part: int, dtype: str) -> np.ndarray:
     return encode(rows, dtype)
 
 
-def assert_nonfinite_as_in_eager(emulator: Emulator, case: Case, stored: np.ndarray) -> np.ndarray:
+def assert_nonfinite_as_in_eager(
+    emulator: Emulator, case: Case | SpatialCase, stored: np.ndarray, dim: int = -1
+) -> np.ndarray:
     """Infinities and NaNs come out where torch has them. Returns the output."""
     found = families.run(emulator, case, {"input": stored})["output"]
     actual = tensor(found, case.other)
-    eager = (torch.log_softmax if case.log else torch.softmax)(tensor(stored, case.dtype), -1)
+    eager = (torch.log_softmax if case.log else torch.softmax)(tensor(stored, case.dtype), dim)
     assert torch.equal(actual.isnan(), eager.isnan())
     assert torch.equal(actual.isinf(), eager.isinf())
     return found
@@ -158,11 +160,13 @@ class Judge:
                 raise AssertionError(f"{name}: {error}") from None
 
 
-def assert_within_bounds(emulator: Emulator, cases: Iterable[AnyCase]) -> None:
-    """The cases on their own inputs."""
+def assert_within_bounds(
+    emulator: Emulator, cases: Iterable[AnyCase], given: Arrays | None = None
+) -> None:
+    """The cases on their own inputs, or all of them on given ones."""
     judge = Judge()
     for case in cases:
-        judge.run(emulator, case)
+        judge.run(emulator, case, given)
     judge.conclude()
 
 

@@ -10,19 +10,11 @@ import pytest
 import torch
 
 from . import philox
-from .cases.masked import (
-    OPERANDS,
-    OPS,
-    PLAIN,
-    STATISTICS,
-    MaskedCase,
-    Prepared,
-    inputs,
-    with_operands,
-)
+from .cases.masked import OPERANDS, OPS, PLAIN, STATISTICS, MaskedCase, with_operands
+from .cases.prepared import InDeviceMemory
 from .cases.rows import Arrays, encode
 from .emulator.library import Config
-from .families import prepared_args, run
+from .families import inputs, prepare, prepared_args, run
 from .judge import SPECIAL_ROWS, same_bits, tensor
 
 FORWARD, BACKWARD = OPS
@@ -88,12 +80,12 @@ def test_neither_order_nor_split_nor_a_result_in_place_changes_a_bit(emulator, i
     split = Config(max_grid=2)
     whole = in_any_order(case, None, split)
     emulator.configure(split)
-    prepared = Prepared(emulator, case, inputs(case))
+    prepared = prepare(emulator, case, inputs(case))
     source, to = ("input", "output") if case.op == FORWARD else ("grad_output", "grad_input")
     assert prepared.launch_over(source, to).tobytes() == whole[to].tobytes()
 
 
-def moved_to_row(case: MaskedCase, prepared: Prepared, row: int) -> None:
+def moved_to_row(case: MaskedCase, prepared: InDeviceMemory, row: int) -> None:
     """Changes the arguments to those of that row alone."""
     args = prepared.args
     args.rows, args.scores.dims.count = 1, 0
@@ -122,7 +114,7 @@ def test_a_row_alone_and_in_a_batch_has_equal_bits(emulator, case):
     case = replace(case, p=0.0)  # its pattern depends on the row's index
     batch = run(emulator, case)
     for row in (0, case.rows - 1):
-        prepared = Prepared(emulator, case, inputs(case))
+        prepared = prepare(emulator, case, inputs(case))
         moved_to_row(case, prepared, row)
         emulator.launch(prepared.args)
         for name, values in prepared.outputs().items():
@@ -305,7 +297,7 @@ def test_columns_that_causality_hides_are_not_read(emulator, op, cols, width, di
     hidden = ~case.shown(given)
     for name in given.keys() & {"input", "grad_output"}:
         given[name][hidden] = NAN
-    prepared = Prepared(emulator, case, given)
+    prepared = prepare(emulator, case, given)
     prepared.args.scores.causal.diagonal = diagonal
     emulator.launch(prepared.args)
     assert same_bits(prepared.outputs(), expected)
@@ -339,7 +331,7 @@ def test_columns_outside_an_interval_are_not_read(emulator, op, dtype, width, co
 @pytest.mark.parametrize("lower", [-(2**63), 2**63 - 1])
 def test_a_lower_diagonal_may_be_any_number(emulator, lower):
     case = MaskedCase(FORWARD, "float32", "float32", (2, 3), 40, 4, lower=0, zero_masked_rows=True)
-    prepared = Prepared(emulator, case, inputs(case))
+    prepared = prepare(emulator, case, inputs(case))
     prepared.args.scores.causal.lower_diagonal = lower
     emulator.launch(prepared.args)
     sums = prepared.outputs()["output"].sum(-1)

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from ctypes import (
-    POINTER,
-    Structure,
-    c_bool,
-    c_char_p,
-    c_int,
-    c_int64,
-    c_size_t,
-    c_ubyte,
-    c_uint,
-    c_uint64,
-    c_void_p,
-)
+from ctypes import Structure, c_char_p, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -25,16 +13,7 @@ import numpy as np
 
 from . import structs
 from .build import ROOT
-from .structs import (
-    Columns,
-    NormStackBackward,
-    Operand,
-    RowBound,
-    Rows,
-    RowSpacing,
-    RowValues,
-    Slices,
-)
+from .structs import Columns, NormStackBackward, RowBound, Rows, RowSpacing, RowValues, Slices
 
 LAUNCHES = ROOT / "csrc/launches.def"
 
@@ -132,7 +111,7 @@ class DeviceArray:
         count = (rows - 1) * self.stride + cols
         # `alignment` bytes behind a multiple of 256, so that the address is aligned no further.
         self.address = self._library.simt_allocate(count * item, alignment)
-        memory = (c_ubyte * (count * item)).from_address(self.address)
+        memory = (ctypes.c_ubyte * (count * item)).from_address(self.address)
         np.frombuffer(memory, np.uint8)[:] = 0xFF
         self._flat = np.frombuffer(memory, STORED[dtype])
         self.values = np.lib.stride_tricks.as_strided(self._flat, shape, (self.stride * item, item))
@@ -160,7 +139,9 @@ class DeviceArray:
             return RowValues(*place)
         if kind is RowBound:
             return RowBound(*place, self.dtype == "int64")
-        return Operand(*place, shape[-1] > 1, self.dtype == "bool", _CODES.get(self.dtype, 0))
+        return structs.Operand(
+            *place, shape[-1] > 1, self.dtype == "bool", _CODES.get(self.dtype, 0)
+        )
 
     @property
     def columns(self) -> Columns:
@@ -195,10 +176,10 @@ class Emulator:
         library.simt_error.restype = c_char_p
         library.simt_workspace_bytes.restype = c_int64
         library.simt_launch_count.restype = c_uint64
-        library.simt_use_clusters.argtypes = [c_bool]
+        library.simt_use_clusters.argtypes = [ctypes.c_bool]
         library.simt_launch_lengths.restype = c_int64
         library.simt_launch_lengths.argtypes = [
-            *[c_int, c_void_p, c_int64, c_int64, POINTER(c_int64), c_int64]
+            *[ctypes.c_int, c_void_p, c_int64, c_int64, ctypes.POINTER(c_int64), c_int64]
         ]
 
     def configure(self, config: Config) -> None:
@@ -288,7 +269,7 @@ class Emulator:
         that were not launched since ``launch_count()`` gave ``after``."""
         found = {}
 
-        @ctypes.CFUNCTYPE(None, c_char_p, c_uint64, c_uint)
+        @ctypes.CFUNCTYPE(None, c_char_p, c_uint64, ctypes.c_uint)
         def visit(kernel: bytes, launches: int, threads: int) -> None:
             found[kernel_name(kernel.decode())] = Record(launches, threads)
 
