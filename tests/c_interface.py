@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
 
 #: As fusedops/c_api.h numbers them.
-SUCCESS, POINTER, SIZE, EPS, STREAM, ENVIRONMENT, MEMORY, DEVICE = range(8)
+Status = IntEnum("Status", "SUCCESS POINTER SIZE EPS STREAM ENVIRONMENT MEMORY DEVICE", start=0)
 #: Rounding of float32: a few operations a result.
 CLOSE = {"rtol": 3e-6, "atol": 3e-7}
 
@@ -25,7 +26,7 @@ class Binding:
         return getattr(self.library, name)(*map(_converted, args))
 
     def call(self, name: str, *args) -> None:
-        assert self.status(name, *args) == SUCCESS, self.text("fusedops_last_error")
+        assert self.status(name, *args) == Status.SUCCESS, self.text("fusedops_last_error")
 
     def text(self, name: str, *args) -> str:
         return getattr(self.library, name)(*args).decode()

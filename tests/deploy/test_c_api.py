@@ -14,23 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from c_interface import (
-    CLOSE,
-    DEVICE,
-    ENVIRONMENT,
-    EPS,
-    MEMORY,
-    POINTER,
-    SIZE,
-    STREAM,
-    SUCCESS,
-    Binding,
-    LayerNorm,
-    masked_scores,
-    normal,
-    padding,
-    softmax,
-)
+from c_interface import CLOSE, Binding, LayerNorm, Status, masked_scores, normal, padding, softmax
 from processes import output, run_python
 from simt.emulator import build
 
@@ -203,25 +187,27 @@ def refused(binding: Binding, function: str, status: int, message: str, **change
 @pytest.mark.parametrize("function, name", [a for a in ARRAYS if a[1] not in MAY_BE_NULL])
 def test_a_null_pointer_is_named(binding, function, name):
     count = arguments(function)[name].size
-    refused(binding, function, POINTER, f"{name} is NULL, wanted {count} floats", **{name: None})
+    refused(
+        binding, function, Status.POINTER, f"{name} is NULL, wanted {count} floats", **{name: None}
+    )
 
 
 @pytest.mark.parametrize("function, name", ARRAYS)
 def test_a_pointer_that_is_not_aligned_is_named(binding, function, name):
     message = f"{name} does not start at a multiple of 4 bytes, as floats do"
-    refused(binding, function, POINTER, message, **{name: ctypes.c_void_p(4098)})
+    refused(binding, function, Status.POINTER, message, **{name: ctypes.c_void_p(4098)})
 
 
 @pytest.mark.parametrize("function, name", SIZES)
 def test_a_negative_size_is_named(binding, function, name):
     least = 1 if name == "hidden_dim" else 0
-    refused(binding, function, SIZE, f"{name} is -3, wanted at least {least}", **{name: -3})
+    refused(binding, function, Status.SIZE, f"{name} is -3, wanted at least {least}", **{name: -3})
 
 
 def test_sizes_that_overflow_are_refused(binding):
     huge = dict.fromkeys(("batch_size", "nhead", "from_len", "to_len"), 2**31 - 1)
     message = "the sizes multiply to more than memory can hold"
-    refused(binding, "fusedops_attn_softmax", SIZE, message, **huge)
+    refused(binding, "fusedops_attn_softmax", Status.SIZE, message, **huge)
 
 
 @pytest.mark.parametrize(
@@ -229,24 +215,24 @@ def test_sizes_that_overflow_are_refused(binding):
 )
 def test_an_eps_that_is_no_finite_number_is_shown(binding, eps, shown):
     message = f"eps is {shown}, wanted a finite number >= 0"
-    refused(binding, "fusedops_layernorm", EPS, message, eps=eps)
+    refused(binding, "fusedops_layernorm", Status.EPS, message, eps=eps)
 
 
 def test_a_row_without_elements_has_no_mean(binding):
     message = "hidden_dim is 0, wanted at least 1"
-    refused(binding, "fusedops_layernorm", SIZE, message, hidden_dim=0)
+    refused(binding, "fusedops_layernorm", Status.SIZE, message, hidden_dim=0)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_cpu_takes_no_stream(cpu, function):
     message = "stream is not NULL, but this library computes on the CPU; "
     message += "libfusedops_c_cuda takes CUDA streams"
-    refused(cpu, function, STREAM, message, stream=ctypes.c_void_p(1))
+    refused(cpu, function, Status.STREAM, message, stream=ctypes.c_void_p(1))
 
 
 def test_two_streams_that_differ_are_refused(binding):
     args = [*[None] * 9, 2, 3, None, ctypes.c_void_p(8)]
-    assert binding.status("launch_layernorm_bw", *args) == STREAM
+    assert binding.status("launch_layernorm_bw", *args) == Status.STREAM
     assert "stream_1 and stream_2 differ" in binding.text("fusedops_last_error")
 
 
@@ -355,7 +341,7 @@ def test_there_is_a_library_for_every_device_that_was_built():
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_without_a_gpu_every_function_says_so(function):
     cuda = Binding(CUDA_C_LIBRARY)
-    assert cuda.status(function, *arguments(function).values()) == DEVICE
+    assert cuda.status(function, *arguments(function).values()) == Status.DEVICE
     assert cuda.text("fusedops_last_error").startswith(f"{function}: CUDA: ")
 
 
@@ -370,7 +356,7 @@ print(lib.fusedops_attn_softmax(row, None, 1, 1, 1, 3, 0, None), lib.fusedops_la
     result = python(code, FUSEDOPS_CPU_ISA="sse9")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(
-        f"{ENVIRONMENT} b\"fusedops_attn_softmax: FUSEDOPS_CPU_ISA is 's"
+        f"{Status.ENVIRONMENT:d} b\"fusedops_attn_softmax: FUSEDOPS_CPU_ISA is 's"
     )
 
 
@@ -390,7 +376,8 @@ print(first, softmax(cols), softmax(50_000))
 """
     result = python(code, OMP_NUM_THREADS=threads)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == [str(SUCCESS), str(MEMORY), str(SUCCESS)]
+    statuses = [Status.SUCCESS, Status.MEMORY, Status.SUCCESS]
+    assert list(map(int, result.stdout.split())) == statuses
 
 
 def test_the_documented_program_in_c_builds_and_runs(tmp_path):
