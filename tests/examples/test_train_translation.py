@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exhaustive import beyond
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import compare_translation
@@ -290,9 +291,7 @@ def reference_beam_search(model, prompt, width):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "width", [1, *(pytest.param(width, marks=pytest.mark.exhaustive) for width in (2, 3))]
-)
+@pytest.mark.parametrize("width", beyond([1], [1, 2, 3]))
 def test_beam_search_finds_what_a_search_beam_by_beam_finds(translator, width):
     model, prompts = translator
     found = decoding.beam_search(model, prompts[:12], width)

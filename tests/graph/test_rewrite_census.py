@@ -15,6 +15,7 @@ import pytest
 import torch
 from exhaustive import beyond
 from torch import Tensor, nn
+from torch._dynamo.testing import EagerAndRecordGraphs
 
 import fusedops
 from fusedops.graph import Report, rewrite_module
@@ -133,17 +134,11 @@ def dynamic(name: str) -> bool | None:
 
 def graphs_of_plain_capture(name: str) -> list[int]:
     """The number of graphs after each batch size where nothing is rewritten."""
-    graphs: list[torch.fx.GraphModule] = []
-
-    def record(graph_module, example_inputs):
-        graphs.append(graph_module)
-        return graph_module
-
     torch._dynamo.reset()
-    model = build(name).eval()
-    compiled = torch.compile(partial(call, model), backend=record, dynamic=dynamic(name))
+    model, backend = build(name).eval(), EagerAndRecordGraphs()
+    compiled = torch.compile(partial(call, model), backend=backend, dynamic=dynamic(name))
     with torch.no_grad():
-        return [compiled(example) and len(graphs) for example in batches(name)]
+        return [compiled(example) and len(backend.graphs) for example in batches(name)]
 
 
 @pytest.mark.parametrize("name", beyond(FEW, EXPORTABLE))
