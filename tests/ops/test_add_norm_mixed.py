@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 import torch
 from oracle import DTYPES, same_bits
-from test_add_norm import ADDS, gradients
+from test_add_norm import ADDS, LAYOUTS, gradients
 
 import fusedops
 
@@ -75,12 +75,7 @@ def test_gradients_are_those_of_the_sums_dtype_rounded_once(kind, p, dtypes, row
 @pytest.mark.parametrize("dtypes", DIRECT, ids=str)
 @pytest.mark.parametrize("layout", ["every other row", "columns", "shifted"])
 def test_the_terms_may_have_any_layout(kind, dtypes, layout):
-    view = {
-        "every other row": lambda t: t[::2],
-        "columns": lambda t: t[:, ::2],
-        "shifted": lambda t: t.view(4, 20, 90)[:, :-1, 1:],
-    }[layout]
-    x, r = map(view, terms((80, 90), dtypes))
+    x, r = map(LAYOUTS[layout], terms((80, 90), dtypes))
     affine = parameters(kind, x.shape[-1])
     results = ADDS[kind](x, r, *affine)
     for found, wanted in zip(results, ADDS[kind](*in_sums_dtype(x, r), *affine), strict=True):
