@@ -667,9 +667,8 @@ def layer_norm(
         A contiguous tensor of ``input``'s shape and dtype.
 
     Raises:
-        RuntimeError: a dtype that is not floating, a shape that does not match or contains a 0, a
-            negative eps, a weight or bias on another device, a device that this build has no
-            kernels for.
+        RuntimeError: a dtype that is not floating, a shape that does not match, a negative eps, a
+            weight or bias on another device, a device that this build has no kernels for.
 
     Source: Ba, Kiros, Hinton, "Layer Normalization" (2016);
     :func:`torch.nn.functional.layer_norm`.
@@ -839,8 +838,8 @@ def spatial_layer_norm(
         where ``input`` is, as with ``torch.channels_last``.
 
     Raises:
-        RuntimeError: a dtype that is not floating, a ``dim`` out of range or of size 0, a
-            ``weight`` or ``bias`` of another shape or on another device, a negative ``eps``.
+        RuntimeError: a dtype that is not floating, a ``dim`` out of range, a ``weight`` or
+            ``bias`` of another shape or on another device, a negative ``eps``.
 
     Source: Liu et al., "A ConvNet for the 2020s" (2022), whose LayerNorm has the format
     channels_first; :class:`torchvision.ops.misc.LayerNorm2d`.

@@ -177,6 +177,18 @@ def _stacks():
     yield Sample("stack_layer_norm_backward", given)
 
 
+def _norms_of_no_columns():
+    x, none = _randn(3, 0), (None, None)
+    yield Sample("layer_norm", (x, [0], *none, 1e-5))
+    saved = (x, [0], *ops.layer_norm(x, [0], *none, 1e-5)[1:], *none)
+    yield Sample("layer_norm_backward", (x, *saved, [True] * 3))
+    yield Sample("std_norm", (x, [0], *none, 1e-5))
+    yield Sample("l2_norm", (x, [0], _randn(0), 1e-5))
+    yield Sample("add_rms_norm", (x, x, [0], None, 1e-5))
+    yield Sample("spatial_layer_norm", (x, 1, *none, 1e-5))
+    yield Sample("stack_layer_norm", ([x, x], [0], [], [], 1e-5, 0))
+
+
 def _cross_entropies():
     x, target = _randn(3, 5, 7), torch.randint(7, (3, 5))
     target[0, 1] = -100
@@ -199,7 +211,7 @@ def samples(dtype: torch.dtype = torch.float64) -> list[Sample]:
     torch.set_default_dtype(dtype)
     try:
         softmaxes = (_softmaxes, _masked_softmaxes, _masked_rows, _cross_entropies)
-        families = (*softmaxes, _norms, _spatial_norms, _stacks)
+        families = (*softmaxes, _norms, _spatial_norms, _stacks, _norms_of_no_columns)
         return [sample for family in families for sample in family()]
     finally:
         torch.set_default_dtype(before)

@@ -140,6 +140,13 @@ struct NormResult {
     if (has_mean(kind)) mean = empty_contiguous(op, output, sizes, dtype);
     rstd = empty_contiguous(op, output, sizes, dtype);
   }
+
+  // Writes the statistics of rows without elements as torch does: their mean is 0, and rstd is NaN
+  // unless its formula has no mean (norm_kinds.def).
+  void fill_statistics(NormKind kind, double eps) const {
+    if (mean) torch::stable::fill_(*mean, 0);
+    if (rstd) torch::stable::fill_(*rstd, kind == NormKind::kL2 ? 1 / eps : std::nan(""));
+  }
 };
 
 // Returns an optional result, or an empty tensor if it is not wanted.
@@ -198,7 +205,7 @@ NormResult norm_forward(
     const NormOutputs& wanted, bool rounds_normalized) {
   const char* op = options.op;
   NormShape shape = options.checked_shape({"input", input});
-  check_norm_forward(op, shape, options.where, eps);
+  check_eps(op, eps);
   if (added.residual) check_term(op, "residual", *added.residual, {"input", input});
   shape.is_innermost = options.kIsSpatial && is_innermost_dim(input, shape.dim);
 
@@ -208,8 +215,10 @@ NormResult norm_forward(
   NormResult result{shape.empty_like(op, input, dtype), /*sum=*/{}, /*mean=*/{}, /*rstd=*/{}};
   if (added.residual && wanted.sum) result.sum = shape.empty_like(op, input, dtype);
   if (wanted.statistics) result.allocate_statistics(op, options.kind, shape.statistics);
-  if (shape.rows() > 0) {
+  if (shape.cols > 0 && shape.rows() > 0) {
     launch_norm<Launcher>(options, shape, input, added, eps, rounds_normalized, result);
+  } else {
+    result.fill_statistics(options.kind, eps);
   }
   return result;
 }

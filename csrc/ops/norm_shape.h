@@ -104,19 +104,4 @@ inline void check_norm_parameter(
   check_dtype_of(op, name, *parameter);
 }
 
-// These two functions check for a forward op that something is normalized, and that eps is valid.
-inline void check_norm_forward(
-    const char* op, const NormShape& shape, const Sizes& normalized_shape, double eps) {
-  FUSEDOPS_CHECK(
-      shape.cols > 0, op, ": normalized_shape is ", list_text(normalized_shape),
-      ", wanted no dimension of size 0");
-  check_eps(op, eps);
-}
-inline void check_norm_forward(
-    const char* op, const NormShape& shape, int64_t /*dim*/, double eps) {
-  FUSEDOPS_CHECK(
-      shape.cols > 0, op, ": dim ", shape.dim, " has size 0, wanted at least one element");
-  check_eps(op, eps);
-}
-
 }  // namespace fusedops

@@ -203,7 +203,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   const char* op = "stack_layer_norm";
   const NormShape shape = checked_norm_stack({op, inputs, normalized_shape, weights, biases});
   const Tensor& input = inputs.front();
-  check_norm_forward(op, shape, normalized_shape, eps);
+  check_eps(op, eps);
   stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
 
   const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
@@ -212,7 +212,10 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   const Tensor rstd = empty_contiguous(op, input, statistic_sizes, statistics);
   Tensor output = empty_contiguous(
       op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype);
-  if (output.numel() == 0) return {output, mean, rstd};
+  if (output.numel() == 0) {
+    NormResult{output, /*sum=*/{}, mean, rstd}.fill_statistics(NormKind::kLayer, eps);
+    return {output, mean, rstd};
+  }
   auto slots = slots_of<Launcher>(output, stack_dim, shape.dim);
   // If the slots of the output cannot be written as rows, a stack in dimension 0 is written, and
   // then its dimensions are moved.

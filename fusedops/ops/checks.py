@@ -249,13 +249,6 @@ def check_norm_shape(op: str, like: Like, normalized_shape: Sequence[int]) -> No
     check_cols(op, math.prod(wanted))
 
 
-def check_norm_not_empty(op: str, normalized_shape: Sequence[int]) -> None:
-    check(
-        all(size > 0 for size in normalized_shape),
-        f"{op}: normalized_shape is {list(normalized_shape)}, wanted no dimension of size 0",
-    )
-
-
 def check_norm_parameter(
     op: str, name: str, parameter: MaybeTensor, like: Like, shape: Sequence[int], what: str = ""
 ) -> None:

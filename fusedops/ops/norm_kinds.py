@@ -60,7 +60,7 @@ class DeviationPlusEps(MeanSquare):
 
     @staticmethod
     def rstd(squares: torch.Tensor, count: int, eps: float) -> torch.Tensor:
-        return ((squares / (count - 1)).sqrt() + eps).reciprocal()
+        return ((squares / max(count - 1, 0)).sqrt() + eps).reciprocal()
 
     @staticmethod
     def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:

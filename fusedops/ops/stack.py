@@ -111,7 +111,6 @@ def _fake_softmax(op: str, inputs: Tensors, dim: int, stack_dim: int) -> torch.T
 def _fake_layer_norm(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     op, count = _FORWARD.name, len(call.inputs)
     _, input = _check_norm(op, call)
-    checks.check_norm_not_empty(op, call.normalized_shape)
     checks.check_eps(op, call.eps)
     _check_stack_dim(op, input.dim(), call.stack_dim)
     shape = [count, *checks.norm_statistics_shape(input, call.normalized_shape)]

@@ -115,3 +115,28 @@ def test_a_number_that_the_graph_reads_from_a_tensor_is_not_known(entries, entry
             torch.testing.assert_close(
                 rewritten.call(x, number), model(x, number), rtol=1e-12, atol=1e-12
             )
+
+
+#: Norms of x or x + r over dimensions of which one has any size, by the name of their operator.
+OF_ANY_SIZE = {
+    "layer_norm": lambda x, r: F.layer_norm(x, x.shape),
+    "rms_norm": lambda x, r: F.rms_norm(x, x.shape[2:], eps=1e-6),
+    "add_layer_norm": lambda x, r: F.layer_norm(x + r, x.shape[1:]),
+    "add_rms_norm": lambda x, r: F.rms_norm(x + r, x.shape[1:], eps=1e-6),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_an_exported_norm_takes_rows_of_any_size(name):
+    class Model(nn.Module):
+        def forward(self, x, r):
+            return OF_ANY_SIZE[name](x, r)
+
+    size = {2: torch.export.Dim("size", min=0, max=9)}
+    inputs = torch.randn(2, 2, 8, 8).unbind()
+    exported = torch.export.export(Model(), inputs, dynamic_shapes=(size, size))
+    program = fusedops.export.rewrite(exported)
+    assert f"fusedops.{name}.default" in str(program.graph)
+    for count in (0, 1, 5):
+        x, r = (t[..., :count] for t in inputs)
+        torch.testing.assert_close(program.module()(x, r), Model()(x, r), rtol=1e-5, atol=1e-5)

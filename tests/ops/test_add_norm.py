@@ -1,6 +1,7 @@
 """add_layer_norm and add_rms_norm: residual, dropout and norm in one pass, and its gradients."""
 
 import itertools
+from functools import partial
 
 import bounds
 import pytest
@@ -89,6 +90,20 @@ def test_every_variant_has_the_values_of_rms_norm(variant, w_dtype):
     assert same_bits(s, x + r)
     assert same_bits(y, fusedops.rms_norm(x + r, [64], w, variant=variant))
     assert same_bits(y, fusedops.add_rms_norm(x, r, [64], w, variant=variant, return_sum=False))
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("shape", [(3, 0), (0, 0), (0, 4)])
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_without_elements_results_and_gradients_are_eagers(kind, shape, p):
+    given = torch.randn(2, *shape).unbind() + torch.randn(2, shape[-1]).unbind()
+    results = []
+    for add in (partial(ADDS[kind], p=p), lambda x, r, w, b: (NORMS[kind](x + r, w, b), x + r)):
+        leaves = [t.clone().requires_grad_() for t in given]
+        y, s = add(*leaves)
+        grads = torch.autograd.grad((y + s).sum(), leaves, materialize_grads=True)
+        results.append([y, s, *grads])
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("kind", ADDS)

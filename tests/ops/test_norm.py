@@ -1,6 +1,7 @@
 """layer_norm, rms_norm in its variants, std_norm and l2_norm: values, derivatives, and the tensors
 kept for the backward. A claim that holds for several norms is made once, for all of them."""
 
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -256,14 +257,55 @@ def test_a_row_that_is_not_finite_is_eagers_and_spoils_no_other(norm, dtype, val
     assert y[1].isnan().sum() == (cols if is_all_nan else 1)
 
 
-@every_kind
-@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)])
-def test_no_rows_give_an_empty_output_and_zero_gradients_of_parameters(norm, shape):
-    x, *parameters = (t.requires_grad_() for t in (torch.randn(shape), *norm.parameters(8)))
-    y = norm(x, *parameters)
-    y.sum().backward()
-    assert y.shape == x.grad.shape == shape
-    assert all(parameter.grad.tolist() == [0.0] * 8 for parameter in parameters)
+@pytest.mark.filterwarnings("ignore:std.*degrees of freedom")  # eager's std of no elements
+@every_variant
+@pytest.mark.parametrize(
+    "backend, shape",
+    [(None, (2, 0, 8)), (None, (3, 0)), (None, (0, 0)), ("aot_eager", (3, 0))],
+)
+def test_without_elements_output_and_gradients_are_eagers(norm, backend, shape):
+    torch.compiler.reset()
+    ours, eager = partial(norm, eps=EPS["layer"]), partial(norm.eager, eps=EPS["layer"])
+    ours = torch.compile(ours, backend=backend) if backend else ours
+    given = torch.randn(shape), *norm.parameters(shape[-1])
+    results = ([of(*given), *gradients(of, given, given[0])] for of in (ours, eager))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def native_layer_norm(x):
+    return torch.native_layer_norm(x, [0], None, None, 0.25)[1:]
+
+
+#: The statistics of rows [3, 0]: torch's, or what they would be, and those of each op.
+OF_NO_ELEMENTS = {
+    "layer": [
+        native_layer_norm,
+        lambda x: ops.layer_norm(x, [0], None, None, 0.25)[1:],
+        lambda x: ops.add_layer_norm(x, x, [0], None, None, 0.25)[2:],
+        lambda x: ops.spatial_layer_norm(x, 1, None, None, 0.25)[1:],
+        lambda x: [t[0] for t in ops.stack_layer_norm([x], [0], [], [], 0.25, 0)[1:]],
+    ],
+    "rms": [
+        lambda x: torch.ops.aten._fused_rms_norm(x, [0], None, 0.25)[1:],
+        lambda x: ops.rms_norm(x, [0], None, 0.25)[1:],
+        lambda x: ops.add_rms_norm(x, x, [0], None, 0.25)[2:],
+        lambda x: ops.spatial_rms_norm(x, 1, None, 0.25)[1:],
+    ],
+    "std": [native_layer_norm, lambda x: ops.std_norm(x, [0], None, None, 0.25)[1:]],
+    "l2": [
+        lambda x: [1 / x.norm(dim=-1, keepdim=True).clamp(min=0.25)],
+        lambda x: ops.l2_norm(x, [0], None, 0.25)[1:],
+    ],
+}
+
+
+@every_dtype
+@pytest.mark.parametrize("kind", OF_NO_ELEMENTS)
+def test_statistics_of_rows_without_elements_are_torchs(kind, dtype):
+    x, (native, *each) = torch.empty(3, 0, dtype=dtype), OF_NO_ELEMENTS[kind]
+    expected = [t.to(x.device, bounds.compute_dtype(dtype)) for t in native(x.cpu())]
+    for op in each:
+        torch.testing.assert_close(list(op(x)), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_an_offset_of_a_weight_that_is_not_given_changes_nothing():

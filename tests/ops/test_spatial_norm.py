@@ -153,8 +153,10 @@ def test_statistics_are_float32_or_better_and_right(dtype, shape, dim):
         torch.testing.assert_close(statistic.double(), exact, rtol=2.5e-7, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape, dim", [((0, 4, 5), 1), ((2, 4, 0), 1), ((), 0)])
-def test_tensors_without_positions_and_without_dimensions(shape, dim):
+@pytest.mark.parametrize(
+    "shape, dim", [((0, 4, 5), 1), ((2, 4, 0), 1), ((2, 0, 5), 1), ((3, 0), -1), ((), 0)]
+)
+def test_tensors_without_elements_and_without_dimensions(shape, dim):
     size = shape[dim] if shape else 1
     x, w = torch.randn(shape, requires_grad=True), torch.randn(size, requires_grad=True)
     y = fusedops.spatial_layer_norm(x, dim, w)

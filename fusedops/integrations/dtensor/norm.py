@@ -124,7 +124,7 @@ class _SplitNorm:
         squares_of_part = (input - mean_of_part).square().sum(self.dims, keepdim=True)
         means, squares = self.part.all_gather((mean_of_part, squares_of_part), self.dims)
         sizes = self._sizes_of_parts(means)
-        mean = sum_of_parts(means * sizes) / self.cols
+        mean = sum_of_parts(means * sizes) / max(self.cols, 1)
         return mean, sum_of_parts(squares + sizes * (means - mean).square())
 
     def _sizes_of_parts(self, like: torch.Tensor) -> torch.Tensor | int:
