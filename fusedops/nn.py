@@ -328,8 +328,7 @@ class LayerNorm(_Unscriptable, nn.LayerNorm):
             ``torch.nn.LayerNorm``, which has the same parameters.
 
     Shape:
-        The input's shape ends in ``normalized_shape``, and the result has the same shape. With a
-        size of 0, torch's own forward runs: no kernel takes rows without elements.
+        The input's shape ends in ``normalized_shape``, and the result has the same shape.
 
     Raises:
         TypeError: ``normalized_shape`` is neither a size nor a list of sizes.
@@ -351,8 +350,6 @@ class LayerNorm(_Unscriptable, nn.LayerNorm):
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if 0 in self.normalized_shape:
-            return super().forward(input)
         return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
@@ -433,8 +430,7 @@ class RMSNorm(_Unscriptable, nn.RMSNorm):
             are rounded, and whether 1 is added to the weight, which is then initialised to 0.
 
     Shape:
-        The input's shape ends in ``normalized_shape``, and the result has the same shape. With a
-        size of 0, torch's own forward runs, as in :class:`LayerNorm`.
+        The input's shape ends in ``normalized_shape``, and the result has the same shape.
 
     Raises:
         TypeError: ``normalized_shape`` is neither a size nor a list of sizes.
@@ -465,8 +461,6 @@ class RMSNorm(_Unscriptable, nn.RMSNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         shape = self.normalized_shape
-        if 0 in shape:
-            return super().forward(input)
         return F.rms_norm(input, shape, self.weight, self.eps, variant=self.variant)
 
     def extra_repr(self) -> str:
