@@ -84,10 +84,11 @@ inline void check_cross_entropy(
     const char* op, const Tensor& input, const Tensor& target,
     const CrossEntropySettings& settings) {
   check_dtype_of(op, "input", input);
+  const SizesView sizes = input.sizes();
   FUSEDOPS_CHECK(
-      input.dim() > 0 && input.sizes().back() > 0, op, ": input has shape ",
-      list_text(input.sizes()), ", wanted at least one class in the last dimension");
-  check_cols(op, input.sizes().back());
+      !sizes.empty() && (sizes.back() > 0 || product(sizes, 0, sizes.size() - 1) == 0), op,
+      ": input has shape ", list_text(sizes), ", wanted at least one class in the last dimension");
+  check_cols(op, sizes.back());
   check_target(op, target, input, row_sizes(input), "classes");
   check_finite(op, "scale", settings.scale, statistics_dtype(dtype_of(input)));
   check_cross_entropy_settings(op, settings, dtype_of(input));

@@ -37,12 +37,12 @@ def _check(op: str, call: Any) -> None:
     """Checks what forward and backward op both take: the logits, the classes and the settings."""
     checks.check_dtype_of(op, "input", call.input)
     shape = list(call.input.shape)
-    is_empty = len(shape) == 0 or (isinstance(shape[-1], int) and shape[-1] == 0)
+    *rows, classes = shape or [0]
     checks.check(
-        not is_empty,
+        not isinstance(classes, int) or classes > 0 or 0 in rows,
         f"{op}: input has shape {shape}, wanted at least one class in the last dimension",
     )
-    checks.check_cols(op, shape[-1])
+    checks.check_cols(op, classes)
     check_target(op, checks.check_given(op, "target", call.target), call.input, "classes")
     computed = checks.statistics_dtype(call.input.dtype)
     checks.check(

@@ -163,7 +163,9 @@ def test_means_over_no_rows_are_nan_and_sums_are_zero():
         assert fusedops.cross_entropy(x, ignored, weight).isnan()
         assert fusedops.cross_entropy(x[:0], none, weight).isnan()
         assert fusedops.cross_entropy(x, ignored, weight, reduction="sum") == 0
-    assert fusedops.cross_entropy(x[:0], none, reduction="none").shape == (0,)
+    for without in (x[:0], x[:0, :0]):
+        losses = fusedops.cross_entropy(without, none, reduction="none")
+        assert losses.shape == (0,) and torch.autograd.grad(losses.sum(), x)[0].shape == (3, 5)
     (grad,) = torch.autograd.grad(fusedops.cross_entropy(x, ignored, reduction="sum"), x)
     assert not grad.any()
 
