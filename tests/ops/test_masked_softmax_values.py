@@ -160,7 +160,7 @@ def test_additive_masks_of_the_lowest_value_hide_and_leave_hidden_rows_uniform()
 def test_rows_without_anything_visible_are_zeros_on_request(dtype, mask_value):
     x = torch.randn(3, 4, 30).to(dtype)
     x[2, 0] = -INF
-    x[2, 1, 3] = NAN
+    x[2, 1, 3] = x[2, 2, 0] = NAN  # the second is visible
     mask = bools(3, 4, 30)
     mask[0, 1] = False
     options = {"mask_value": mask_value, "causal": True}
@@ -170,11 +170,6 @@ def test_rows_without_anything_visible_are_zeros_on_request(dtype, mask_value):
     assert nothing.sum() >= 2 and (y[nothing] == 0).all()
     assert same_bits(y[~nothing], as_eager[~nothing])
     assert y[2, 3].isnan().any() == x[2, 3].isnan().any()
-
-
-def test_a_visible_nan_is_no_masked_row():
-    x = torch.tensor([[NAN, -INF, -INF]])
-    assert fusedops.masked_softmax(x, masked_rows="zero").isnan().all()
 
 
 BROADCASTS = [(), (1,), (9,), (4, 9), (4, 1), (3, 1, 9), (3, 1, 1), (2, 1, 4, 1), (2, 3, 4, 9)]
@@ -194,15 +189,14 @@ def test_a_broadcast_mask_gives_what_the_expanded_mask_gives(shape, dtype, x_dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("hidden", [-INF, "lowest", -1e4, -8192.0])
+@pytest.mark.parametrize("hidden", [-INF, -3.3e38, -1e4, -8192.0])
 @pytest.mark.parametrize("keys", [40, 129, 500, 5000])
 def test_a_shared_padding_mask_gives_the_bits_of_one_for_each_row(dtype, hidden, keys):
     """The columns that it hides are skipped, unless one has a score that may count."""
-    hidden = torch.finfo(dtype).min if hidden == "lowest" else hidden
     ranges = [(0, keys), (0, keys - 1), (0, keys // 2), (3, keys), (keys // 2, keys - 7), (0, 0)]
     for (begin, end), scale in product(ranges, (1.0, -0.5)):
         x = torch.randn(2, 16, keys).to(dtype)
-        mask = torch.full((2, 1, keys), hidden, dtype=dtype)
+        mask = torch.full((2, 1, keys), hidden).to(dtype)
         mask[..., begin:end] = 0
         for score in (0.0, 8080.0, 9e3, -3e4, INF, -INF, NAN):
             x[1, 5, -1] = x[0, 9, 0] = score
