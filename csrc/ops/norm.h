@@ -141,11 +141,17 @@ struct NormResult {
     rstd = empty_contiguous(op, output, sizes, dtype);
   }
 
-  // Writes the statistics of rows without elements as torch does: their mean is 0, and rstd is NaN
-  // unless its formula has no mean (norm_kinds.def).
-  void fill_statistics(NormKind kind, double eps) const {
-    if (mean) torch::stable::fill_(*mean, 0);
-    if (rstd) torch::stable::fill_(*rstd, kind == NormKind::kL2 ? 1 / eps : std::nan(""));
+  // Sets the statistics of rows without elements as torch does: their mean is 0, and rstd is NaN
+  // unless its formula has no mean (norm_kinds.def). No operator here takes a Scalar, which the
+  // stable ABI cannot pass.
+  void fill_statistics(NormKind kind, double eps) {
+    if (!rstd) return;
+    using Number = std::optional<double>;
+    const Tensor zeros = torch::stable::new_zeros(*rstd, rstd->sizes());
+    const Number value = kind == NormKind::kL2 ? 1 / eps : std::nan("");
+    const Tensor nans = call_aten("aten::div", "Tensor", zeros, zeros);
+    rstd = call_aten("aten::nan_to_num", "", nans, value, Number(), Number());
+    if (mean) mean = zeros;
   }
 };
 

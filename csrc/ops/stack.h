@@ -213,8 +213,9 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   Tensor output = empty_contiguous(
       op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype);
   if (output.numel() == 0) {
-    NormResult{output, /*sum=*/{}, mean, rstd}.fill_statistics(NormKind::kLayer, eps);
-    return {output, mean, rstd};
+    NormResult result{output, /*sum=*/{}, mean, rstd};
+    result.fill_statistics(NormKind::kLayer, eps);
+    return {output, *result.mean, *result.rstd};
   }
   auto slots = slots_of<Launcher>(output, stack_dim, shape.dim);
   // If the slots of the output cannot be written as rows, a stack in dimension 0 is written, and
