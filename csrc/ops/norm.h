@@ -141,9 +141,9 @@ struct NormResult {
     rstd = empty_contiguous(op, output, sizes, dtype);
   }
 
-  // Sets the statistics of rows without elements as torch does: their mean is 0, and rstd is NaN
-  // unless its formula has no mean (norm_kinds.def). No operator here takes a Scalar, which the
-  // stable ABI cannot pass.
+  // Sets the statistics of rows without elements as torch does: their mean is 0 and rstd NaN. That
+  // of l2_norm, which divides nothing by the number of columns, is 1 / eps. No operator here takes
+  // a Scalar, which the stable ABI cannot pass.
   void fill_statistics(NormKind kind, double eps) {
     if (!rstd) return;
     using Number = std::optional<double>;
@@ -221,10 +221,10 @@ NormResult norm_forward(
   NormResult result{shape.empty_like(op, input, dtype), /*sum=*/{}, /*mean=*/{}, /*rstd=*/{}};
   if (added.residual && wanted.sum) result.sum = shape.empty_like(op, input, dtype);
   if (wanted.statistics) result.allocate_statistics(op, options.kind, shape.statistics);
-  if (shape.cols > 0 && shape.rows() > 0) {
-    launch_norm<Launcher>(options, shape, input, added, eps, rounds_normalized, result);
-  } else {
+  if (shape.cols == 0) {
     result.fill_statistics(options.kind, eps);
+  } else if (shape.rows() > 0) {
+    launch_norm<Launcher>(options, shape, input, added, eps, rounds_normalized, result);
   }
   return result;
 }

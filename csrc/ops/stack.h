@@ -214,7 +214,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
       op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype);
   if (output.numel() == 0) {
     NormResult result{output, /*sum=*/{}, mean, rstd};
-    result.fill_statistics(NormKind::kLayer, eps);
+    if (shape.cols == 0) result.fill_statistics(NormKind::kLayer, eps);
     return {output, *result.mean, *result.rstd};
   }
   auto slots = slots_of<Launcher>(output, stack_dim, shape.dim);

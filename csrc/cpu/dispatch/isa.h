@@ -15,8 +15,8 @@ __attribute__((visibility("default"))) const CpuKernels& cpu_kernels();
 // before any kernel runs. Results have the same bits with these instructions and without.
 __attribute__((visibility("hidden"))) extern bool has_avx512_bf16;
 
-// What RoundToBFloat16() adds with AVX-512: the lowest bit that a bfloat16 keeps, and half of it,
-// less the last bit and whole.
+// The numbers that RoundToBFloat16() tests and adds with AVX-512: the lowest bit that a bfloat16
+// keeps, half of it less 1, and half of it.
 __attribute__((visibility("hidden"))) extern const int bfloat16_rounding[3];
 
 }  // namespace fusedops

@@ -9,9 +9,10 @@
 // on all rows are alike.
 //
 // Columns outside the row's interval, and those that a bool mask hides at the end of the row (and
-// at its start, if the mask is converted to bits), are skipped where their result is 0. Chunks and
-// tiles begin at the same columns whether others are skipped or not, so that results have the same
-// bits whether an interval or a bool mask hides a column.
+// at its start, if the mask is converted to bits), are skipped where their result is 0, and so are
+// those that a shared padding mask hides (PaddingMasks). Chunks and tiles begin at the same columns
+// whether others are skipped or not, so that results have the same bits whether an interval or a
+// bool mask hides a column.
 #pragma once
 
 #include <type_traits>
@@ -279,6 +280,7 @@ struct ChunkScores {
   C scale, mask_value;
 
   static constexpr bool kHasBits = std::is_same_v<OperandValues, const TileBits*>;
+  static constexpr bool kAdds = !kHasBits && !std::is_same_v<OperandValues, NoOperand>;
 
   template <bool kScales = true, class Part>
   FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part) const {
@@ -303,7 +305,6 @@ struct ChunkScores {
   // Returns the maximum in each lane of the visible scores. If nothing is added to the scaled
   // input, that is the maximum of the input, times the scale, unless the scale is negative.
   FUSEDOPS_INLINE Vec<C> lanes_of_max(RowRange visible, int64_t cols) const {
-    constexpr bool kAdds = !kHasBits && !std::is_same_v<OperandValues, NoOperand>;
     if constexpr (!kAdds) {
       if (scale > 0) return lanes_of_max<false>(visible, cols) * scale;
     }

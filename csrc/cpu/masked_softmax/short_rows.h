@@ -51,7 +51,7 @@ class ShortRows {
 
  private:
   static constexpr bool kHasBits = ChunkScores<In, Values>::kHasBits;
-  static constexpr bool kAdds = std::is_same_v<Values, const In*>;
+  static constexpr bool kAdds = ChunkScores<In, Values>::kAdds;
 
   // Computes the rows that compute() has described. `Used` is NoOperand if each row's mask hides
   // what is not in `seen` and does nothing else.

@@ -441,7 +441,9 @@ void norm_backward_rows(
   const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
   const auto step = [&](auto count, int64_t first) FUSEDOPS_LAMBDA {
     NormRows<kCenters, T, count.value> rows(args, first);
-    if (writes) rows.grad_ahead = 0;  // write_rows() prefetches grad_output
+    if (writes && args.grad_branch.data == nullptr) {
+      rows.grad_ahead = 0;  // write_rows() prefetches grad_output
+    }
     if constexpr (count.value == 1) rows.scale_if_tiny(copy, args.cols);
     C sums[2 * count.value];
     norm_sums<kSums>(rows, weight, column_sums.grad_weight, column_sums.grad_bias, args.cols, sums);
