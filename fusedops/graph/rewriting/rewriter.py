@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_aggregate
 
 from fusedops import config
 from fusedops.graph import availability
 from fusedops.graph.analysis import modes, storages
-from fusedops.graph.analysis.calls import Call, ModuleAttribute, as_call
+from fusedops.graph.analysis.calls import Call, as_call
 from fusedops.graph.analysis.nodes import annotate, is_assertion, subgraphs, users, walk
 from fusedops.graph.analysis.values import are_equal, lasting_strides, value
 from fusedops.graph.policy.decision import Decision, decide
@@ -269,52 +268,21 @@ def _difference(match: Match, replacement: Replacement) -> str | None:
 
 def _replace(match: Match, replacement: Replacement) -> None:
     """Inserts the calls of a replacement, and erases what it replaces."""
-    site = match.call.node
-    insertion = _Insertion(site, replacement.evaluation)
+    site, evaluation = match.call.node, replacement.evaluation
     with site.graph.inserting_before(match.place):
-        insertion.insert(replacement.call)
+        evaluation.insert(replacement.call)
         for old in match.results:
             # Capture has proven these assertions, which may come before the op.
             for assertion in filter(is_assertion, list(old.users)):
                 assertion.graph.erase_node(assertion)
             if old.users:
-                new = insertion.insert(replacement.results[old])
+                new = evaluation.insert(replacement.results[old])
                 # `new` keeps the recorded value of `old`, whose storage the views of `old` share.
                 annotate(new, value(old), like=old)
                 storages.record_node(new)
                 modes.inherit(new, site)
                 old.replace_all_uses_with(new)
     _erase(match)
-
-
-class _Insertion:
-    """Inserts the calls of a replacement at the graph's insertion point. A call that occurs in the
-    arguments of several others is inserted once."""
-
-    def __init__(self, site: Node, evaluation: Evaluation) -> None:
-        self._site, self._evaluation = site, evaluation
-        self._inserted: dict[int, Node] = {}
-
-    def insert(self, call: OpCall) -> Node:
-        """Inserts a call, after the calls among its arguments, and returns the call's node."""
-        if id(call) not in self._inserted:
-            args = map_aggregate(call.args, self._operand)
-            node = self._site.graph.call_function(call.op, args, call.kwargs)
-            annotate(node, self._evaluation.value(call), like=self._site)
-            node.meta |= call.meta
-            self._inserted[id(call)] = node
-        return self._inserted[id(call)]
-
-    def _operand(self, argument: Any) -> Any:
-        """Returns the node of an argument that is a call or a module's attribute. Any other
-        argument is returned unchanged."""
-        if isinstance(argument, OpCall):
-            return self.insert(argument)
-        if isinstance(argument, ModuleAttribute):
-            read = self._site.graph.get_attr(argument.target)
-            annotate(read, self._evaluation.value(argument), like=self._site)
-            return read
-        return argument
 
 
 def _erase(match: Match) -> None:
