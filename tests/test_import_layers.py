@@ -33,7 +33,7 @@ PARTS_OF_GRAPH = {
     "availability": set(),
     "inductor": set(),
     "analysis": set(),
-    "rule": {"analysis"},
+    "rule": {"analysis", "availability"},
     "readers": {"analysis", "rule", "availability"},
     "rules": {"analysis", "rule", "readers", "availability"},
     "policy": {"analysis", "rule"},

@@ -15,6 +15,10 @@ import torch
 from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.values import dtype_of
+from fusedops.graph.availability import KERNEL_DTYPES
+
+UNKNOWN_ROW = "the length of its rows is not known at compile time"
 
 
 @dataclass(frozen=True)
@@ -112,16 +116,6 @@ def ordered_arguments(op: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {each.name: given.get(each.name, each.default_value) for each in schema.arguments}
 
 
-def op_of(match: Match) -> OpCall:
-    """Returns the call of the match's op, with its input permuted if the op needs another order of
-    dimensions. The arguments of `match.call` have to be those of the op, in the op's order."""
-    op, arguments = getattr(torch.ops.fusedops, match.op).default, match.call.arguments
-    if match.order is not None:
-        permuted = (arguments["input"], list(match.order))
-        arguments = arguments | {"input": OpCall(torch.ops.aten.permute.default, permuted)}
-    return OpCall(op, tuple(arguments.values()))
-
-
 class Rule(ABC):
     """One rewrite. Finding a site, refusing it and emitting the replacement are separate methods,
     so that the rewriter and the policy can refuse a site in between.
@@ -136,10 +130,20 @@ class Rule(ABC):
         """Returns the site that is found from `call`, or None if the rule does not apply."""
 
     def refusal(self, match: Match) -> str | None:
-        """Returns why this rule must not replace the site, or None."""
-        return None
+        """Returns why this rule must not replace the site, or None. This method refuses norms of
+        rows whose length is not known at compile time, and inputs whose dtype no kernel takes."""
+        row = match.call.arguments.get("normalized_shape")
+        if isinstance(row, list) and any(size is None for size in row):
+            return UNKNOWN_ROW
+        dtype = dtype_of(viewed(match.call.input))
+        return None if dtype in (*KERNEL_DTYPES, None) else f"unsupported dtype {dtype}"
 
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        """Yields calls of the op in order of preference. The rewriter uses the first one that can
-        replace the site with the dtype, device, shape and strides of eager mode."""
-        yield op_of(match)
+    def emit(self, match: Match) -> OpCall:
+        """Returns the call of the match's op, with its input permuted if the op needs another order
+        of dimensions. The arguments of `match.call` have to be those of the op, in the op's order.
+        """
+        op, arguments = getattr(torch.ops.fusedops, match.op).default, match.call.arguments
+        if match.order is not None:
+            permuted = (arguments["input"], list(match.order))
+            arguments = arguments | {"input": OpCall(torch.ops.aten.permute.default, permuted)}
+        return OpCall(op, tuple(arguments.values()))

@@ -13,7 +13,6 @@ from torch._dynamo.testing import EagerAndRecordGraphs
 import fusedops
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.report import Site
-from fusedops.graph.rules.softmax import Softmax
 
 
 class _Attention(nn.Module):
@@ -172,17 +171,10 @@ def _silent(*_):
     raise RuntimeError("\n  \n")
 
 
-@pytest.mark.parametrize(
-    ("patched", "substitute", "reason"),
-    [
-        ((Evaluation, "value"), _silent, "fusedops.softmax.default refuses: RuntimeError"),
-        ((Softmax, "emit"), lambda *_: iter(()), "softmax has no op for these arguments"),
-    ],
-)
-def test_a_refusal_that_says_nothing_still_has_a_reason(monkeypatch, patched, substitute, reason):
-    monkeypatch.setattr(*patched, substitute)
-    report = fusedops.explain(lambda x: x.softmax(-1), torch.randn(4, 8))
-    assert [site.reason for site in report.left] == [reason]
+def test_a_refusal_that_says_nothing_still_has_a_reason(monkeypatch):
+    monkeypatch.setattr(Evaluation, "value", _silent)
+    (site,) = fusedops.explain(lambda x: x.softmax(-1), torch.randn(4, 8)).left
+    assert site.reason == "fusedops.softmax.default refuses: RuntimeError"
 
 
 @pytest.mark.parametrize(("replaced", "reason"), [(False, ""), (False, " "), (True, "slower")])

@@ -46,7 +46,7 @@ from fusedops.graph.readers.row_scale import (
     power_of,
     read_row_scale,
 )
-from fusedops.graph.rule import OpCall
+from fusedops.graph.rule import UNKNOWN_ROW, OpCall
 
 aten = torch.ops.aten
 #: The types of intermediate results, which must have no users outside of the norm. Nodes of other
@@ -59,7 +59,6 @@ _UNCENTRED = ("rms_norm", "l2_norm")
 #: Factors count as 1 if they differ from 1 by no more than four roundings of a Python float.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
-UNKNOWN_ROW = "the length of its rows is not known at compile time"
 SINGLE = "its rows have too few elements for an unbiased variance"
 NOT_CENTRED = "it is divided by its deviation, but its mean is not subtracted, which no op does"
 OUT_OF_RANGE = "its factors leave the range of its dtype"

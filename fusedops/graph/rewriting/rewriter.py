@@ -212,23 +212,19 @@ def _unsupported_input(input: Node | OpCall) -> str | None:
 
 
 def _choose(rule: Rule, match: Match) -> Replacement | str:
-    """Returns the first replacement whose results have eager's dtype, device, shape and strides, or
-    the reason why there is none."""
-    refusals = []
+    """Returns the replacement by the rule's call of the op, or the reason why its results would not
+    have eager's dtype, device, shape and strides."""
     evaluation = Evaluation(match.call.node)
-    for emitted in rule.emit(match):
-        new = saved_tensors.with_cloned_inputs(emitted, match)
-        try:
-            new = saved_tensors.with_kept_masks(new, match, evaluation)
-            evaluation.value(new)
-        except Exception as error:  # the fake kernel does not accept these arguments
-            refusals.append(f"{new.op} refuses: {_first_line(error)}")
-            continue
-        replacement = _with_eagers_metadata(new, match, evaluation)
-        if isinstance(replacement, Replacement):
-            return saved_tensors.with_cloned_results(replacement, match)
-        refusals.append(replacement)
-    return next(iter(refusals), f"{rule.name} has no op for these arguments")
+    new = saved_tensors.with_cloned_inputs(rule.emit(match), match)
+    try:
+        new = saved_tensors.with_kept_masks(new, match, evaluation)
+        evaluation.value(new)
+    except Exception as error:  # the fake kernel does not accept these arguments
+        return f"{new.op} refuses: {_first_line(error)}"
+    replacement = _with_eagers_metadata(new, match, evaluation)
+    if isinstance(replacement, str):
+        return replacement
+    return saved_tensors.with_cloned_results(replacement, match)
 
 
 def _first_line(error: Exception) -> str:

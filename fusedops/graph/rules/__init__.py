@@ -34,9 +34,8 @@ order. The site may still be refused, since the rewriter goes on to prove that
 
 If the op cannot compute what the site computes, the `refusal` of the match's call says why, for the
 report. `Rule.refusal` does the same for reasons that can be asked for only once the input is known
-to be a tensor, such as its dtype. `Rule.emit` is overridden if several calls of the op are
-possible: the first one whose results have eager's dtype, device, shape and strides is taken. Fused
-nodes that have other users stay in the graph; the rewriter sees to that.
+to be a tensor, such as its dtype. `Rule.emit` is overridden if the op needs other arguments to give
+eager's dtype. Fused nodes that have other users stay in the graph; the rewriter sees to that.
 
 The rule goes into RULES below, before rules that find a part of what it finds, and its name into
 `fusedops.config.RULES`. What several rules recognise is in `readers/`. To see what a rule did:

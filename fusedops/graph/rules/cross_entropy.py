@@ -29,7 +29,6 @@ from fusedops.graph.analysis import modes, storages
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import has_shape
 from fusedops.graph.analysis.values import sizes_are_symbols, value
-from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.losses import Loss, log_sums, read_logits, read_loss
 from fusedops.graph.readers.scores import Scores
 from fusedops.graph.rule import Match, OpCall, Output, Rule, viewed
@@ -48,8 +47,8 @@ class CrossEntropy(Rule):
 
     def refusal(self, match: Match) -> str | None:
         logits, site = viewed(match.call.input), match.call.node
-        if value(logits).dtype not in KERNEL_DTYPES:
-            return f"unsupported dtype {value(logits).dtype}"
+        if refusal := super().refusal(match):
+            return refusal
         if storages.is_written_after(logits, site, {*match.nodes}):
             return "the logits are written in place after the loss, which the backward pass reads"
         made_elsewhere = modes.has_left_inference_mode(site, logits)

@@ -18,7 +18,6 @@ import torch
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.values import known_size, value
 from fusedops.graph.rule import Match, OpCall, Rule
-from fusedops.graph.rules.norm import unsupported_row
 
 GROUPS = "normalises groups of channels, which no op does for more than one group"
 aten = torch.ops.aten
@@ -44,9 +43,6 @@ class GroupNorm(Rule):
         refusal = call.refusal or (None if original["num_groups"] == 1 else GROUPS)
         site = Call("layer_norm", "layer_norm", call.node, arguments, refusal)
         return Match(site, "layer_norm", {call.node: 0})
-
-    def refusal(self, match: Match) -> str | None:
-        return unsupported_row(match)
 
 
 def _expanded(parameter: Any, row: list[int | None]) -> OpCall | None:

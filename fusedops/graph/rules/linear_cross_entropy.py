@@ -26,7 +26,7 @@ from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import value
 from fusedops.graph.readers.losses import Loss, log_sums, read_logits, read_loss
 from fusedops.graph.readers.scores import Scores
-from fusedops.graph.rule import Match, OpCall, Rule, viewed
+from fusedops.graph.rule import Match, OpCall, Rule, nodes_of
 from fusedops.graph.rules.cross_entropy import as_dtype, counted_rows, row_weights, wide_dtype
 
 aten = torch.ops.aten
@@ -51,15 +51,11 @@ class LinearCrossEntropy(Rule):
         return _match(loss, logits, linear, tuple(sorted(nodes)))
 
     def refusal(self, match: Match) -> str | None:
-        ours, saved = set(match.fused_nodes), ("linear_weight", "linear_bias")
-        operands = (
-            viewed(match.call.input),
-            *(match.call.arguments[name] for name in saved),
-        )
-        for node in operands:
-            if isinstance(node, Node) and storages.is_written_after(node, match.call.node, ours):
-                return "an operand is written in place after the loss, whose backward pass reads it"
-        return None
+        site, ours = match.call.node, set(match.fused_nodes)
+        saved = (match.call.arguments[name] for name in ("input", "linear_weight", "linear_bias"))
+        if any(storages.is_written_after(node, site, ours) for node in nodes_of(saved)):
+            return "an operand is written in place after the loss, whose backward pass reads it"
+        return super().refusal(match)
 
 
 def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) -> Match:

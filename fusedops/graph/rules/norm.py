@@ -12,9 +12,7 @@ after     y, rstd = torch.ops.fusedops.rms_norm(x, normalized_shape, weight, eps
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -22,9 +20,9 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import outputs
 from fusedops.graph.analysis.steps import cast_chain, only_user
 from fusedops.graph.analysis.values import value
-from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.readers.norm_chain import UNKNOWN_ROW
-from fusedops.graph.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.rule import Match, OpCall, Rule
+
+aten = torch.ops.aten
 
 
 class Norm(Rule):
@@ -46,35 +44,20 @@ class Norm(Rule):
             return "its outputs are used as one tuple"
         if match.call.arguments["eps"] is None:
             return "eps is not a number known at compile time"
-        return unsupported_dtype(match)
+        return super().refusal(match)
 
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        """Yields the op with the site's arguments, then with its tensors cast to eager's dtype."""
-        op, arguments = op_of(match).op, match.call.arguments
-        yield op_of(match)
-        # A site with fused casts may have parameters wider than its result, which the second call
-        # would round to the dtype of the result.
-        if match.fused_nodes:
-            return
+    def emit(self, match: Match) -> OpCall:
+        """Returns the op with the site's arguments, or with its tensors cast to the dtype of
+        eager's result if the op would give another one."""
+        call, arguments = super().emit(match), match.call.arguments
+        result = value(next(iter(match.results))).dtype
+        if value(match.call.input).dtype == result:
+            return call
         # On some devices autocast runs norms in float32. The casts give the op float32 operands
         # too.
-        result = value(next(iter(match.results))).dtype
-        tensors = [name for name in ("input", "weight", "bias") if name in arguments]
-        cast = {name: _cast(arguments[name], result) for name in tensors}
-        yield OpCall(op, tuple((arguments | cast).values()))
-
-
-def unsupported_dtype(match: Match) -> str | None:
-    """Returns why no kernel takes the dtype of a norm's input, or None if one does."""
-    dtype = value(match.call.input).dtype
-    return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
-
-
-def unsupported_row(match: Match) -> str | None:
-    """Returns why no op takes the rows of a norm, or None: either their length is not known at
-    compile time, or no kernel takes their dtype."""
-    is_unknown = None in match.call.arguments.get("normalized_shape", ())
-    return UNKNOWN_ROW if is_unknown else unsupported_dtype(match)
+        tensors = [name for name in ("input", "weight", "bias") if arguments.get(name) is not None]
+        cast = {name: OpCall(aten.to.dtype, (arguments[name], result)) for name in tensors}
+        return replace(call, args=tuple((arguments | cast).values()))
 
 
 def _with_casts(call: Call) -> Match | None:
@@ -87,7 +70,3 @@ def _with_casts(call: Call) -> Match | None:
     site = replace(call, node=cast.node, arguments=call.arguments | {"input": input})
     nodes = (*reversed(casts), call.node, cast.node)
     return Match(site, call.name, {cast.node: 0}, nodes)
-
-
-def _cast(argument: Any, dtype: torch.dtype) -> OpCall | None:
-    return None if argument is None else OpCall(torch.ops.aten.to.dtype, (argument, dtype))

@@ -33,15 +33,8 @@ The product with the weight stays in the graph if the model rounds before it and
 from __future__ import annotations
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.readers.norm_chain import (
-    UNKNOWN_ROW,
-    arguments_of,
-    continued,
-    input_of,
-    read_norm,
-)
-from fusedops.graph.rule import Match, Rule
-from fusedops.graph.rules.norm import unsupported_row
+from fusedops.graph.readers.norm_chain import arguments_of, continued, input_of, read_norm
+from fusedops.graph.rule import UNKNOWN_ROW, Match, Rule
 
 
 class NormDecomposed(Rule):
@@ -69,6 +62,3 @@ class NormDecomposed(Rule):
         site = Call(norm.op, norm.op, norm.last, arguments, refusal)
         order = norm.over.order(norm.kind)
         return Match(site, norm.op, {norm.last: 0}, norm.nodes, order=order)
-
-    def refusal(self, match: Match) -> str | None:
-        return unsupported_row(match)

@@ -23,14 +23,14 @@ overflows where the op does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.softmax_chain import ZEROES, SoftmaxChain
-from fusedops.graph.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.rule import Match, OpCall, Rule
 
 NOT_MASKED = "only masked_softmax has sinks and masks, over the last dimension"
 
@@ -67,10 +67,11 @@ class Softmax(Rule):
             None if integer or input_dtype in KERNEL_DTYPES else f"unsupported dtype {input_dtype}"
         )
 
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        """Yields the op with the site's arguments, then with the dtype of eager's result as the
-        argument `dtype`."""
-        call = op_of(match)
-        yield call
+    def emit(self, match: Match) -> OpCall:
+        """Returns the op with the site's arguments, or with the dtype of eager's result as the
+        argument `dtype` if the op would give another one."""
+        call, result = super().emit(match), value(match.call.node).dtype
+        input, dim, dtype = call.args
         # On some devices autocast runs softmax in float32; with this dtype the op does the same.
-        yield replace(call, args=(*call.args[:2], value(match.call.node).dtype))
+        is_same = result == (dtype or value(input).dtype)
+        return call if is_same else replace(call, args=(input, dim, result))
