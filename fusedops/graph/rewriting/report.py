@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._dynamo.utils import counters
@@ -210,12 +211,30 @@ def publish(report: Report) -> None:
 
     A replaced site counts under the op's name, any other under "left" or "left on purpose".
     """
-    _tally.add(Counter(map(_counted_as, report.sites)))
+    _count(Counter(map(_counted_as, report.sites)))
     if report.sites:
         log.info("%s%s", summary(report), _in_this_process(len(report.sites)))
         log.debug("%s", report)
     if report.graphs:
         log.debug("%s", report.diff())
+
+
+#: Compilation of a Python frame -> the number of Dynamo's attempt at it, and what that counted.
+_counted: WeakKeyDictionary[CompileContext, tuple[int, Counter[str]]] = WeakKeyDictionary()
+
+
+def _count(counted: Counter[str]) -> None:
+    """Adds the counts of a graph to Dynamo's counters. If Dynamo has started the same frame again,
+    first subtracts the counts of the previous attempt, so that its sites count once. An example is
+    dynamic=True, where Dynamo starts again when it finds that a float input, such as eps, is a
+    constant."""
+    if (compilation := CompileContext.try_get()) is not None:
+        attempt, earlier = _counted.get(compilation, (compilation.attempt, Counter()))
+        if attempt != compilation.attempt:
+            counters["fusedops"].subtract(earlier)
+            earlier = Counter()
+        _counted[compilation] = compilation.attempt, earlier + counted
+    counters["fusedops"].update(counted)
 
 
 _LEFT, _LEFT_ON_PURPOSE = "left", "left on purpose"
@@ -235,33 +254,3 @@ def _in_this_process(sites: int) -> str:
         return ""
     wanted = totals.total() - totals[_LEFT_ON_PURPOSE]
     return f"; in this process {wanted - totals[_LEFT]} of {wanted}"
-
-
-class _Tally:
-    """Counts the sites of a Python frame once, although Dynamo may capture the frame several times.
-
-    An example is dynamic=True, where Dynamo starts again when it finds that a float input, such as
-    eps, is a constant.
-    """
-
-    def __init__(self) -> None:
-        self.compilation: CompileContext | None = None
-        self.attempt = 0
-        self.counted: Counter[str] = Counter()
-
-    def add(self, counted: Counter[str]) -> None:
-        """Adds the counts of a graph to Dynamo's counters. If Dynamo has started the same frame
-        again, first subtracts the counts of the previous attempt."""
-        compilation = CompileContext.try_get()
-        attempt = compilation.attempt if compilation else 0
-        if compilation is None or compilation is not self.compilation:
-            self.counted = Counter()
-        elif attempt != self.attempt:
-            counters["fusedops"].subtract(self.counted)
-            self.counted = Counter()
-        self.compilation, self.attempt = compilation, attempt
-        self.counted += counted
-        counters["fusedops"].update(counted)
-
-
-_tally = _Tally()
