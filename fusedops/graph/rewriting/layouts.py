@@ -92,12 +92,9 @@ def _next_dim(tensor: torch.Tensor, dims: Sequence[int], stride: int | torch.Sym
     """Returns the next dimension from the inside, which is the last of `dims` with that stride, one
     of size 1 if possible. If none has the stride, returns the last dimension of size 1, where the
     stride is arbitrary, or None if there is no such dimension."""
-    fitting = [d for d in dims if _equal(tensor.stride(d), stride)]
-    ones = [d for d in dims if _equal(tensor.size(d), 1)]
-    for candidates in (set(ones).intersection(fitting), fitting, ones):
-        if candidates:
-            return max(candidates)
-    return None
+    fitting = {d for d in dims if _equal(tensor.stride(d), stride)}
+    ones = {d for d in dims if _equal(tensor.size(d), 1)}
+    return max(ones & fitting or fitting or ones, default=None)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -107,11 +104,6 @@ def _equal(a: Any, b: Any) -> bool:
 
 # --- the op's call --------------------------------------------------------------------------------
 
-_SOFTMAXES = {"softmax", "log_softmax", "stack_softmax", "stack_log_softmax"}
-_MASKED = {"masked_softmax", "masked_softmax_dropout"}
-_NORMS = {"layer_norm", "std_norm", "rms_norm", "l2_norm", "add_layer_norm", "add_rms_norm"}
-_NORMS |= {"stack_layer_norm"}
-_SPATIAL_NORMS = {"spatial_layer_norm", "spatial_rms_norm"}
 #: The arguments that have the shape of the result.
 _FULL = {"input", "residual"}
 #: The arguments of masked softmaxes that broadcast to the shape of the result.
@@ -148,14 +140,15 @@ def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order
 def _fixed_dims(op: str, arguments: Mapping[str, Any], evaluation: Evaluation) -> int | None:
     """Returns how many dimensions of the op's input have to stay the last ones if the input is
     permuted, or None if that is not known."""
-    if not _KNOWN.issuperset(arguments):
+    if op == "masked_softmax_sinks" or not _KNOWN.issuperset(arguments):
         return None
-    if op in _SOFTMAXES or op in _SPATIAL_NORMS:
+    if "dim" in arguments:
         return 0
-    if op in _MASKED:
+    if "causal" in arguments:
         return 2 if arguments["causal"] or arguments.get("lower_diagonal") is not None else 1
-    # normalized_shape may be a node: torch.fx records x.shape[-1:] as one.
-    return len(evaluation.value(arguments["normalized_shape"])) if op in _NORMS else None
+    # The shape may be a node: torch.fx records x.shape[-1:] as one.
+    row = arguments.get("normalized_shape")
+    return None if row is None else len(evaluation.value(row))
 
 
 def _stack_dim(arguments: Mapping[str, Any], order: Order) -> int | None:
