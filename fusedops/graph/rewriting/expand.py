@@ -39,16 +39,14 @@ def expand(graph: Graph) -> None:
 
 def _expand(node: Node, function: Callable[..., Any]) -> None:
     """Replaces `node` by the calls that `function` makes, if a trace on fake tensors finds them."""
-    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-    inputs = [argument for argument in flat if isinstance(argument, Node)]
+    inputs = node.all_input_nodes
     values = [value(argument) for argument in inputs]
     if any(recorded is None for recorded in values):
         return
 
     def call(*tensors: Any) -> Any:
-        remaining = iter(tensors)
-        filled = [next(remaining) if isinstance(a, Node) else a for a in flat]
-        args, kwargs = pytree.tree_unflatten(filled, spec)
+        given = dict(zip(inputs, tensors, strict=True))
+        args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
         return function(*args, **kwargs)
 
     symbolic = fake_mode(node).shape_env is not None
@@ -68,14 +66,14 @@ def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
         return
     copies = dict(zip(traced.find_nodes(op="placeholder"), inputs, strict=True))
     with node.graph.inserting_before(node), fake_mode(node), modes.evaluating(node):
-        for old in traced.nodes:
+        copied_results = node.graph.graph_copy(traced, copies)
+        for old, new in copies.items():
             if old.op == "call_function":
-                copies[old] = node.graph.node_copy(old, copies.__getitem__)
                 # The trace has its own fake mode, whose tensors must not mix with the graph's. The
                 # call is therefore run again, on the graph's fake tensors.
-                args, kwargs = map_arg((copies[old].args, copies[old].kwargs), value)
-                annotate(copies[old], old.target(*args, **kwargs), like=node)
-    _replace(node, pytree.tree_map_only(Node, copies.__getitem__, results))
+                args, kwargs = map_arg((new.args, new.kwargs), value)
+                annotate(new, old.target(*args, **kwargs), like=node)
+    _replace(node, copied_results)
 
 
 def _agree(eager: Any, ours: Any) -> bool:
