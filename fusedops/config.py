@@ -47,28 +47,20 @@ _PREFIX = "FUSEDOPS_"
 _MODES = ("profitable", "always", "never")
 _SWITCH = ("always", "never")
 
+_NORMS = ("layer_norm", "layer_norm_decomposed", "rms_norm", "rms_norm_decomposed")
 #: The names of the rewrite rules in `fusedops.graph`. "expand" stands for the decomposition of
 #: opaque calls, such as multi-head attention, which lets the rules match what is inside.
 RULES = (
     "masked_softmax",
     "softmax",
     "softmax_decomposed",
-    "layer_norm",
-    "layer_norm_decomposed",
-    "rms_norm",
-    "rms_norm_decomposed",
+    *_NORMS,
     "l2_norm_decomposed",
     "spatial_layer_norm_decomposed",
     "spatial_rms_norm_decomposed",
     "group_norm",
-    "permuted_layer_norm",
-    "permuted_layer_norm_decomposed",
-    "permuted_rms_norm",
-    "permuted_rms_norm_decomposed",
-    "add_layer_norm",
-    "add_layer_norm_decomposed",
-    "add_rms_norm",
-    "add_rms_norm_decomposed",
+    *(f"permuted_{norm}" for norm in _NORMS),
+    *(f"add_{norm}" for norm in _NORMS),
     "stack",
     "cross_entropy",
     "linear_cross_entropy",
@@ -144,7 +136,7 @@ class Config:
         Warns about a `FUSEDOPS_*` variable that nothing reads. Raises ValueError for an unknown
         value.
         """
-        fields = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(cls)}
+        fields = {_PREFIX + name.upper(): name for name in _WANTED}
         ours = {name for name in environment if name.startswith(_PREFIX)}
         for name in sorted(ours - fields.keys() - _READ_ELSEWHERE):
             known = ", ".join(sorted(fields.keys() | _READ_ELSEWHERE))
@@ -186,9 +178,9 @@ def patch(**changes: Any) -> Iterator[Config]:
     TypeError for an unknown setting or a value that is not a string, and ValueError for an unknown
     value.
     """
-    unknown = sorted(changes.keys() - set(_setting_names()))
+    unknown = sorted(changes.keys() - _WANTED.keys())
     if unknown:
-        known = ", ".join(_setting_names())
+        known = ", ".join(_WANTED)
         raise TypeError(f"fusedops.config.patch: no setting {unknown[0]!r}; known: {known}")
     token = _patched.set(dataclasses.replace(active(), **changes))
     try:
@@ -197,12 +189,8 @@ def patch(**changes: Any) -> Iterator[Config]:
         _patched.reset(token)
 
 
-def _setting_names() -> list[str]:
-    return [field.name for field in dataclasses.fields(Config)]
-
-
 def _no_setting(name: str) -> AttributeError:
-    known = ", ".join(_setting_names())
+    known = ", ".join(_WANTED)
     return AttributeError(f"fusedops.config has no setting {name!r}; known: {known}")
 
 
@@ -210,12 +198,12 @@ class _Module(ModuleType):
     """Makes the settings attributes of this module, and checks what is assigned to them."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in _setting_names():
+        if name in _WANTED:
             return getattr(active(), name)
         raise _no_setting(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _setting_names():
+        if name in _WANTED:
             _assign(name, value)
         elif name in vars(self) or name.startswith("_"):
             super().__setattr__(name, value)
@@ -223,7 +211,7 @@ class _Module(ModuleType):
             raise _no_setting(name)
 
     def __delattr__(self, name: str) -> None:
-        if name in _setting_names():
+        if name in _WANTED:
             _assign(name, getattr(_initial, name))
         else:
             super().__delattr__(name)
