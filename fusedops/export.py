@@ -168,13 +168,10 @@ def _replace_infinity(node: Node) -> None:
     2.13 writes the arguments of ops as JSON, with infinity as the string "-Infinity", and fails to
     read this back."""
     assert isinstance(node.target, OpOverload)  # `our_nodes` yields only such nodes
-    names = [argument.name for argument in node.target._schema.arguments]
-    if "mask_value" not in names:
-        return
-    position = names.index("mask_value")
-    if node.args[position : position + 1] == (-math.inf,):
-        node.update_arg(position, None)
-    elif node.kwargs.get("mask_value") == -math.inf:
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "mask_value" and node.args[position : position + 1] == (-math.inf,):
+            node.update_arg(position, None)
+    if node.kwargs.get("mask_value") == -math.inf:
         node.update_kwarg("mask_value", None)
 
 

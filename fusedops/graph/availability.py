@@ -6,14 +6,9 @@ import torch
 from torch._library.simple_registry import find_torch_dispatch_rule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fusedops.ops.registration import libraries
+from fusedops.ops.registration.libraries import has_kernels as has_kernels
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def has_kernels(device_type: str) -> bool:
-    """Returns whether this build has kernels for tensors on `device_type` ("cpu", "cuda", ...)."""
-    return libraries.has_kernels(device_type)
 
 
 def ops_take(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusedops
-from fusedops.ops.registration import libraries
 
 #: Nothing here is timed, so nothing need be compiled for speed.
 QUICK = {"aot_inductor.compile_wrapper_opt_level": "O0"}
@@ -195,7 +194,7 @@ def test_an_option_that_inductor_does_not_have_is_named(tmp_path):
 
 
 def test_a_device_without_kernels_is_named_before_anything_is_compiled(tmp_path, monkeypatch):
-    monkeypatch.setattr(libraries, "has_kernels", lambda device: device == "cpu")
+    monkeypatch.setattr("fusedops.export.has_kernels", lambda device: device == "cpu")
     with FakeTensorMode(), torch.no_grad():
         x = torch.empty(4, 8, device="cuda")
     with torch.no_grad():

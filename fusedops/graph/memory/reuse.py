@@ -45,13 +45,12 @@ IN_PLACE = {
 }
 
 
-def reuse_memory(graph: Graph) -> int:
-    """Edits ``graph`` and returns the number of ops that now run in place."""
+def reuse_memory(graph: Graph) -> None:
+    """Edits ``graph``: runs ops in place whose input nothing else needs."""
     donated = _donated(graph)
     holders = defaultdict(set)
     for node in graph.nodes:
         holders[storage(node)].add(node)
-    reused = 0
     for node in list(graph.nodes):
         in_place = IN_PLACE.get(node.target) if node.op == "call_function" else None
         if in_place is None:
@@ -60,8 +59,6 @@ def reuse_memory(graph: Graph) -> int:
         sharing = holders[storage(source)]
         if _has_layout_of(source, node) and _is_only_for(node, sharing, donated):
             _run_in_place(graph, node, in_place, not donated.isdisjoint(sharing))
-            reused += 1
-    return reused
 
 
 def _has_layout_of(source: Node, result: Node) -> bool:

@@ -12,6 +12,7 @@ own. Autograd formulas are therefore not needed, and without them a call spends 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,16 +23,14 @@ from fusedops.ops.registration.libraries import OPS_WITH_VARIANT
 
 _ops = torch.ops.fusedops
 
-#: Op with outputs that may be unused -> the variant without them, and how many outputs that has.
-SHORTER_VARIANTS: dict[Any, tuple[Any, int]] = {
-    _ops.add_layer_norm.default: (_ops._add_layer_norm.default, 2),
-    _ops.add_rms_norm.default: (_ops._add_rms_norm.default, 2),
-    _ops.masked_softmax_dropout.default: (_ops._masked_softmax_dropout.default, 1),
-}
 
-NO_AUTOGRAD_VARIANTS: dict[Any, Any] = {
-    getattr(_ops, name).default: getattr(_ops, f"_{name}").default for name in OPS_WITH_VARIANT
-}
+def _variants(names: Iterable[str]) -> dict[Any, Any]:
+    return {getattr(_ops, name).default: getattr(_ops, f"_{name}").default for name in names}
+
+
+#: Op with outputs that may be unused -> the variant without the last of them.
+SHORTER_VARIANTS = _variants(("add_layer_norm", "add_rms_norm", "masked_softmax_dropout"))
+NO_AUTOGRAD_VARIANTS = _variants(OPS_WITH_VARIANT)
 
 
 def use_no_autograd_variants(graph: Graph) -> None:
@@ -48,9 +47,9 @@ def drop_unused_outputs(graph: Graph) -> None:
             continue
         if any(user.target is not operator.getitem for user in node.users):
             continue
-        variant, outputs = SHORTER_VARIANTS[node.target]
+        variant = SHORTER_VARIANTS[node.target]
         used = {user.args[1] for user in node.users if user.users}
-        if used and max(used) < outputs:
+        if used and max(used) < len(variant._schema.returns):
             _replace(node, variant, used)
 
 

@@ -86,11 +86,6 @@ class Table:
     digest: str
     costs: dict[_Key, dict[tuple[int, int], Cost]]
 
-    @property
-    def identity(self) -> str:
-        """A string that differs between tables, and changes with the content of a table."""
-        return f"{self.name}-{self.machine.threads}-{self.digest}"
-
     def cost(self, op: str, mode: str, size: Size) -> Cost | None:
         """Returns the times of `op` at a size, scaled from the nearest size that was measured, or
         None if the op was not measured in that mode."""
@@ -161,7 +156,7 @@ def identity() -> str:
     """Returns a hash of the tables in use. It is part of Inductor's cache key for every graph, so
     that a graph is compiled again after a table has changed."""
     tables = [table for device in devices() for table in tables_for(here(device))]
-    identities = " ".join(table.identity for table in tables)
+    identities = " ".join(f"{each.name}-{each.machine.threads}-{each.digest}" for each in tables)
     return hashlib.sha256(identities.encode()).hexdigest()
 
 

@@ -62,10 +62,8 @@ class Softmax(Rule):
         computed = arguments["dtype"] or input_dtype
         if computed not in KERNEL_DTYPES:
             return f"unsupported dtype {computed}"
-        integer = not (input_dtype.is_floating_point or input_dtype.is_complex)
-        return (
-            None if integer or input_dtype in KERNEL_DTYPES else f"unsupported dtype {input_dtype}"
-        )
+        is_integer = not (input_dtype.is_floating_point or input_dtype.is_complex)
+        return None if is_integer else super().refusal(match)
 
     def emit(self, match: Match) -> OpCall:
         """Returns the op with the site's arguments, or with the dtype of eager's result as the
