@@ -61,13 +61,13 @@ Output = int | None | Callable[[OpCall], OpCall]
 class Match:
     """A site that a rule recognised, before any decision and before any edit.
 
-    call: the site's computation; its `arguments` are those that the op is called with.
-    op: the name of the op that would replace it.
+    call: the site's computation. Its `name` is that of the op that would replace it, and its
+        `arguments` are those that the op is called with.
     results: the nodes that would be replaced. Each maps to the index of the op's output that
         replaces it, to None if the op has a single output, or to a function that computes what
         replaces it from the op's call.
-    fused_nodes: the calls that the op replaces, in program order, if there are several. Those that
-        other calls use too remain in the graph.
+    nodes: the calls that the op replaces, in program order. Those that other calls use too remain
+        in the graph.
     insert_before: the node before which the op is inserted; by default the node of `call`.
     mask_calls: the calls that compute masks which the op does not need. They are erased once the
         last site that uses them has been replaced.
@@ -77,9 +77,8 @@ class Match:
     """
 
     call: Call
-    op: str
     results: Mapping[Node, Output]
-    fused_nodes: tuple[Node, ...] = ()
+    nodes: tuple[Node, ...]
     insert_before: Node | None = None
     mask_calls: frozenset[Node] = frozenset()
     any_strides: bool = False
@@ -87,9 +86,9 @@ class Match:
     order: tuple[int, ...] | None = None
 
     @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The calls that the op replaces, in program order, also if there is only one."""
-        return self.fused_nodes or (self.call.node,)
+    def op(self) -> str:
+        """The name of the op that would replace the site."""
+        return self.call.name
 
     @property
     def place(self) -> Node:

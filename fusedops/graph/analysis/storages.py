@@ -117,8 +117,6 @@ def written_between(fused_nodes: Sequence[Node]) -> str | None:
     """Returns why `fused_nodes`, which are in program order, cannot all be computed at the place of
     the last one, or None if they can. They cannot if another node in between writes into memory
     that one of them reads, or if one of them writes into memory that another node reads."""
-    if not fused_nodes:
-        return None
     ours = set(fused_nodes)
     read = {storage(node) for old in fused_nodes for node in (old, *old.all_input_nodes)}
     for node in _writers_between(fused_nodes[0], fused_nodes[-1]):

@@ -286,7 +286,7 @@ def _probably_slower(match: Match, size: Size, copied_bytes: int) -> str | None:
         return _keeps_logits(match) if _is_trained(match) else None
     if copied_bytes:
         return "eager's strides take a copy, and no measurement says that this pays"
-    if len(match.fused_nodes) > 1 or not _barrier_bytes(match):
+    if len(match.nodes) > 1 or not _barrier_bytes(match):
         return None
     return "Inductor fuses it with its neighbours, and no measurement says that this is slower"
 

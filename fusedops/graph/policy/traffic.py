@@ -64,7 +64,7 @@ def unused_masks(match: Match) -> list[Node]:
     """Returns those of the match's mask calls whose results nothing but the match uses."""
     unused: set[Node] = set()
     for call in sorted(match.mask_calls, reverse=True):
-        if unused.union(match.fused_nodes).issuperset(users(call)):
+        if unused.union(match.nodes).issuperset(users(call)):
             unused.add(call)
     return sorted(unused)
 

@@ -165,7 +165,7 @@ def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
         match.call.refusal
         or _unsupported_inputs(match.call.arguments)
         or rule.refusal(match)
-        or storages.written_between(match.fused_nodes)
+        or storages.written_between(match.nodes)
         or _written_operand(match)
         or ("inside a torch.func transform" if transformed else None)
     )

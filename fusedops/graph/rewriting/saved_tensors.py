@@ -59,7 +59,7 @@ def _is_unsavable(node: Node, match: Match) -> bool:
     """Returns whether the op of `match` must not save the memory of a node for its backward pass.
     It may if it replaces a single call that saves the same tensors, since eager's backward pass
     would raise the same error."""
-    saves_the_same = not match.fused_nodes and match.op in _SAVE_THE_SAME
+    saves_the_same = len(match.nodes) == 1 and match.op in _SAVE_THE_SAME
     if saves_the_same or storages.storage(node) is None:
         return False
     holders = storages.holders_of(node)

@@ -14,7 +14,7 @@ x * sigmoid(x) by an op `silu(input)`, which has to be registered as `torch.ops.
             if sigmoid is None or sigmoid.input is not x:
                 return None
             site = Call("silu", "silu", call.node, {"input": x})
-            return Match(site, "silu", {call.node: None}, (sigmoid.node, call.node))
+            return Match(site, {call.node: None}, (sigmoid.node, call.node))
 
 `match` is called for every node that has a normal form, with its `Call`: the `kind` is one word for
 all aliases of an operation, and `arguments` have torch's names. A kind that no rule has needed yet,
@@ -22,9 +22,9 @@ such as "sigmoid", gets a line in `analysis/aliases.py`. `call_of` returns the c
 operand, and `value` what capture recorded for a node: a fake tensor with shape, dtype and strides.
 A rule looks at nothing else, so that it holds for torch IR, ATen IR and modules alike.
 
-A `Match` is a site: it has the op and its arguments, in the op's order; the nodes that the op's
-outputs replace (by index, None for a single output); and the nodes that the op fuses, in program
-order. The site may still be refused, since the rewriter goes on to prove that
+A `Match` is a site: a call with the op's name and its arguments, in the op's order; the nodes that
+the op's outputs replace (by index, None for a single output); and the nodes that the op fuses, in
+program order. The site may still be refused, since the rewriter goes on to prove that
 
     the input is a plain tensor on a device with kernels          availability.py
     nothing writes in between into memory that is read            analysis/storages.py

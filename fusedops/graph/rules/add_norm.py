@@ -87,7 +87,7 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     if any(node.op != "placeholder" and not node < insert_before for node in operands):
         return None
     site = Call(op, op, norm.call.node, arguments)
-    return Match(site, op, results, (*residual.nodes, *norm.nodes), insert_before)
+    return Match(site, results, (*residual.nodes, *norm.nodes), insert_before)
 
 
 def _remaining(norm: Match) -> set[Node]:

@@ -83,13 +83,7 @@ def _match(loss: Loss) -> Match:
     if any(None in sizes for sizes in shapes):
         refusal = refusal or "a size of its result is that of no dimension of the logits or target"
     site = Call("cross_entropy", "cross_entropy", loss.last, arguments, refusal)
-    return Match(
-        site,
-        "cross_entropy",
-        results,
-        nodes if len(nodes) > 1 else (),
-        insert_before=min(results),
-    )
+    return Match(site, results, nodes, insert_before=min(results))
 
 
 def _before_target(loss: Loss, beside: Sequence[Node]) -> list[Node]:

@@ -42,7 +42,7 @@ class GroupNorm(Rule):
         }
         refusal = call.refusal or (None if original["num_groups"] == 1 else GROUPS)
         site = Call("layer_norm", "layer_norm", call.node, arguments, refusal)
-        return Match(site, "layer_norm", {call.node: 0})
+        return Match(site, {call.node: 0}, (call.node,))
 
 
 def _expanded(parameter: Any, row: list[int | None]) -> OpCall | None:

@@ -16,4 +16,4 @@ class Leaf(Rule):
     name = "leaf"
 
     def match(self, call: Call) -> Match | None:
-        return Match(call, call.name, {}) if call.kind == "leaf" else None
+        return Match(call, {}, (call.node,)) if call.kind == "leaf" else None

@@ -51,7 +51,7 @@ class LinearCrossEntropy(Rule):
         return _match(loss, logits, linear, tuple(sorted(nodes)))
 
     def refusal(self, match: Match) -> str | None:
-        site, ours = match.call.node, set(match.fused_nodes)
+        site, ours = match.call.node, set(match.nodes)
         saved = (match.call.arguments[name] for name in ("input", "linear_weight", "linear_bias"))
         if any(storages.is_written_after(node, site, ours) for node in nodes_of(saved)):
             return "an operand is written in place after the loss, whose backward pass reads it"
@@ -80,7 +80,7 @@ def _match(loss: Loss, logits: Scores, linear: Call, nodes: tuple[Node, ...]) ->
     }
     site = Call("linear_cross_entropy", "linear_cross_entropy", loss.last, arguments)
     results = {loss.last: lambda op: as_dtype(op, loss)}
-    return Match(site, "linear_cross_entropy", results, nodes)
+    return Match(site, results, nodes)
 
 
 def _scale(loss: Loss, counts: Any) -> OpCall | None:

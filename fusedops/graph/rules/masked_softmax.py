@@ -67,7 +67,6 @@ class MaskedSoftmax(Rule):
         site = Call(op, op, nodes[-1], arguments, refusal)
         return Match(
             site,
-            op,
             {nodes[-1]: None if op == "masked_softmax" else 0},
             nodes,
             mask_calls=scores.mask_calls | (sink.calls if sink else frozenset()),

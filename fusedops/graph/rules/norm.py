@@ -34,9 +34,9 @@ class Norm(Rule):
 
     def match(self, call: Call) -> Match | None:
         if call.kind == self.name:
-            return _with_casts(call) or Match(call, call.name, {call.node: 0})
+            return _with_casts(call) or Match(call, {call.node: 0}, (call.node,))
         if call.kind == self.with_statistics:
-            return Match(call, call.name, outputs(call.node) or {})
+            return Match(call, outputs(call.node) or {}, (call.node,))
         return None
 
     def refusal(self, match: Match) -> str | None:
@@ -69,4 +69,4 @@ def _with_casts(call: Call) -> Match | None:
         return None
     site = replace(call, node=cast.node, arguments=call.arguments | {"input": input})
     nodes = (*reversed(casts), call.node, cast.node)
-    return Match(site, call.name, {cast.node: 0}, nodes)
+    return Match(site, {cast.node: 0}, nodes)

@@ -61,4 +61,4 @@ class NormDecomposed(Rule):
         arguments = arguments_of(norm, input or norm.input)
         site = Call(norm.op, norm.op, norm.last, arguments, refusal)
         order = norm.over.order(norm.kind)
-        return Match(site, norm.op, {norm.last: 0}, norm.nodes, order=order)
+        return Match(site, {norm.last: 0}, norm.nodes, order=order)

@@ -51,9 +51,8 @@ class PermutedNorm(Rule):
         op = f"spatial_{norm.op}"
         given = norm.call.arguments | {"input": permuted.input, "dim": order[-1]}
         arguments = ordered_arguments(op, given)
-        norm_nodes = norm.fused_nodes or (norm.call.node, result)
-        nodes = tuple(sorted({permuted.node, input, *norm_nodes, restored.node, last}))
-        return Match(Call(op, op, last, arguments), op, {last: 0}, nodes)
+        nodes = {permuted.node, input, *norm.nodes, result, restored.node, last}
+        return Match(Call(op, op, last, arguments), {last: 0}, tuple(sorted(nodes)))
 
 
 def _is_spatial(norm: Match) -> bool:

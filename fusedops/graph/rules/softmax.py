@@ -51,8 +51,7 @@ class Softmax(Rule):
         if chain.needs_masks:
             refusal = refusal or (ZEROES if chain.zeroes_hidden_rows else NOT_MASKED)
         site = Call(chain.op, chain.op, chain.last, arguments, refusal)
-        fused_nodes = chain.nodes if len(chain.nodes) > 1 else ()
-        return Match(site, chain.op, {chain.last: None}, fused_nodes)
+        return Match(site, {chain.last: None}, chain.nodes)
 
     def refusal(self, match: Match) -> str | None:
         arguments = match.call.arguments

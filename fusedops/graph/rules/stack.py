@@ -54,7 +54,7 @@ class Stack(Rule):
         site = Call(op, op, call.node, {**arguments, "stack_dim": stack_dim}, call.refusal)
         fused = {node for match in matches for node in match.nodes}
         index = 0 if op == "stack_layer_norm" else None
-        return Match(site, op, {call.node: index}, (*sorted(fused), call.node))
+        return Match(site, {call.node: index}, (*sorted(fused), call.node))
 
     def _match_of(self, result: Any, stack: Node) -> Match | None:
         """Returns the match of an element of the stack, or None if something else reads the element
