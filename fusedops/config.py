@@ -89,19 +89,12 @@ class Config:
         """Raises TypeError for a setting that is no string, and ValueError for an unknown value."""
         for name in _WANTED:
             value = getattr(self, name)
+            found = f"fusedops.config: {name} is {value!r}"
             if not isinstance(value, str):
-                of_type = f"{value!r}, of type {type(value).__name__}"
-                raise TypeError(f"fusedops.config: {name} is {of_type}; {_wanted(name)}")
-        problems = {
-            "fuse": self._problem_of_fuse(),
-            "repair_inductor": _unknown(self.repair_inductor, _SWITCH),
-        }
-        for name, problem in problems.items():
+                raise TypeError(f"{found}, of type {type(value).__name__}; {_wanted(name)}")
+            problem = self._problem_of_fuse() if name == "fuse" else _unknown(value, _SWITCH)
             if problem:
-                value = getattr(self, name)
-                raise ValueError(
-                    f"fusedops.config: {name} is {value!r}: {problem}; {_wanted(name)}"
-                )
+                raise ValueError(f"{found}: {problem}; {_wanted(name)}")
 
     def _problem_of_fuse(self) -> str | None:
         """Returns what is wrong with `fuse`, or None. It must begin with a mode, which applies to
