@@ -39,18 +39,6 @@ _MEASURED_AS = {
     "masked_softmax_dropout": (_DROPOUT,),
     **{f"stack_{op}": (op,) for op in ("softmax", "log_softmax", "layer_norm")},
 }
-#: The names that every table that ships with fusedops has, _DROPOUT only in training.
-MEASURED_OPS = (
-    "softmax",
-    "log_softmax",
-    _ADDITIVE,
-    _DROPOUT,
-    "layer_norm",
-    "std_norm",
-    "rms_norm",
-    "add_layer_norm",
-    "add_rms_norm",
-)
 
 NEVER_MATERIALISED = "its result is only gathered or reduced: Inductor never materialises it"
 BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_attention"
