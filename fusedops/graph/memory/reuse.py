@@ -26,22 +26,13 @@ from torch.fx import Graph, Node
 
 from fusedops.graph.analysis.calls import named_arguments
 from fusedops.graph.analysis.storages import storage
+from fusedops.ops.registration.libraries import OPS
 
 _ops = torch.ops.fusedops
 
-#: Functional op -> the variant that writes its result into the first argument.
+#: Functional op -> the variant that writes its result into the first argument (with _ at its end).
 IN_PLACE = {
-    getattr(_ops, name).default: getattr(_ops, f"{name}_").default
-    for name in (
-        "softmax",
-        "log_softmax",
-        "softmax_backward",
-        "log_softmax_backward",
-        "masked_softmax",
-        "masked_softmax_backward",
-        "masked_softmax_dropout_backward",
-        "cross_entropy_backward",
-    )
+    getattr(_ops, op).default: getattr(_ops, f"{op}_").default for op in OPS if f"{op}_" in OPS
 }
 
 
