@@ -3,21 +3,21 @@
 from bad_calls import answers, clear, refused
 
 FUSE = {
-    "3": "3|int",
-    "None": "None",
-    "True": "True",
-    "['always']": "always|list",
-    "b'always'": "always|bytes",
-    "''": "''",
-    "'sometimes'": "'sometimes'",
+    "3": "3, of type int; set it with .* to a string",
+    "None": "None, of type NoneType; set it with .* to a string",
+    "True": "True, of type bool; set it with .* to a string",
+    "['always']": r"'always'\], of type list; set it with .* to a string",
+    "b'always'": "b'always', of type bytes; set it with .* to a string",
+    "''": "'' is unknown",
+    "'sometimes'": "'sometimes' is unknown, wanted 'profitable' or 'always' or 'never'",
     "'ALWAYS'": "'ALWAYS'",
     "'always,'": "'always,'",
     "','": "','",
     "'always,softmax'": "softmax",
     "'always,softmax='": "softmax=",
-    "'always,softmax=off'": "'off'",
-    "'always,softmx=never'": "'softmx'",
-    "'softmax=never'": "softmax=",
+    "'always,softmax=off'": "'off' is unknown, wanted 'profitable' or",
+    "'always,softmx=never'": "'softmx' is unknown, wanted 'masked_softmax' or",
+    "'softmax=never'": "begins with softmax=, not with a default mode",
     "'always,=never'": "=never",
     "'always=never'": "always",
     "'always;never'": "always;never",
@@ -36,7 +36,7 @@ CONFIG = [
         for given, got in FUSE.items()
         if given.startswith("'")
     ),
-    refused("config.patch(fuze='never').__enter__()", "fuze"),
+    refused("config.patch(fuze='never').__enter__()", "no setting 'fuze'; known: fuse"),
     refused("config.patch('never').__enter__()", "positional"),
     refused("fusedops.patch(fuse='never').__enter__()", "fuse"),
     refused("fusedops.enable(3)", "positional"),
@@ -85,14 +85,17 @@ ENTRIES = [
             "None": "None",
             "'model'": "str",
             "x": "Tensor",
-            "torch.nn.Softmax(-1)": "Softmax",
+            "torch.nn.Softmax(-1)": "is a Softmax, wanted a torch.fx.GraphModule",
             "torch.sin": "builtin",
             "torch.fx.symbolic_trace(torch.nn.Softmax(-1)).graph": "Graph",
             "torch.export.export(torch.nn.Softmax(-1), (x,))": "ExportedProgram",
         }.items()
     ),
     refused("rewrite()", "graph_module"),
-    refused("rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(-1)))", "(?s)0 example_inputs.*1"),
+    refused(
+        "rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(-1)))",
+        r"got 0 example_inputs, the graph takes 1 \(input",
+    ),
     refused("rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(-1)), x, y)", "2 example_inputs"),
     refused("rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(5)), x)(x)", r"(?s)[Dd]im"),
     refused("rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(-1)), 3)", r"(?s)int"),
@@ -109,7 +112,7 @@ ENTRIES = [
             "3": "int",
             "None": "None",
             "'model.pt2'": "str",
-            "torch.nn.Softmax(-1)": "Softmax",
+            "torch.nn.Softmax(-1)": "is a Softmax, wanted a torch.export.ExportedProgram",
             "torch.fx.symbolic_trace(torch.nn.Softmax(-1))": "GraphModule|Softmax",
         }.items()
     ),
@@ -119,7 +122,7 @@ ENTRIES = [
             clear("path", got),
         )
         for path, got in {
-            "'model.zip'": "model.zip",
+            "'model.zip'": "ValueError.*is 'model.zip', wanted one in .pt2",
             "'model'": "model",
             "''": "''",
             "3": "int|3",
@@ -130,12 +133,15 @@ ENTRIES = [
     refused(
         "fusedops.export.package("
         "torch.export.export(torch.nn.Softmax(-1), (x,)), '/nowhere/at/all/model.pt2')",
-        "(?s)path.*nowhere.*no folder",
+        "FileNotFoundError.*path is '/nowhere.* no folder '/nowhere/at/all'; create it",
     ),
     refused("fusedops.export.package(3, 'model.pt2')", clear("exported_program", "int")),
     refused("fusedops.export.rewrite()", "exported_program"),
     refused('torch.compile(torch.sin, backend="fusedops", mode="fast")(x)', "(?s)mode.*fast"),
-    refused('torch.compile(torch.sin, backend="fusedops", options={"fast": 1})(x)', "fast"),
+    refused(
+        'torch.compile(torch.sin, backend="fusedops", options={"fast": 1})(x)',
+        "options has 'fast', wanted options of Inductor",
+    ),
     refused('torch.compile(torch.sin, backend="fused")(x)', "fused"),
 ]
 

@@ -1,8 +1,8 @@
-"""fusedops.config: read from the environment, and patched for a block."""
+"""fusedops.config: read from the environment, and patched for a block. What it refuses stands in
+bad_input/test_bad_compiler_arguments.py."""
 
 import dataclasses
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -23,21 +23,6 @@ def test_a_rule_can_have_a_mode_of_its_own():
     config = Config.from_environment({"FUSEDOPS_FUSE": fuse})
     modes = [config.fuse_for(rule) for rule in ("rms_norm", "layer_norm", "softmax")]
     assert modes == ["always", "never", "profitable"]
-
-
-@pytest.mark.parametrize(
-    ("fuse", "problem"),
-    [
-        ("always,layernorm=never", "'layernorm' is unknown, wanted 'masked_softmax' or"),
-        ("always,layer_norm=off", "'off' is unknown, wanted 'profitable' or"),
-        ("layer_norm=never", "begins with layer_norm=, not with a default mode"),
-        ("", "'' is unknown"),
-        ("sometimes", "'sometimes' is unknown, wanted 'profitable' or 'always' or 'never'"),
-    ],
-)
-def test_a_wrong_mode_is_named_with_what_was_wanted(fuse, problem):
-    with pytest.raises(ValueError, match=problem):
-        Config.from_environment({"FUSEDOPS_FUSE": fuse})
 
 
 def test_every_rule_is_known_by_its_name():
@@ -79,14 +64,6 @@ def test_patch_does_not_reach_other_threads_and_an_assignment_does(monkeypatch):
         assert _in_another_thread() == Config.from_environment(os.environ).fuse
     monkeypatch.setattr(fusedops.config, "fuse", "never")
     assert _in_another_thread() == "never" and fusedops.config.active() == Config("never")
-
-
-@pytest.mark.parametrize("fuse", [3, None, True, b"never", ["never"]])
-def test_a_value_that_is_no_string_is_named_with_what_was_wanted(fuse):
-    given = f"fuse is {fuse!r}, of type {type(fuse).__name__}; set it with "
-    with pytest.raises(TypeError, match=f"{re.escape(given)}.* to a string"):
-        with fusedops.config.patch(fuse=fuse):
-            pass
 
 
 def test_a_refused_setting_changes_nothing():
@@ -146,20 +123,14 @@ def test_a_name_that_a_failed_import_left_out_says_why(monkeypatch):
         _ = fusedops.softmax
 
 
-def test_an_unknown_setting_is_refused():
-    with pytest.raises(TypeError, match="no setting 'fuze'; known: fuse"):
-        with fusedops.config.patch(fuze="never"):
-            pass
-    with pytest.raises(AttributeError, match="no setting 'fuze'; known: fuse"):
-        _ = fusedops.config.fuze
-
-
-def test_a_wrong_assignment_is_refused():
+def test_a_wrong_or_unknown_setting_is_refused():
     before = fusedops.config.fuse
     with pytest.raises(ValueError, match="fuse is 'alwais': 'alwais' is unknown, wanted"):
         fusedops.config.fuse = "alwais"
     with pytest.raises(AttributeError, match="no setting 'fuze'; known: fuse"):
         fusedops.config.fuze = "always"
+    with pytest.raises(AttributeError, match="no setting 'fuze'; known: fuse"):
+        _ = fusedops.config.fuze
     assert fusedops.config.fuse == before and not hasattr(fusedops.config, "fuze")
 
 

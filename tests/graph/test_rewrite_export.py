@@ -108,8 +108,3 @@ def test_regions_of_no_grad_and_autocast_are_rewritten_inside():
     assert text.count("fusedops.softmax.default") == text.count("fusedops.layer_norm.default") == 1
     assert program.module()(x).dtype == model(x).dtype == torch.bfloat16
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-2, atol=1e-2)
-
-
-def test_a_wrong_argument_is_named():
-    with pytest.raises(TypeError, match="exported_program is a _Model, wanted .*ExportedProgram"):
-        fusedops.export.rewrite(_Model())
