@@ -19,7 +19,8 @@ import torch
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import outputs
 from fusedops.graph.analysis.steps import cast_chain, only_user
-from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.values import dtype_of, value
+from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.rule import Match, OpCall, Rule
 
 aten = torch.ops.aten
@@ -48,14 +49,17 @@ class Norm(Rule):
 
     def emit(self, match: Match) -> OpCall:
         """Returns the op with the site's arguments, or with its tensors cast to the dtype of
-        eager's result if the op would give another one."""
+        eager's result if the op would give another one, or takes no parameters of their dtype."""
         call, arguments = super().emit(match), match.call.arguments
         result = value(next(iter(match.results))).dtype
-        if value(match.call.input).dtype == result:
+        tensors = [name for name in ("input", "weight", "bias") if arguments.get(name) is not None]
+        takes = all(dtype_of(arguments[name]) in (*KERNEL_DTYPES, None) for name in tensors)
+        # A site with fused casts may have parameters wider than its result, to whose dtype these
+        # casts would round them.
+        if len(match.nodes) > 1 or (takes and dtype_of(match.call.input) == result):
             return call
         # On some devices autocast runs norms in float32. The casts give the op float32 operands
         # too.
-        tensors = [name for name in ("input", "weight", "bias") if arguments.get(name) is not None]
         cast = {name: OpCall(aten.to.dtype, (arguments[name], result)) for name in tensors}
         return replace(call, args=tuple((arguments | cast).values()))
 
