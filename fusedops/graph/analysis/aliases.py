@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -17,146 +18,154 @@ aten = torch.ops.aten
 _INPUT = ("input",)
 _BINARY = ("input", "other")
 _DIM_DTYPE = ("input", "dim", "dtype")
-_DIM_STACKLEVEL_DTYPE = ("input", "dim", "_stacklevel", "dtype")
 _HALF_TO_FLOAT = ("input", "dim", "half_to_float")
-_LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
-_RMS_NORM = ("input", "normalized_shape", "weight", "eps")
-_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
+_LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable")
+_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps", "cudnn_enabled")
 _REDUCTION = ("input", "dim", "keepdim", "dtype")
 _NORM = ("input", "p", "dim", "keepdim", "dtype")
 _VARIANCE = ("input", "dim", "unbiased", "keepdim")
-_NLL_LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
 
-# Function of torch -> (kind, positional parameters). ATen ops are in the table ATEN, without their
-# parameters, which their schemas name.
-FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
-    F.softmax: ("softmax", _DIM_STACKLEVEL_DTYPE),
-    torch._softmax: ("softmax", _HALF_TO_FLOAT),
-    torch._safe_softmax: ("safe_softmax", _DIM_DTYPE),
-    F.log_softmax: ("log_softmax", _DIM_STACKLEVEL_DTYPE),
-    torch._log_softmax: ("log_softmax", _HALF_TO_FLOAT),
-    F.layer_norm: ("layer_norm", _LAYER_NORM),
-    torch.layer_norm: ("layer_norm", (*_LAYER_NORM, "cudnn_enable")),
-    torch.native_layer_norm: ("native_layer_norm", _LAYER_NORM),
-    F.rms_norm: ("rms_norm", _RMS_NORM),
-    torch.rms_norm: ("rms_norm", _RMS_NORM),
-    F.group_norm: ("group_norm", _GROUP_NORM),
-    torch.group_norm: ("group_norm", (*_GROUP_NORM, "cudnn_enabled")),
-    F.cross_entropy: ("cross_entropy", (*_NLL_LOSS, "label_smoothing")),
-    F.nll_loss: ("nll_loss", _NLL_LOSS),
-    F.linear: ("linear", ("input", "weight", "bias")),
-    F.one_hot: ("one_hot", ("input", "num_classes")),
-    F.dropout: ("dropout", ("input", "p", "train", "inplace")),
-    torch.dropout: ("dropout", ("input", "p", "train")),
-    F.normalize: ("normalize", ("input", "p", "dim", "eps", "out")),
-    torch.norm: ("norm", ("input", "p", "dim", "keepdim", "out", "dtype")),
-    torch.linalg.vector_norm: ("norm", _NORM),
-    torch.linalg.norm: ("linalg_norm", _NORM),
-    torch.where: ("where", ("condition", "input", "other")),
-    operator.getitem: ("item", ("input", "index")),
-    F.relu: ("relu", ("input", "inplace")),
-    torch.einsum: ("matmul", ("equation", "tensors")),  # ATen's schema has the same names
-    torch.stack: ("stack", ("tensors", "dim")),
-    torch.searchsorted: ("bucketize", ("sorted_sequence", "input")),
-    torch.cat: ("cat", ("tensors", "dim")),
-}
-
-# Kind -> (positional parameters, names of methods, those of in-place methods included, functions).
-# A function of torch that has the name of a method, as most have, is not among the functions.
-_FAMILIES: dict[str, tuple[tuple[str, ...], str, tuple[Any, ...]]] = {
-    "add": (_BINARY, "add add_", (operator.add, operator.iadd)),
-    "sub": (_BINARY, "sub sub_", (operator.sub, operator.isub, torch.subtract)),
-    "mul": (_BINARY, "mul mul_", (operator.mul, operator.imul, torch.multiply)),
-    "div": (_BINARY, "div div_ divide true_divide", (operator.truediv, operator.itruediv)),
-    "pow": (("input", "exponent"), "pow pow_", (operator.pow,)),
-    "square": (_INPUT, "square square_", ()),
-    "sqrt": (_INPUT, "sqrt sqrt_", ()),
-    "rsqrt": (_INPUT, "rsqrt rsqrt_", ()),
-    "reciprocal": (_INPUT, "reciprocal reciprocal_", ()),
-    "exp": (_INPUT, "exp exp_", ()),
-    "log": (_INPUT, "log log_", ()),
-    "tanh": (_INPUT, "tanh tanh_", (F.tanh,)),
-    # The function is the attribute x.data.
-    "detach": (_INPUT, "detach", (getattr(_autograd, "_get_data_attr", None),)),
-    "neg": (_INPUT, "neg", (operator.neg,)),
-    "not": (_INPUT, "logical_not bitwise_not", (operator.invert,)),
-    "mean": (_REDUCTION, "mean", ()),
-    "sum": (_REDUCTION, "sum", ()),
-    "amax": (_REDUCTION[:3], "amax", ()),
-    "max": (_REDUCTION[:3], "max", ()),
-    "logsumexp": (_REDUCTION[:3], "logsumexp", (torch.special.logsumexp,)),
-    "gather": (("input", "dim", "index"), "gather", ()),
-    "var": (_VARIANCE, "var", ()),
-    "std": (_VARIANCE, "std", ()),
-    "var_mean": (_VARIANCE, "", (torch.var_mean,)),
-    "std_mean": (_VARIANCE, "", (torch.std_mean,)),
-    "norm": (_NORM, "norm", ()),
-    "clamp": (("input", "min", "max"), "clamp clamp_ clip clip_ clamp_min clamp_min_", ()),
-    "maximum": (_BINARY, "maximum", ()),
-    "baddbmm": (("input", "batch1", "batch2"), "baddbmm", ()),
-    "matmul": (_BINARY, "matmul bmm", (operator.matmul,)),
-    "softmax": (_DIM_DTYPE, "softmax", (torch.special.softmax,)),
-    "log_softmax": (_DIM_DTYPE, "log_softmax", (torch.special.log_softmax,)),
-    "masked_fill": (("input", "mask", "value"), "masked_fill masked_fill_", ()),
-    "pad": (("input", "pad", "mode", "value"), "", (F.pad, torch._C._nn.pad)),
-    "where": (("input", "condition", "other"), "where", ()),
-    "reshape": (("input", "shape"), "view reshape", ()),
-    "same": (_INPUT, "contiguous clone alias", ()),
-    "unsqueeze": (("input", "dim"), "unsqueeze unsqueeze_", ()),
-    "squeeze": (("input", "dim"), "squeeze squeeze_", ()),
-    "permute": (("input", "dims"), "permute", ()),
-    "transpose": (("input", "dim0", "dim1"), "transpose swapaxes swapdims", ()),
-    "movedim": (("input", "source", "destination"), "movedim moveaxis", ()),
-    "expand": (("input", "shape"), "expand expand_as broadcast_to", ()),
-    "abs": (_INPUT, "abs", (operator.abs,)),
-    "relu": (_INPUT, "relu relu_", ()),
-    "addcmul": (("input", "tensor1", "tensor2"), "addcmul addcmul_", ()),
-    "nan_to_num": (("input", "nan", "posinf", "neginf"), "nan_to_num nan_to_num_", ()),
-    **{name: (_INPUT, name, ()) for name in ("isfinite", "isinf", "isneginf", "isnan")},
-    "floordiv": (_BINARY, "floor_divide", (operator.floordiv,)),
-    "cumsum": (("input", "dim", "dtype"), "cumsum", ()),
-    "diff": (("input", "n", "dim", "prepend", "append"), "diff", ()),
-    "bucketize": (("input", "boundaries"), "", (torch.bucketize,)),
-    "repeat_interleave": (("input", "repeats", "dim"), "repeat_interleave", ()),
-    "tril": (("input", "diagonal"), "tril", ()),
-    "triu": (("input", "diagonal"), "triu", ()),
-    "arange": (("start", "end", "step"), "", (torch.arange,)),
-    "full": (("input", "fill_value"), "", (torch.full, torch.full_like)),
-    "zeros": (_INPUT, "", (torch.zeros, torch.zeros_like)),
-    "ones": (_INPUT, "", (torch.ones, torch.ones_like)),
-    "and": (
-        _BINARY,
-        "logical_and logical_and_ bitwise_and bitwise_and_ __and__ __iand__",
-        (operator.and_, operator.iand),
+# Kind -> (positional parameters, names). A bare name stands for the method, the function of torch
+# and the operator of ATen that have it, as far as there are such, and for no function if it ends in
+# an underscore. A name with a dot is that of a function in one of `_OWNERS`, or of an operator.
+# Operators have the parameters of their schemas, functions in Python those of their signatures.
+_FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
+    "add": (_BINARY, "add add_ operator.add operator.iadd"),
+    "sub": (_BINARY, "sub sub_ operator.sub operator.isub torch.subtract"),
+    "mul": (_BINARY, "mul mul_ operator.mul operator.imul torch.multiply"),
+    "div": (_BINARY, "div div_ divide true_divide operator.truediv operator.itruediv"),
+    "pow": (("input", "exponent"), "pow pow_ operator.pow"),
+    "square": (_INPUT, "square square_"),
+    "sqrt": (_INPUT, "sqrt sqrt_"),
+    "rsqrt": (_INPUT, "rsqrt rsqrt_"),
+    "reciprocal": (_INPUT, "reciprocal reciprocal_"),
+    "exp": (_INPUT, "exp exp_"),
+    "log": (_INPUT, "log log_"),
+    "tanh": (_INPUT, "tanh tanh_ F.tanh"),
+    "detach": (_INPUT, "detach _autograd._get_data_attr"),  # the function is the attribute x.data
+    "neg": (_INPUT, "neg operator.neg"),
+    "not": (_INPUT, "logical_not bitwise_not operator.invert"),
+    "mean": (_REDUCTION, "mean"),
+    "sum": (_REDUCTION, "sum"),
+    "amax": (_REDUCTION[:3], "amax"),
+    "max": (_REDUCTION[:3], "max"),
+    "logsumexp": (_REDUCTION[:3], "logsumexp special.logsumexp aten.special_logsumexp"),
+    "gather": (("input", "dim", "index"), "gather"),
+    **{name: (_VARIANCE, name) for name in ("var", "std", "var_mean", "std_mean")},
+    "norm": (_NORM, "norm linalg.vector_norm aten.linalg_vector_norm"),
+    "linalg_norm": (_NORM, "linalg.norm aten.linalg_norm"),
+    "normalize": (_INPUT, "F.normalize"),
+    "clamp": (("input", "min", "max"), "clamp clamp_ clip clip_ clamp_min clamp_min_"),
+    "maximum": (_BINARY, "maximum"),
+    "linear": (("input", "weight", "bias"), "F.linear aten.linear"),
+    "baddbmm": (("input", "batch1", "batch2"), "baddbmm"),
+    "matmul": (_BINARY, "matmul bmm operator.matmul aten.einsum"),
+    "softmax": (_DIM_DTYPE, "softmax F.softmax special.softmax aten._softmax aten.special_softmax"),
+    "safe_softmax": (_DIM_DTYPE, "_safe_softmax"),
+    "log_softmax": (
+        _DIM_DTYPE,
+        "log_softmax F.log_softmax special.log_softmax aten._log_softmax aten.special_log_softmax",
     ),
-    "or": (
-        _BINARY,
-        "logical_or logical_or_ bitwise_or bitwise_or_ __or__ __ior__",
-        (operator.or_, operator.ior),
-    ),
+    "cross_entropy": (_INPUT, "F.cross_entropy aten.cross_entropy_loss"),
+    "nll_loss": (_INPUT, "F.nll_loss aten.nll_loss aten.nll_loss_nd"),
+    "one_hot": (("input", "num_classes"), "F.one_hot aten.one_hot"),
+    "layer_norm": (_LAYER_NORM, "layer_norm F.layer_norm"),
+    "native_layer_norm": (_LAYER_NORM, "native_layer_norm"),
+    "group_norm": (_GROUP_NORM, "group_norm F.group_norm"),
+    "rms_norm": (("input", "normalized_shape", "weight", "eps"), "rms_norm F.rms_norm"),
+    "fused_rms_norm": (_INPUT, "aten._fused_rms_norm"),
+    "dropout": (("input", "p", "train"), "dropout F.dropout"),
+    "masked_fill": (("input", "mask", "value"), "masked_fill masked_fill_"),
+    "pad": (("input", "pad", "mode", "value"), "F.pad _nn.pad aten.pad aten.constant_pad_nd"),
+    "where": (("input", "condition", "other"), "where"),
+    "item": (("input", "index"), "operator.getitem"),
+    "index": (_INPUT, "aten.index"),
+    "slice": (_INPUT, "aten.slice"),
+    "stack": (("tensors", "dim"), "stack"),
+    "cat": (("tensors", "dim"), "cat"),
+    "reshape": (("input", "shape"), "view reshape aten._unsafe_view"),
+    "same": (_INPUT, "contiguous clone alias"),
+    "unsqueeze": (("input", "dim"), "unsqueeze unsqueeze_"),
+    "squeeze": (("input", "dim"), "squeeze squeeze_"),
+    "permute": (("input", "dims"), "permute"),
+    "transpose": (("input", "dim0", "dim1"), "transpose swapaxes swapdims"),
+    "movedim": (("input", "source", "destination"), "movedim moveaxis"),
+    "expand": (("input", "shape"), "expand expand_as broadcast_to"),
+    "abs": (_INPUT, "abs operator.abs"),
+    "relu": (_INPUT, "relu relu_ F.relu"),
+    "addcmul": (("input", "tensor1", "tensor2"), "addcmul addcmul_"),
+    "nan_to_num": (("input", "nan", "posinf", "neginf"), "nan_to_num nan_to_num_"),
+    **{name: (_INPUT, name) for name in ("isfinite", "isinf", "isneginf", "isnan")},
+    "floordiv": (_BINARY, "floor_divide operator.floordiv"),
+    "cumsum": (("input", "dim", "dtype"), "cumsum"),
+    "diff": (("input", "n", "dim", "prepend", "append"), "diff"),
+    "bucketize": (("input", "boundaries"), "bucketize aten.searchsorted"),
+    "repeat_interleave": (("input", "repeats", "dim"), "repeat_interleave"),
+    "tril": (("input", "diagonal"), "tril"),
+    "triu": (("input", "diagonal"), "triu"),
+    "arange": (("start", "end", "step"), "arange"),
+    "full": (("input", "fill_value"), "full full_like aten.new_full"),
+    "zeros": (_INPUT, "zeros zeros_like aten.new_zeros"),
+    "ones": (_INPUT, "ones ones_like aten.new_ones"),
     **{
-        name: (_BINARY, name, (getattr(operator, name),))
-        for name in ("lt", "le", "gt", "ge", "eq", "ne")
+        name: (_BINARY, f"{names} __{name}__ __i{name}__ operator.{name}_ operator.i{name}")
+        for name, names in (
+            ("and", "logical_and logical_and_ bitwise_and bitwise_and_"),
+            ("or", "logical_or logical_or_ bitwise_or bitwise_or_"),
+        )
     },
+    **{name: (_BINARY, f"{name} operator.{name}") for name in ("lt", "le", "gt", "ge", "eq", "ne")},
+}
+_OWNERS = {"": torch, "torch": torch, "F": F, "operator": operator, "special": torch.special}
+_OWNERS |= {"linalg": torch.linalg, "_nn": torch._C._nn, "_autograd": _autograd}
+
+
+def _function(name: str) -> Any:
+    """Returns the function that a name of `_FAMILIES` stands for, or None if there is none."""
+    owner, _, attribute = name.rpartition(".")
+    has_none = name == attribute and name.endswith("_")
+    return None if has_none else getattr(_OWNERS.get(owner), attribute, None)
+
+
+def _parameters(function: Any, parameters: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names of a function's parameters, which are `parameters` if it is not written in
+    Python."""
+    is_python = inspect.isfunction(function)
+    return tuple(inspect.signature(function).parameters) if is_python else parameters
+
+
+# Function of torch -> (kind, positional parameters).
+FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
+    function: (kind, _parameters(function, parameters))
+    for kind, (parameters, names) in _FAMILIES.items()
+    for function in map(_function, names.split())
+    if function is not None
+}
+ATEN: dict[Any, str] = {
+    getattr(aten, name.removeprefix("aten.")): kind
+    for kind, (_, names) in _FAMILIES.items()
+    for name in names.split()
+    if "." not in name or name.startswith("aten.")
 }
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
-    method: (kind, parameters)
-    for kind, (parameters, methods, _) in _FAMILIES.items()
-    for method in methods.split()
+    name: (kind, parameters)
+    for kind, (parameters, names) in _FAMILIES.items()
+    for name in names.split()
+    if hasattr(torch.Tensor, name)
 }
-# torch.norm and torch.where have other parameters than the methods, and stay as they are above.
-FUNCTIONS = {
-    **{
-        getattr(torch, method): alias
-        for method, alias in METHODS.items()
-        if hasattr(torch, method) and not method.endswith("_")
-    },
-    **{
-        function: (kind, parameters)
-        for kind, (parameters, _, functions) in _FAMILIES.items()
-        for function in functions
-    },
-    **FUNCTIONS,
+# These have other parameters than the rest of their kind.
+FUNCTIONS |= {
+    torch._softmax: ("softmax", _HALF_TO_FLOAT),
+    torch._log_softmax: ("log_softmax", _HALF_TO_FLOAT),
+    torch.where: ("where", ("condition", "input", "other")),
+    torch.einsum: ("matmul", ("equation", "tensors")),  # ATen's schema has the same names
+    torch.searchsorted: ("bucketize", ("sorted_sequence", "input")),
+}
+# torch 2.10's Dynamo writes `x == y` as x.__eq__(y) and abs(x) as x.__abs__().
+METHODS |= {
+    f"__{function.__name__.strip('_')}__": alias
+    for function, alias in FUNCTIONS.items()
+    if getattr(function, "__module__", None) == "_operator"
 }
 METHODS["new_full"] = ("full", ("input", "shape", "fill_value"))
 METHODS |= {f"new_{kind}": (kind, ("input", "shape")) for kind in ("zeros", "ones")}
@@ -165,37 +174,6 @@ REVERSED = {torch.rsub, aten.rsub}
 #: Kinds whose last parameter may be passed as several arguments, as in x.view(2, 3) and
 #: torch.einsum("ij,jk->ik", x, y).
 VARIADIC = {"reshape", "permute", "expand", "zeros", "ones", "matmul"}
-#: Kind -> the names of the operators in ATen that are not also names of methods.
-_ATEN_NAMES = {
-    **{name: name for name in ("layer_norm", "native_layer_norm", "rms_norm", "group_norm")},
-    **{name: name for name in ("dropout", "stack", "arange", "cat", "slice", "index")},
-    **{name: name for name in ("var_mean", "std_mean", "linalg_norm")},
-    **{name: f"{name} {name}_like" for name in ("full", "zeros", "ones")},
-    "softmax": "special_softmax _softmax",
-    "safe_softmax": "_safe_softmax",
-    "log_softmax": "special_log_softmax _log_softmax",
-    "fused_rms_norm": "_fused_rms_norm",
-    "logsumexp": "special_logsumexp",
-    "cross_entropy": "cross_entropy_loss",
-    "nll_loss": "nll_loss nll_loss_nd",
-    "one_hot": "one_hot",
-    "linear": "linear",
-    "norm": "linalg_vector_norm",
-    "matmul": "einsum",
-    "reshape": "_unsafe_view",
-    "pad": "pad constant_pad_nd",
-    "bucketize": "bucketize searchsorted",
-}
-ATEN: dict[Any, str] = {
-    getattr(aten, name): kind for kind, names in _ATEN_NAMES.items() for name in names.split()
-} | {getattr(aten, method): kind for method, (kind, _) in METHODS.items()}
-# torch 2.10's Dynamo writes `x == y` as x.__eq__(y) and abs(x) as x.__abs__(). ATen has no such
-# operators, so that these names are added only after ATEN was made from METHODS.
-METHODS |= {
-    f"__{function.__name__.strip('_')}__": alias
-    for function, alias in FUNCTIONS.items()
-    if getattr(function, "__module__", None) == "_operator"
-}
 
 #: The methods and ATen operators that may be casts. A call of `to` may also move a tensor.
 CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "bool", "int", "long"}
