@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, TypeVar
 
 import torch
@@ -194,15 +194,10 @@ def permutation(node: Any) -> tuple[int, ...] | None:
     dims = [each for each in argument_dims if each is not None]
     if len(dims) < len(argument_dims):
         return None
-    if call.kind == "permute":
-        return dims[0]
-    first, second = dims
-    # Dimension of the result -> that of the input. A transposition moves both ways.
-    places = dict(zip(second, first, strict=True))
-    if call.kind == "transpose":
-        places |= dict(zip(first, second, strict=True))
-    remaining = (dim for dim in range(rank) if dim not in places.values())
-    return tuple(places[dim] if dim in places else next(remaining) for dim in range(rank))
+    # Each dimension of this tensor has its own index as its size.
+    indices = torch.empty(tuple(range(rank)), device="meta")
+    arguments = chain(*dims) if call.kind == "transpose" else dims
+    return tuple(getattr(torch, call.kind)(indices, *arguments).shape)
 
 
 def _known_dims(argument: Any, rank: int) -> tuple[int, ...] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,19 +73,13 @@ def _is_in_place(node: Node) -> bool:
 
 
 def _argument(node: Node, name: str) -> Any:
-    """Returns the argument of a call with that name, or None if the call does not have it."""
-    position = _position(node.target, name) if node.op == "call_function" else None
-    if position is not None and position < len(node.args):
-        return node.args[position]
-    return node.kwargs.get(name)
+    """Returns the argument of a call with that name, or None if the call does not have it. Dynamo
+    passes `inplace` by position, and torch.norm and F.normalize take `out` by position too.
+    Functions in C++ take `out` by name alone."""
+    module = getattr(node.target, "__module__", None)
+    if node.op != "call_function" or module not in ("torch.nn.functional", "torch.functional"):
+        return node.kwargs.get(name)
+    return _signature(node.target).bind_partial(*node.args, **node.kwargs).arguments.get(name)
 
 
-@functools.cache
-def _position(function: Callable[..., Any], name: str) -> int | None:
-    """Returns the position of a parameter in a Python function of torch, else None. Names alone do
-    not suffice, because Dynamo passes `inplace` by position, and because torch.norm and F.normalize
-    take `out` by position too. Functions in C++ take `out` by name alone."""
-    if getattr(function, "__module__", "") not in ("torch.nn.functional", "torch.functional"):
-        return None
-    parameters = list(inspect.signature(function).parameters)
-    return parameters.index(name) if name in parameters else None
+_signature = functools.cache(inspect.signature)
