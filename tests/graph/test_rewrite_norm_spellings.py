@@ -437,6 +437,7 @@ LOOK_ALIKES = {
         x[:5, :5].mean(-1), x[:5, :5].var(-1, unbiased=False), x[:5, :5]
     ),
     "mean of another tensor": lambda x: _divided(_mean(x.cos()), _variance(x), x),
+    "inverse of a mean": lambda x: _divided(N / x.sum(-1, keepdim=True), _variance(x), x),
     "variance of another tensor": lambda x: _divided(_mean(x), _variance(x.cos()), x),
     "cube of the centred": lambda x: _divided(_mean(x), _mean(centred(x).abs().pow(3)), x),
     "scaled eps of a variance": lambda x: (

@@ -7,7 +7,7 @@ from typing import Any
 from torch.fx import Node
 
 from fusedops.graph.analysis.calls import as_call, kind_of
-from fusedops.graph.analysis.steps import call_of, is_number, tensor_and_number
+from fusedops.graph.analysis.steps import call_of, is_number, scaling
 from fusedops.graph.analysis.values import value
 
 #: The kinds of calls that change only shapes and strides. "same" is contiguous, clone or alias.
@@ -49,9 +49,8 @@ def _source(node: Node) -> Any:
     call = call_of(node) if kind in ("mul", "div") else None
     if call is None:
         return None
-    tensor, factor = tensor_and_number(call)
-    is_quotient_of_number = kind == "div" and tensor is not call.input
-    return tensor if is_number(factor) and not is_quotient_of_number else None
+    tensor, factor = scaling(call)
+    return tensor if is_number(factor) else None
 
 
 def feeds_products(node: Node) -> bool:

@@ -84,6 +84,19 @@ def tensor_and_number(call: Call) -> tuple[Any, Any]:
     return (other, first) if is_number(first) and not is_number(other) else (first, other)
 
 
+def scaling(call: Call) -> tuple[Any, Any]:
+    """Returns the tensor and the number of a product of the two, or of a quotient of the first by
+    the second. Other calls than "mul" and "div" have no such operands."""
+    return tensor_and_number(call) if call.kind == "mul" else call.operands
+
+
+def factor_of(call: Call) -> float | None:
+    """Returns the number by which a call multiplies the tensor that `scaling` finds, or None if it
+    is not known, or is 0."""
+    factor = known_number(scaling(call)[1])
+    return factor if call.kind == "mul" or not factor else 1 / factor
+
+
 def known_number(argument: Any) -> float | None:
     """Returns an operand as a float if `is_number` accepts it, else None. Reading a symbol makes it
     a constant of the compiled graph."""

@@ -24,6 +24,7 @@ from fusedops.graph.analysis.steps import (
     before_view_chain,
     call_of,
     difference,
+    factor_of,
     has_keepdim_shape,
     has_shape,
     is_number,
@@ -34,6 +35,7 @@ from fusedops.graph.analysis.steps import (
     reduced_dims,
     same_shape,
     same_value,
+    scaling,
     tensor_and_number,
 )
 from fusedops.graph.analysis.values import constant, value
@@ -231,17 +233,12 @@ def before_views(input: Node, dims: tuple[int, ...]) -> tuple[Node, tuple[int, .
 def _sum_over_size(node: Any) -> Call | None:
     """Returns the sum in sum(x, dims) / N or sum(x, dims) * (1 / N), if a row has N elements."""
     call = call_of(node, "div", "mul")
-    summed, factor = tensor_and_number(call) if call else (None, None)
-    total = call_of(before_view_chain(summed), "sum")
+    total = call_of(before_view_chain(scaling(call)[0]), "sum") if call else None
     dims = reduced_dims(total, value(total.input)) if total else None
     if call is None or total is None or dims is None:
         return None
-    count = known_count(value(total.input), dims)
-    number = known_number(factor)
-    if count is None or not number:
-        return None
-    columns = number if call.kind == "div" else 1 / number
-    return total if math.isclose(columns, count) else None
+    count, factor = known_count(value(total.input), dims), factor_of(call)
+    return total if count and factor and math.isclose(factor, 1 / count) else None
 
 
 def base_of_square(node: Any) -> Node | None:

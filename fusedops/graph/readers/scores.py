@@ -27,11 +27,12 @@ from fusedops.graph.analysis.steps import (
     broadcasts,
     call_of,
     cast_chain,
+    factor_of,
     is_number,
     is_widening,
-    known_number,
     number,
     same_shape,
+    scaling,
     tensor_and_number,
 )
 from fusedops.graph.analysis.values import constant, rounded, value
@@ -148,11 +149,10 @@ def _through_cast(scores: Scores, call: Call) -> Scores | None:
 def _through_factor(scores: Scores, call: Call) -> Scores | None:
     """Includes a product with a number, or a quotient by one. Returns None for others, or if the
     number or the product of all factors is infinite, NaN or 0."""
-    input, operand = tensor_and_number(call) if call.kind == "mul" else call.operands
-    factor = known_number(operand)
+    input, factor = scaling(call)[0], factor_of(call)
     if not isinstance(input, Node) or not factor or not math.isfinite(factor):
         return None
-    scale = scores.scale * (factor if call.kind == "mul" else 1 / factor)
+    scale = scores.scale * factor
     # The op rounds the scale to the precision of its sums. There it must neither overflow nor
     # become 0, since an infinite scale times a score of 0, and 0 times an infinite score, are NaN.
     precision = torch.promote_types(value(input).dtype, torch.float32)
@@ -394,12 +394,8 @@ def _is_floating(node: Node) -> bool:
 
 def _factor(call: Call) -> float:
     """Returns the positive number by which a call multiplies its input; 1 for other calls."""
-    if call.kind not in ("mul", "div"):
-        return 1.0
-    factor = known_number(tensor_and_number(call)[1])
-    if factor is None or not 0 < factor < math.inf:
-        return 1.0
-    return factor if call.kind == "mul" else 1 / factor
+    factor = factor_of(call) if call.kind in ("mul", "div") else None
+    return factor if factor is not None and 0 < factor < math.inf else 1.0
 
 
 def _absorbs_scores(sum: Node, fill: float) -> bool:
