@@ -129,10 +129,9 @@ def _attribute_call(node: Node) -> Call | None:
     input, name = node.args[:2]
     if name == "data":
         return Call("detach", "detach", node, {"input": input})
-    index = {"values": 0, "indices": 1}.get(str(name))
-    return (
-        Call("item", "item", node, {"input": input, "index": index}) if index is not None else None
-    )
+    if name in ("values", "indices"):
+        return Call("item", "item", node, {"input": input, "index": int(name == "indices")})
+    return None
 
 
 def _cast_call(node: Node) -> Call | None:

@@ -65,12 +65,6 @@ def _mode_switch(node: Node) -> str | None:
     return aliases.MODE_SWITCHES.get(node.target) if node.op == "call_function" else None
 
 
-def _has_mode_switches(graph: Graph) -> bool:
-    return any(
-        graph.find_nodes(op="call_function", target=target) for target in aliases.MODE_SWITCHES
-    )
-
-
 def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     """Returns the modes after `node`, which switches a mode. `before` maps this switch and each
     earlier one to the modes before it: an exit restores the modes from before the call that entered
@@ -144,7 +138,7 @@ def are_alike(call: Node, other: Node) -> bool:
 @contextmanager
 def barriers(graph: Graph) -> Iterator[None]:
     """Inserts barriers into `graph` for the duration of the context."""
-    inserted = _insert_barriers(graph) if _has_mode_switches(graph) else []
+    inserted = _insert_barriers(graph) if any(map(_mode_switch, graph.nodes)) else []
     try:
         yield
     finally:
@@ -200,8 +194,7 @@ def _insert_barrier(node: Node, users: set[Node]) -> Node:
     with node.graph.inserting_after(node):
         barrier = node.graph.call_function(_barrier, (node,))
     annotate(barrier, value(node), like=node)
-    for user in users:
-        user.replace_input_with(node, barrier)
+    node.replace_all_uses_with(barrier, delete_user_cb=users.__contains__)
     return barrier
 
 

@@ -134,9 +134,7 @@ def _writers_between(first: Node, last: Node) -> list[Node]:
 
 def is_written_after(node: Node, place: Node, ours: set[Node]) -> bool:
     """Returns whether a call after `place` that is not in `ours` writes into a node's memory."""
-    writers = (writer for writer in reversed(writers_of(node)) if writer not in ours)
-    last = next(writers, None)
-    return last is not None and place < last
+    return any(place < writer for writer in writers_of(node) if writer not in ours)
 
 
 def writers_of(node: Node) -> list[Node]:

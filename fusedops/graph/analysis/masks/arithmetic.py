@@ -22,7 +22,6 @@ from fusedops.graph.analysis.masks.interpreter import (
     Quotient,
     Step,
     as_affine,
-    is_selectable,
 )
 from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
@@ -31,6 +30,7 @@ from fusedops.graph.analysis.masks.positions import (
     Bound,
     TwoValued,
     elementwise,
+    is_selectable,
 )
 from fusedops.graph.analysis.steps import call_of, number, reduced_dims, same_shape
 from fusedops.graph.analysis.values import value

@@ -21,7 +21,6 @@ from fusedops.graph.analysis.masks.interpreter import (
     Magnitude,
     Quotient,
     Step,
-    is_selectable,
 )
 from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
@@ -41,6 +40,7 @@ from fusedops.graph.analysis.masks.positions import (
     column_of_zero,
     elementwise,
     inverse,
+    is_selectable,
 )
 from fusedops.graph.analysis.masks.views import Pick, pick_of
 from fusedops.graph.analysis.steps import upstream
@@ -152,7 +152,7 @@ def _with_known_column(equal: BoolTensor, x: Known | None, y: Known | None) -> B
     since the quotients are equal there too."""
     if not isinstance(x, Quotient) or not isinstance(y, Quotient) or x.divisor != y.divisor:
         return equal
-    column = column_of_zero(x.dividend - y.dividend)
+    column = column_of_zero(x.affine - y.affine)
     bounds = [part for part in equal.when_true or () if isinstance(part, Bound)]
     return replace(equal, when_true=tuple(replace(bound, known_column=column) for bound in bounds))
 
@@ -163,11 +163,11 @@ def _at_most(x: Any, y: Any) -> Logical | None:
     if isinstance(x, Affine) and isinstance(y, Affine):
         return at_most_zero(x - y)
     if isinstance(x, Quotient) and isinstance(y, Affine):  # a // n <= y means a <= y * n + n - 1
-        return at_most_zero(x.dividend - y * x.divisor + (1 - x.divisor))
+        return at_most_zero(x.affine - y * x.divisor + (1 - x.divisor))
     if isinstance(x, Affine) and isinstance(y, Quotient):  # x <= b // n means x * n <= b
-        return at_most_zero(x * y.divisor - y.dividend)
+        return at_most_zero(x * y.divisor - y.affine)
     if isinstance(x, Magnitude) and isinstance(y, Affine):  # |s| <= y means s <= y and -s <= y
-        return _all_of(at_most_zero(x.signed - y), at_most_zero(-x.signed - y))
+        return _all_of(at_most_zero(x.affine - y), at_most_zero(-x.affine - y))
     if isinstance(x, Affine) and isinstance(y, Magnitude):  # x <= |s| means not (|s| <= x - 1)
         smaller = _at_most(y, x - 1)
         return None if smaller is None else inverse(smaller)

@@ -4,8 +4,8 @@ follows what is known of its result."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -15,7 +15,6 @@ from fusedops.graph.analysis.masks.positions import (
     Affine,
     BoolTensor,
     Number,
-    Selectable,
     TwoValued,
     two_valued,
     without_short_dims,
@@ -33,9 +32,9 @@ INTEGERS = (torch.int64, torch.int32)
 
 @dataclass(frozen=True)
 class Quotient:
-    """dividend // divisor, where the divisor is above 0."""
+    """affine // divisor, where the divisor is above 0."""
 
-    dividend: Affine
+    affine: Affine
     divisor: int
 
 
@@ -43,7 +42,7 @@ class Quotient:
 class Magnitude:
     """The absolute value of a number."""
 
-    signed: Affine
+    affine: Affine
 
 
 @dataclass(frozen=True)
@@ -134,11 +133,6 @@ def as_affine(operand: Known | None) -> Known | None:
     return Affine(operand) if type(operand) is int else operand
 
 
-def is_selectable(operand: Known | None) -> TypeGuard[Selectable]:
-    """Returns whether an operand is known to have at most two values."""
-    return isinstance(operand, (int, float, BoolTensor, TwoValued))
-
-
 def _unknown(node: Node) -> Known | None:
     """Describes a tensor of which nothing is known by the tensor itself: a bool tensor as a `Leaf`,
     an integer tensor as a term of an `Affine`. Returns None for other nodes."""
@@ -179,10 +173,8 @@ def changed(
     None."""
     if isinstance(operand, Affine):
         return change(operand)
-    inner = change(operand.dividend if isinstance(operand, Quotient) else operand.signed)
-    if inner is None:
-        return None
-    return Quotient(inner, operand.divisor) if isinstance(operand, Quotient) else Magnitude(inner)
+    inner = change(operand.affine)
+    return None if inner is None else replace(operand, affine=inner)
 
 
 Step = Callable[[Interpreter, Call], Known | None]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -19,7 +18,6 @@ from fusedops.graph.analysis.masks.interpreter import (
     Known,
     Step,
     as_affine,
-    is_selectable,
 )
 from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
@@ -32,6 +30,7 @@ from fusedops.graph.analysis.masks.positions import (
     either,
     elementwise,
     inverse,
+    is_selectable,
     selected,
     without_short_dims,
 )
@@ -64,16 +63,7 @@ def _negation(reader: Interpreter, call: Call) -> Known | None:
 
 def _selection(reader: Interpreter, call: Call) -> Known | None:
     """Interprets where and masked_fill."""
-    return _selected(*map(reader.read, selection(call) or (None,) * 3))
-
-
-def _selected(condition: Any, yes: Any, no: Any) -> Known | None:
-    """Returns torch.where(condition, yes, no), or None if not enough is known of an operand."""
-    if not isinstance(condition, (BoolTensor, bool)) or not (
-        is_selectable(yes) and is_selectable(no)
-    ):
-        return None
-    return selected(condition, yes, no)
+    return selected(*map(reader.read, selection(call) or (None,) * 3))
 
 
 def _triangle(sign: int) -> Step:
@@ -87,7 +77,7 @@ def _triangle(sign: int) -> Step:
         # tril keeps the columns with column - row <= diagonal, triu those with >=.
         index = without_short_dims(Affine(steps={COLUMNS: 1, ROWS: -1}), value(call.node).shape)
         distance = index - diagonal
-        return _selected(at_most_zero(distance * sign), input, 0)
+        return selected(at_most_zero(distance * sign), input, 0)
 
     return step
 

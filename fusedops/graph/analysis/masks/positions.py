@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch.fx import Node
@@ -338,9 +338,17 @@ def _elementwise_pair(
     return None
 
 
-def selected(condition: Logical, yes: Selectable, no: Selectable) -> Selectable | None:
-    """Returns torch.where(condition, yes, no), or None if neither `yes` nor `no` is a number, or if
-    the result has more than two values."""
+def is_selectable(operand: Any) -> TypeGuard[Selectable]:
+    """Returns whether an operand is known to have at most two values."""
+    return isinstance(operand, (int, float, BoolTensor, TwoValued))
+
+
+def selected(condition: Any, yes: Any, no: Any) -> Selectable | None:
+    """Returns torch.where(condition, yes, no), or None if not enough is known of an operand, if
+    neither `yes` nor `no` is a number, or if the result has more than two values."""
+    is_known = isinstance(condition, (BoolTensor, bool))
+    if not is_known or not is_selectable(yes) or not is_selectable(no):
+        return None
     if isinstance(condition, bool):
         return yes if condition else no
     if not isinstance(no, (int, float)):
