@@ -26,10 +26,11 @@ from fusedops.graph.analysis.masks.interpreter import (
 from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
     Affine,
-    BoolTensor,
     Bound,
     TwoValued,
+    conditions_of,
     elementwise,
+    is_logical,
     is_selectable,
 )
 from fusedops.graph.analysis.steps import call_of, number, reduced_dims, same_shape
@@ -91,8 +92,7 @@ def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
     dim = dim % tensor.dim() - tensor.dim()
     if isinstance(added, int):
         return Affine(int(added), {dim: int(added)}) if added else 0
-    least = min(added.yes, added.no) if isinstance(added, TwoValued) else 0
-    if not isinstance(added, (BoolTensor, TwoValued)) or least < 0:
+    if not isinstance(added, TwoValued) or min(added.conditions) < 0:
         return None
     return Ascending(call.node, dim, _without_jumps(call) if dim == COLUMNS else None)
 
@@ -146,7 +146,7 @@ def _count_reached(reader: Interpreter, call: Call) -> Known | None:
     """Interprets (columns >= limits[:, None]).sum(0), which counts the limits that each column has
     reached. This count ascends from column to column."""
     reached = reader.read(call.input)
-    parts = reached.when_true if isinstance(reached, BoolTensor) else None
+    parts = conditions_of(reached).get(True) if is_logical(reached) else None
     dims = reduced_dims(call, value(call.input))
     rank = value(call.input).dim()
     if not parts or not dims or rank - 1 in dims or value(call.node).dtype not in INTEGERS:

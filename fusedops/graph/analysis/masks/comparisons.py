@@ -26,20 +26,16 @@ from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
     ROWS,
     Affine,
-    BoolTensor,
     Bound,
-    Condition,
     Document,
     Leaf,
-    Logical,
     Search,
     Selectable,
+    TwoValued,
     Within,
     at_most_zero,
-    both,
     column_of_zero,
     elementwise,
-    inverse,
     is_selectable,
 )
 from fusedops.graph.analysis.masks.views import Pick, pick_of
@@ -69,9 +65,9 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
     kind = _MIRRORED.get(call.kind, call.kind)
     if kind in ("eq", "ne"):
         equal = _equal(reader, x, y)
-        if isinstance(equal, BoolTensor):
+        if isinstance(equal, TwoValued):
             equal = _with_known_column(equal, *reader.operands(call))
-        return inverse(equal) if equal is not None and kind == "ne" else equal
+        return elementwise(operator.not_, equal) if equal is not None and kind == "ne" else equal
     ordered = _ordered(kind, x, y)
     if ordered is not None:
         return ordered
@@ -92,7 +88,7 @@ def _as_compared(operand: Selectable, argument: Any, other: Any) -> Selectable:
     return operand
 
 
-def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
+def _ordered(kind: str, x: Any, y: Any) -> Selectable | None:
     """Returns where x <= y (`kind` is "le") or x < y ("lt"), or None if that is not known. For
     integers, x < y is x <= y - 1 or x + 1 <= y."""
     if kind == "le":
@@ -104,7 +100,7 @@ def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
 
 def _ordered_in_document(
     reader: Interpreter, kind: str, difference: Affine, node: Node
-) -> BoolTensor | None:
+) -> TwoValued | None:
     """Returns where `difference` <= 0 (`kind` is "le") or `difference` < 0 ("lt"), if it contains
     the position of a column in its document minus the position of a row, or the reverse, as in
     position_ids[:, None, :] <= position_ids[:, :, None]; else None. `node` is the comparison that
@@ -122,7 +118,7 @@ def _ordered_in_document(
     # Within a document of a packed sequence, positions rise by one from column to column, so that
     # the difference of two positions is the difference of their indices.
     ordered = _ordered(kind, difference - numbers + document.difference * step, Affine())
-    return _within(document, ordered, node) if isinstance(ordered, BoolTensor) else None
+    return _within(document, ordered, node) if isinstance(ordered, TwoValued) else None
 
 
 def _document(rows: Pick, columns: Pick) -> Document | None:
@@ -133,31 +129,32 @@ def _document(rows: Pick, columns: Pick) -> Document | None:
     return Document(rows.source, rows.places, columns.places) if same and rows.places else None
 
 
-def _within(document: Document, ordered: BoolTensor, node: Node) -> BoolTensor:
+def _within(document: Document, ordered: TwoValued, node: Node) -> TwoValued:
     """Returns `ordered`, which says where `node` is True, with every bound limited to `document`. A
     limited bound holds only for columns of the row's own document. In a mask that does not hide the
     other documents, the tensor `node` itself takes the place of the bounds."""
 
-    def limited(condition: Condition | None, fallback: Leaf) -> Condition | None:
+    limited = {}
+    for holds, condition in ordered.conditions.items():
         bounds = [part for part in condition or () if isinstance(part, Bound)]
-        return tuple(Within(document, bound, fallback) for bound in bounds) or None
+        fallback = Leaf(node, negated=not holds)
+        limited[holds] = tuple(Within(document, bound, fallback) for bound in bounds) or None
+    return TwoValued(limited)
 
-    leaves = Leaf(node), Leaf(node, negated=True)
-    return BoolTensor(limited(ordered.when_true, leaves[0]), limited(ordered.when_false, leaves[1]))
 
-
-def _with_known_column(equal: BoolTensor, x: Known | None, y: Known | None) -> BoolTensor:
+def _with_known_column(equal: TwoValued, x: Known | None, y: Known | None) -> TwoValued:
     """Returns `equal`, the condition x == y, with the `known_column` of its bounds set if x and y
     are quotients with the same divisor. This column is the one in which the dividends are equal,
     since the quotients are equal there too."""
     if not isinstance(x, Quotient) or not isinstance(y, Quotient) or x.divisor != y.divisor:
         return equal
     column = column_of_zero(x.affine - y.affine)
-    bounds = [part for part in equal.when_true or () if isinstance(part, Bound)]
-    return replace(equal, when_true=tuple(replace(bound, known_column=column) for bound in bounds))
+    bounds = [part for part in equal.conditions[True] or () if isinstance(part, Bound)]
+    known = tuple(replace(bound, known_column=column) for bound in bounds)
+    return TwoValued({**equal.conditions, True: known})
 
 
-def _at_most(x: Any, y: Any) -> Logical | None:
+def _at_most(x: Any, y: Any) -> Selectable | None:
     """Returns where x <= y, if that is in one interval of each row's columns, or outside of one;
     else None."""
     if isinstance(x, Affine) and isinstance(y, Affine):
@@ -170,11 +167,11 @@ def _at_most(x: Any, y: Any) -> Logical | None:
         return _all_of(at_most_zero(x.affine - y), at_most_zero(-x.affine - y))
     if isinstance(x, Affine) and isinstance(y, Magnitude):  # x <= |s| means not (|s| <= x - 1)
         smaller = _at_most(y, x - 1)
-        return None if smaller is None else inverse(smaller)
+        return None if smaller is None else elementwise(operator.not_, smaller)
     return None
 
 
-def _equal(reader: Interpreter, x: Any, y: Any) -> Logical | None:
+def _equal(reader: Interpreter, x: Any, y: Any) -> Selectable | None:
     """Returns where x == y, or None if that is not known. If one of the two ascends along the
     columns, searchsorted finds the columns; otherwise x == y is read as x <= y and y <= x. |s| == y
     is not known, because it holds in two columns, which are no interval."""
@@ -186,7 +183,7 @@ def _equal(reader: Interpreter, x: Any, y: Any) -> Logical | None:
     return _all_of(_at_most(x, y), _at_most(y, x))
 
 
-def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> BoolTensor | None:
+def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> TwoValued | None:
     """Returns where the ascending `keys` equal the row's number, which is between two bounds that
     searchsorted finds. Returns None unless searchsorted accepts both tensors, and none of the
     tensors that they depend on is written before it is read."""
@@ -204,8 +201,9 @@ def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> Bool
         Bound(end, is_start=False, known_column=column),
     )
     if document is None or keys.numbers is None:
-        return BoolTensor(bounds, when_false=None)
-    return BoolTensor((*bounds, replace(document, numbers=keys.numbers)), when_false=None)
+        return TwoValued({True: bounds, False: None})
+    documents = replace(document, numbers=keys.numbers)
+    return TwoValued({True: (*bounds, documents), False: None})
 
 
 def _can_search(keys: Node, rows: Node) -> bool:
@@ -220,8 +218,8 @@ def _can_search(keys: Node, rows: Node) -> bool:
     return one_row and are_equal(sorted_keys.shape[:-2], numbers.shape[:-2])
 
 
-def _all_of(a: Logical | None, b: Logical | None) -> Logical | None:
-    return None if a is None or b is None else both(a, b)
+def _all_of(a: Selectable | None, b: Selectable | None) -> Selectable | None:
+    return None if a is None or b is None else elementwise(operator.and_, a, b)
 
 
 STEPS: dict[str, Step] = dict.fromkeys(_RELATIONS, _comparison)

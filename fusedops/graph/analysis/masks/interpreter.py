@@ -13,10 +13,10 @@ from torch.fx import Node
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks.positions import (
     Affine,
-    BoolTensor,
     Number,
     TwoValued,
-    two_valued,
+    elementwise,
+    is_selectable,
     without_short_dims,
 )
 from fusedops.graph.analysis.modes import is_barrier
@@ -59,7 +59,7 @@ class Ascending:
     numbers: Node | None = None
 
 
-Known = Number | BoolTensor | TwoValued | Affine | Quotient | Magnitude | Ascending
+Known = Number | TwoValued | Affine | Quotient | Magnitude | Ascending
 
 
 class Interpreter:
@@ -113,7 +113,7 @@ class Interpreter:
         constant, or a constant alone. An integer tensor with one number for each row therefore
         becomes a single term of an `Affine`, unless it has such a formula."""
         operand = as_affine(self.read(argument))
-        if not isinstance(argument, Node) or isinstance(operand, (BoolTensor, TwoValued, float)):
+        if not isinstance(argument, Node) or isinstance(operand, (TwoValued, float)):
             return operand
         tensor, term = value(argument), Affine(terms={argument: 1})
         if not isinstance(tensor, torch.Tensor) or tensor.dtype not in INTEGERS:
@@ -140,11 +140,11 @@ def _unknown(node: Node) -> Known | None:
     if not isinstance(tensor, torch.Tensor):
         return None
     if tensor.dtype == torch.bool:
-        return BoolTensor(None, None).with_leaf(node)
+        return TwoValued({True: None, False: None}).with_leaf(node)
     return Affine(terms={node: 1}) if tensor.dtype in INTEGERS else None
 
 
-def _fitted(result: Known, node: Node) -> Known:
+def _fitted(result: Known, node: Node) -> Known | None:
     """Returns what is known of `node`, if its call computes `result` before the conversion to the
     node's dtype. Steps along dimensions of size 1 are dropped, since the only index there is 0. In
     a bool result, `node` itself takes the place of conditions that are not known."""
@@ -152,18 +152,12 @@ def _fitted(result: Known, node: Node) -> Known:
     if isinstance(result, (Affine, Quotient, Magnitude)):
         long = changed(result, lambda affine: without_short_dims(affine, tensor.shape))
         return result if long is None else long
-    if isinstance(result, (int, float)):
-        return rounded(result, tensor.dtype)
-    if isinstance(result, BoolTensor):
-        is_bool = tensor.dtype == torch.bool
-        return result.with_leaf(node) if is_bool else TwoValued(result, yes=1, no=0)
-    if not isinstance(result, TwoValued):
+    if not is_selectable(result):
         return result
-    yes, no = (rounded(one, tensor.dtype) for one in (result.yes, result.no))
-    fitted = two_valued(result.truth, yes, no)
-    if tensor.dtype != torch.bool or not isinstance(fitted, TwoValued):
-        return fitted
-    return (fitted.truth if fitted.yes else fitted.truth.inverted).with_leaf(node)
+    fitted = elementwise(lambda number: rounded(number, tensor.dtype), result)
+    if isinstance(fitted, TwoValued) and tensor.dtype == torch.bool:
+        return fitted.with_leaf(node)
+    return fitted
 
 
 def changed(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -23,13 +24,9 @@ from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
     ROWS,
     Affine,
-    BoolTensor,
-    Logical,
     at_most_zero,
-    both,
-    either,
     elementwise,
-    inverse,
+    is_logical,
     is_selectable,
     selected,
     without_short_dims,
@@ -38,27 +35,22 @@ from fusedops.graph.analysis.selections import selection
 from fusedops.graph.analysis.values import value
 
 
-def _logic(connect: Callable[[Logical, Logical], Logical]) -> Step:
-    """Returns the function that interprets `and` or `or` of two bool tensors, where `connect` joins
-    what is known of the two."""
+def _logic(connect: Callable[[Any, Any], Any]) -> Step:
+    """Returns the function that interprets `and` or `or` (`connect`) of two bool tensors."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         a, b = reader.operands(call)
-        if not isinstance(a, (BoolTensor, bool)) or not isinstance(b, (BoolTensor, bool)):
-            return None
-        return connect(a, b)
+        return elementwise(connect, a, b) if is_logical(a) and is_logical(b) else None
 
     return step
 
 
 def _negation(reader: Interpreter, call: Call) -> Known | None:
-    """Interprets ~mask, or logical_not(x), which is x == 0."""
+    """Interprets ~mask and logical_not(x)."""
     operand = reader.read(call.input)
-    if isinstance(operand, (BoolTensor, bool)):
-        return inverse(operand)
     if not is_selectable(operand) or value(call.node).dtype != torch.bool:
         return None
-    return elementwise(operator.eq, operand, 0)
+    return elementwise(operator.not_, operand)
 
 
 def _selection(reader: Interpreter, call: Call) -> Known | None:
@@ -87,16 +79,14 @@ def _cast(reader: Interpreter, call: Call) -> Known | None:
     positions only between integer dtypes."""
     operand = reader.read(call.input)
     if is_selectable(operand):
-        if value(call.node).dtype == torch.bool and not isinstance(operand, BoolTensor):
-            return elementwise(operator.ne, operand, 0)
         return operand
     kept = {value(node).dtype for node in (call.input, call.node)} <= {*INTEGERS}
     return operand if kept and not isinstance(operand, Ascending) else None
 
 
 STEPS: dict[str, Step] = {
-    "and": _logic(both),
-    "or": _logic(either),
+    "and": _logic(operator.and_),
+    "or": _logic(operator.or_),
     "not": _negation,
     "where": _selection,
     "masked_fill": _selection,

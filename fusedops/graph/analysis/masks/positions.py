@@ -3,16 +3,18 @@ the conditions that follow from comparing them.
 
 A mask over the positions of queries and keys is a comparison of such integers: `keys <= queries`
 of two broadcast aranges is `j - i <= 0`, which says that row i sees the columns before i + 1. A
-`Bound` is such a comparison. A `BoolTensor` has the conditions that make a bool tensor True, and
-those that make it False: bounds, bool tensors of which nothing is known (`Leaf`), and conditions
-about the documents of a packed sequence (`Document`, `Within`). A `TwoValued` tensor is selected by
-a `BoolTensor`, as a mask that is added. Nothing is computed, so that sizes may be symbols.
+`Bound` is such a comparison. A `TwoValued` tensor, such as a bool tensor or a mask that is added,
+has the conditions under which its elements have each value: bounds, bool tensors of which nothing
+is known (`Leaf`), and conditions about the documents of a packed sequence (`Document`, `Within`).
+Nothing is computed, so that sizes may be symbols.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -188,53 +190,6 @@ Part = Bound | Leaf | Document | Within
 Condition = tuple[Part, ...]
 
 
-@dataclass(frozen=True)
-class BoolTensor:
-    """A bool tensor: True where every part of `when_true` holds, and False where every part of
-    `when_false` holds. A condition that is not known is None."""
-
-    when_true: Condition | None
-    when_false: Condition | None
-
-    @property
-    def inverted(self) -> BoolTensor:
-        return BoolTensor(self.when_false, self.when_true)
-
-    def with_leaf(self, node: Node) -> BoolTensor:
-        """Returns this tensor with `node`, which computes it, as a `Leaf` in place of each
-        condition that is not known."""
-        seen, hidden = self.when_true, self.when_false
-        return BoolTensor(
-            (Leaf(node),) if seen is None else seen,
-            (Leaf(node, negated=True),) if hidden is None else hidden,
-        )
-
-
-Logical = BoolTensor | bool
-
-
-def inverse(truth: Logical) -> Logical:
-    return not truth if isinstance(truth, bool) else truth.inverted
-
-
-def both(a: Logical, b: Logical) -> Logical:
-    """Returns "a and b". Its `when_false` is not known, because "not a or not b" is not a
-    conjunction of conditions, which is the only form that `BoolTensor` has."""
-    if isinstance(a, bool):
-        return b if a else False
-    if isinstance(b, bool):
-        return a if b else False
-    if a.when_true is None or b.when_true is None:
-        return BoolTensor(None, None)
-    new = (part for part in b.when_true if part not in (a.when_true or ()))
-    return BoolTensor((*a.when_true, *new), when_false=None)
-
-
-def either(a: Logical, b: Logical) -> Logical:
-    """Returns "a or b"."""
-    return inverse(both(inverse(a), inverse(b)))
-
-
 def column_of_zero(number: Affine) -> Affine | None:
     """Returns the column in which `number` is 0, if that column is the row's index plus a constant,
     or a constant alone; else None."""
@@ -257,7 +212,7 @@ def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
     return tuple(parts)
 
 
-def at_most_zero(affine: Affine) -> Logical | None:
+def at_most_zero(affine: Affine) -> bool | TwoValued | None:
     """Returns where affine <= 0 holds, if that is everywhere, nowhere, in each row's columns before
     a limit, or in those from a limit on. Returns None if none of these is known."""
     step = affine.steps.get(COLUMNS, 0)
@@ -269,7 +224,8 @@ def at_most_zero(affine: Affine) -> Logical | None:
     one_per_row = limit.is_index or not (limit.steps or limit.varies_over_columns)
     if abs(step) != 1 or not one_per_row:
         return None
-    return BoolTensor((Bound(limit, is_start=step < 0),), (Bound(limit, is_start=step > 0),))
+    is_start = step < 0
+    return TwoValued({True: (Bound(limit, is_start),), False: (Bound(limit, not is_start),)})
 
 
 def operands(parts: Iterable[Bound | Leaf]) -> Iterator[Node]:
@@ -279,87 +235,82 @@ def operands(parts: Iterable[Bound | Leaf]) -> Iterator[Node]:
             yield from (term.keys, term.rows) if isinstance(term, Search) else (term,)
 
 
-# --- tensors with two values, such as 0 and -inf --------------------------------------------------
+# --- tensors with two values, such as True and False, or 0 and -inf -------------------------------
 
 Number = int | float
 
 
 @dataclass(frozen=True)
 class TwoValued:
-    """A tensor with the value `yes` where `truth` is True, else `no`."""
+    """A tensor with two values.
 
-    truth: BoolTensor
-    yes: Number
-    no: Number
+    conditions: maps each value to the condition under which an element has it, namely that every
+        part of the condition holds; to None if that is not known.
+    """
 
-    @property
-    def swapped(self) -> TwoValued:
-        """The same tensor, described by the opposite of `truth`."""
-        return TwoValued(self.truth.inverted, self.no, self.yes)
+    conditions: Mapping[Number, Condition | None]
 
-
-Selectable = Number | BoolTensor | TwoValued
-
-
-def two_valued(truth: Logical, yes: Number, no: Number) -> Number | TwoValued:
-    """Returns torch.where(truth, yes, no), which is a number if only one of the values occurs."""
-    if isinstance(truth, bool):
-        return yes if truth else no
-    return TwoValued(truth, yes, no) if yes != no else yes
+    def with_leaf(self, node: Node) -> TwoValued:
+        """Returns this bool tensor with `node`, which computes it, as a `Leaf` in place of each
+        condition that is not known."""
+        conditions = dict(self.conditions)
+        for holds, condition in self.conditions.items():
+            if condition is None:
+                conditions[holds] = (Leaf(node, negated=not holds),)
+        return TwoValued(conditions)
 
 
-def elementwise(
-    compute: Callable[[Any, Any], Number], a: Selectable, b: Selectable
-) -> Number | TwoValued | None:
-    """Returns compute(a, b) for operands of at most two values. Returns None if both have two, and
-    fewer than three of the four pairs of values have the same result (see `_elementwise_pair`)."""
-    x, y = _as_two_valued(a), _as_two_valued(b)
-    if x is None and y is None:
-        return compute(a, b)
-    if x is not None and y is not None:
-        return _elementwise_pair(compute, x, y)
-    if x is not None:
-        return two_valued(x.truth, compute(x.yes, b), compute(x.no, b))
-    assert y is not None
-    return two_valued(y.truth, compute(a, y.yes), compute(a, y.no))
-
-
-def _elementwise_pair(
-    compute: Callable[[Any, Any], Number], a: TwoValued, b: TwoValued
-) -> Number | TwoValued | None:
-    """Returns compute(a, b), or None unless three of the four pairs of values have the same result.
-    If they do, the result has two values, and the fourth pair occurs exactly where two conditions
-    both hold."""
-    for x in (a, a.swapped):
-        for y in (b, b.swapped):
-            rest = {compute(x.yes, y.no), compute(x.no, y.yes), compute(x.no, y.no)}
-            if len(rest) == 1:
-                return two_valued(both(x.truth, y.truth), compute(x.yes, y.yes), rest.pop())
-    return None
+Selectable = Number | TwoValued
 
 
 def is_selectable(operand: Any) -> TypeGuard[Selectable]:
     """Returns whether an operand is known to have at most two values."""
-    return isinstance(operand, (int, float, BoolTensor, TwoValued))
+    return isinstance(operand, (int, float, TwoValued))
+
+
+def is_logical(operand: Any) -> TypeGuard[bool | TwoValued]:
+    """Returns whether an operand is known to be a bool tensor."""
+    return is_selectable(operand) and all(isinstance(each, bool) for each in conditions_of(operand))
+
+
+def conditions_of(operand: Selectable) -> Mapping[Number, Condition | None]:
+    """Returns the values of an operand, with the condition under which it has each of them."""
+    return operand.conditions if isinstance(operand, TwoValued) else {operand: ()}
+
+
+def elementwise(compute: Callable[..., Number], *operands: Selectable) -> Selectable | None:
+    """Returns `compute` of operands of at most two values. A result that a single combination of
+    their values has occurs exactly where the conditions of these values hold. Where a result occurs
+    that several combinations have is not known, because a `Condition` cannot say "or". Returns None
+    for more than two results, and if none is that of a single combination."""
+    found: dict[Number, list[Condition | None]] = defaultdict(list)
+    for combination in product(*(conditions_of(operand).items() for operand in operands)):
+        numbers, conditions = zip(*combination, strict=True)
+        found[compute(*numbers)].append(_conjunction(conditions))
+    if len(found) == 1:
+        return next(iter(found))
+    is_known = len(found) == 2 and any(len(conditions) == 1 for conditions in found.values())
+    cases = {result: each[0] if len(each) == 1 else None for result, each in found.items()}
+    return TwoValued(cases) if is_known else None
+
+
+def _conjunction(conditions: Iterable[Condition | None]) -> Condition | None:
+    """Returns the condition that all of these hold, or None if one of them is not known."""
+    parts: list[Part] = []
+    for condition in conditions:
+        if condition is None:
+            return None
+        parts += [part for part in condition if part not in parts]
+    return tuple(parts)
 
 
 def selected(condition: Any, yes: Any, no: Any) -> Selectable | None:
     """Returns torch.where(condition, yes, no), or None if not enough is known of an operand, if
     neither `yes` nor `no` is a number, or if the result has more than two values."""
-    is_known = isinstance(condition, (BoolTensor, bool))
-    if not is_known or not is_selectable(yes) or not is_selectable(no):
+    if not is_logical(condition) or not is_selectable(yes) or not is_selectable(no):
         return None
     if isinstance(condition, bool):
         return yes if condition else no
-    if not isinstance(no, (int, float)):
-        condition, yes, no = condition.inverted, no, yes
-    if not isinstance(no, (int, float)):
+    if isinstance(yes, TwoValued) and isinstance(no, TwoValued):
         return None
-    number = no
-    return elementwise(lambda here, taken: taken if here else number, condition, yes)
-
-
-def _as_two_valued(operand: Selectable) -> TwoValued | None:
-    if isinstance(operand, BoolTensor):
-        return TwoValued(operand, yes=True, no=False)
-    return operand if isinstance(operand, TwoValued) else None
+    return elementwise(lambda holds, a, b: a if holds else b, condition, yes, no)

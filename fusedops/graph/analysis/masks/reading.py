@@ -19,14 +19,13 @@ from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.masks import arithmetic, comparisons, logic, views
 from fusedops.graph.analysis.masks.interpreter import Interpreter
 from fusedops.graph.analysis.masks.positions import (
-    BoolTensor,
     Bound,
     Condition,
     Leaf,
-    Logical,
     Number,
     TwoValued,
-    inverse,
+    conditions_of,
+    is_logical,
     operands,
     resolved,
 )
@@ -63,9 +62,8 @@ def read_bool(mask: Node, hides: bool, reader: Node) -> Mask | None:
     """Returns what is known of a bool mask that the call `reader` uses, or None if nothing is. The
     mask is True for hidden columns if `hides`, else for visible ones."""
     result = Interpreter(_STEPS).read(mask)
-    if not isinstance(result, (BoolTensor, bool)):
-        return None
-    return _mask(mask, inverse(result) if hides else result, added=None, reader=reader)
+    visible = conditions_of(result).get(not hides) if is_logical(result) else None
+    return _mask(mask, visible, added=None, reader=reader)
 
 
 def read_added(addend: Node, reader: Node) -> Mask | None:
@@ -73,10 +71,10 @@ def read_added(addend: Node, reader: Node) -> Mask | None:
     columns and another number in hidden ones. Returns None if `addend` is not known to be such a
     mask."""
     result = Interpreter(_STEPS).read(addend)
-    if not isinstance(result, TwoValued) or 0 not in (result.yes, result.no):
+    if not isinstance(result, TwoValued) or is_logical(result) or 0 not in result.conditions:
         return None
-    visible = result if result.yes == 0 else result.swapped
-    return _mask(addend, visible.truth, visible.no, reader)
+    added = next(number for number in result.conditions if number != 0)
+    return _mask(addend, result.conditions[0], added, reader)
 
 
 def why_unknown(mask: Node) -> str:
@@ -90,18 +88,14 @@ def why_unknown(mask: Node) -> str:
     return "the mask is not known to leave each row one interval of columns"
 
 
-def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> Mask | None:
-    """Returns the mask that `node` computes, in which the columns are visible where `visible` is
-    True. Returns None if `visible` is True nowhere, is not known, or refers to `node` itself, or if
-    a call writes into the mask, or into a tensor that `visible` refers to, before `reader` reads
-    it."""
-    if isinstance(visible, bool):
-        condition: Condition | None = () if visible else None
-    else:
-        condition = visible.when_true
-    if condition is None:
+def _mask(node: Node, visible: Condition | None, added: Number | None, reader: Node) -> Mask | None:
+    """Returns the mask that `node` computes, in which the columns are visible where the condition
+    `visible` holds. Returns None if it is not known, or refers to `node` itself, or if a call
+    writes into the mask, or into a tensor that the condition refers to, before `reader` reads it.
+    """
+    if visible is None:
         return None
-    parts = resolved(condition)
+    parts = resolved(visible)
     read = set(operands(parts))
     if node in read:
         return None

@@ -15,7 +15,6 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks.interpreter import Ascending, Interpreter, Known, Step, changed
 from fusedops.graph.analysis.masks.positions import (
     Affine,
-    BoolTensor,
     Bound,
     Condition,
     Document,
@@ -217,18 +216,10 @@ def _view(reader: Interpreter, call: Call) -> Known | None:
     dim_map = dim_map_of(call)
     if operand is None or dim_map is None:
         return None
-    if isinstance(operand, BoolTensor):
-        return _bool_tensor_view(operand, dim_map, call)
     if isinstance(operand, TwoValued):
-        return replace(operand, truth=_bool_tensor_view(operand.truth, dim_map, call))
+        kept = {dim for dim in dim_map if dim_map[dim] == (dim, 0) and _keeps_size(call, dim)}
+        return TwoValued({each: _viewed(found, kept) for each, found in operand.conditions.items()})
     return changed(operand, lambda affine: _at(affine, places))
-
-
-def _bool_tensor_view(truth: BoolTensor, dim_map: DimMap, call: Call) -> BoolTensor:
-    """Returns a view of the bool tensor `truth`. One of its conditions is no longer known if the
-    view moves or cuts a dimension that the condition refers to."""
-    kept = {dim for dim in dim_map if dim_map[dim] == (dim, 0) and _keeps_size(call, dim)}
-    return BoolTensor(*(_viewed(each, kept) for each in (truth.when_true, truth.when_false)))
 
 
 def _keeps_size(call: Call, dim: int) -> bool:
@@ -240,8 +231,8 @@ def _keeps_size(call: Call, dim: int) -> bool:
 
 
 def _viewed(condition: Condition | None, kept: set[int]) -> Condition | None:
-    """Returns the condition, or None if it refers to a dimension that is not in `kept`, the
-    dimensions that the view leaves as they are."""
+    """Returns the condition of a view's elements. It is no longer known if it refers to a dimension
+    that the view moves or cuts, and that is therefore not in `kept`."""
     if condition is None:
         return None
     parts = [part.fallback if isinstance(part, Within) else part for part in condition]
