@@ -381,10 +381,14 @@ def _read_log_softmax(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | Non
             return None
         refusal = SEVERAL_DIMS if len(dims) > 1 else None
         return decomposed(SoftmaxChain("log_softmax", x, dims[0], (call.node,), refusal=refusal))
-    log_of_sum = _log_of_sum(subtracted)
-    if log_of_sum is not None and same_value(log_of_sum[0], x):
-        return _log_softmax(call, *log_of_sum, subtracted)
-    return _with_maximum_added(call, x, subtracted)
+    summands = call_of(subtracted, "add")
+    for logarithm, maximum in summands.orders if summands else ((subtracted, None),):
+        shifted, dim = _log_of_sum(logarithm) or (None, 0)
+        # The exponents are x - m if m is added to the logarithm, and else x itself.
+        parts = difference(shifted) if summands else (shifted, None)
+        if shifted and parts and same_value(parts[0], x) and same_value(parts[1], maximum):
+            return _log_softmax(call, shifted, dim, subtracted)
+    return None
 
 
 def _log_of_sum(node: Any) -> tuple[Node, int] | None:
@@ -394,18 +398,6 @@ def _log_of_sum(node: Any) -> tuple[Node, int] | None:
     exp = call_of(total.input, "exp") if total else None
     dims = reduced_dims(total, value(exp.node)) if exp and total else None
     return (exp.input, dims[0]) if exp and dims and len(dims) == 1 else None
-
-
-def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> SoftmaxChain | None:
-    """Returns the log_softmax of x in x - (m + log(sum(exp(x - m)))), where m is max(x), or
-    None."""
-    both = call_of(subtracted, "add")
-    for logarithm, maximum in both.orders if both else ():
-        log_of_sum = _log_of_sum(logarithm)
-        shifted = difference(log_of_sum[0]) if log_of_sum else None
-        if log_of_sum and shifted and same_value(shifted[0], x) and same_value(shifted[1], maximum):
-            return _log_softmax(call, *log_of_sum, subtracted)
-    return None
 
 
 def _log_softmax(call: Call, shifted: Node, dim: int, subtracted: Node) -> SoftmaxChain | None:
