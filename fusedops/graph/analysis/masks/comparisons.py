@@ -46,10 +46,6 @@ from fusedops.graph.analysis.values import are_equal, rounded, value
 _RELATIONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 
 
-#: Comparison -> the one to which it is equal with swapped operands: x > y is y < x.
-_MIRRORED = {"gt": "lt", "ge": "le"}
-
-
 def _comparison(reader: Interpreter, call: Call) -> Known | None:
     """Returns what is known of a comparison's result, or None. Numbers, and tensors whose elements
     take at most two different values, are compared value by value. A comparison of positions gives
@@ -60,21 +56,18 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
         first, other = map(value, call.operands)
         a, b = _as_compared(a, first, other), _as_compared(b, other, first)
         return elementwise(_RELATIONS[call.kind], a, b)
-    operands = call.orders[call.kind in _MIRRORED]
+    # Each order is x <= y or the opposite: a < b is not b <= a, and a > b is not a <= b.
+    operands, negated = call.orders[call.kind in ("ge", "lt")], call.kind in ("lt", "gt", "ne")
     x, y = map(reader.position, operands)
-    kind = _MIRRORED.get(call.kind, call.kind)
-    if kind in ("eq", "ne"):
-        equal = _equal(reader, x, y)
-        if isinstance(equal, TwoValued):
-            equal = _with_known_column(equal, *reader.operands(call))
-        return elementwise(operator.not_, equal) if equal is not None and kind == "ne" else equal
-    ordered = _ordered(kind, x, y)
-    if ordered is not None:
-        return ordered
-    first, other = map(reader.affine, operands)
-    if first is None or other is None:
-        return None
-    return _ordered_in_document(reader, kind, first - other, call.node)
+    if call.kind in ("eq", "ne"):
+        truth = _equal(reader, x, y)
+        if isinstance(truth, TwoValued):
+            truth = _with_known_column(truth, *reader.operands(call))
+    else:
+        truth = _at_most(x, y)
+        if truth is None:
+            truth = _ordered_in_document(reader, operands, negated, call.node)
+    return elementwise(operator.not_, truth) if truth is not None and negated else truth
 
 
 def _as_compared(operand: Selectable, argument: Any, other: Any) -> Selectable:
@@ -88,23 +81,17 @@ def _as_compared(operand: Selectable, argument: Any, other: Any) -> Selectable:
     return operand
 
 
-def _ordered(kind: str, x: Any, y: Any) -> Selectable | None:
-    """Returns where x <= y (`kind` is "le") or x < y ("lt"), or None if that is not known. For
-    integers, x < y is x <= y - 1 or x + 1 <= y."""
-    if kind == "le":
-        return _at_most(x, y)
-    if isinstance(y, Affine):
-        return _at_most(x, y - 1)
-    return _at_most(x + 1, y) if isinstance(x, Affine) else None
-
-
 def _ordered_in_document(
-    reader: Interpreter, kind: str, difference: Affine, node: Node
+    reader: Interpreter, operands: tuple[Any, Any], negated: bool, node: Node
 ) -> TwoValued | None:
-    """Returns where `difference` <= 0 (`kind` is "le") or `difference` < 0 ("lt"), if it contains
-    the position of a column in its document minus the position of a row, or the reverse, as in
-    position_ids[:, None, :] <= position_ids[:, :, None]; else None. `node` is the comparison that
-    `kind` and `difference` describe."""
+    """Returns where the first operand is at most the second, if their difference contains the
+    position of a column in its document minus the position of a row, or the reverse, as in
+    position_ids[:, None, :] <= position_ids[:, :, None]; else None. `node` is this comparison or,
+    if `negated`, the opposite one."""
+    first, other = map(reader.affine, operands)
+    if first is None or other is None:
+        return None
+    difference = first - other
     tensors = [term for term in difference.tensors if isinstance(term, Node)]
     columns = [term for term in tensors if Affine(terms={term: 1}).varies_over_columns]
     rows = [term for term in tensors if term not in columns]
@@ -117,8 +104,8 @@ def _ordered_in_document(
     numbers = Affine(terms={columns[0]: step, rows[0]: -step})
     # Within a document of a packed sequence, positions rise by one from column to column, so that
     # the difference of two positions is the difference of their indices.
-    ordered = _ordered(kind, difference - numbers + document.difference * step, Affine())
-    return _within(document, ordered, node) if isinstance(ordered, TwoValued) else None
+    ordered = at_most_zero(difference - numbers + document.difference * step)
+    return _within(document, ordered, node, negated) if isinstance(ordered, TwoValued) else None
 
 
 def _document(rows: Pick, columns: Pick) -> Document | None:
@@ -129,15 +116,16 @@ def _document(rows: Pick, columns: Pick) -> Document | None:
     return Document(rows.source, rows.places, columns.places) if same and rows.places else None
 
 
-def _within(document: Document, ordered: TwoValued, node: Node) -> TwoValued:
-    """Returns `ordered`, which says where `node` is True, with every bound limited to `document`. A
-    limited bound holds only for columns of the row's own document. In a mask that does not hide the
-    other documents, the tensor `node` itself takes the place of the bounds."""
+def _within(document: Document, ordered: TwoValued, node: Node, negated: bool) -> TwoValued:
+    """Returns `ordered`, which says where `node` is True (False if `negated`), with every bound
+    limited to `document`. A limited bound holds only for columns of the row's own document. In a
+    mask that does not hide the other documents, the tensor `node` itself takes the place of the
+    bounds."""
 
     limited = {}
     for holds, condition in ordered.conditions.items():
         bounds = [part for part in condition or () if isinstance(part, Bound)]
-        fallback = Leaf(node, negated=not holds)
+        fallback = Leaf(node, negated=holds is negated)
         limited[holds] = tuple(Within(document, bound, fallback) for bound in bounds) or None
     return TwoValued(limited)
 
