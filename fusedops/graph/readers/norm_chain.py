@@ -101,7 +101,7 @@ class Norm:
     @property
     def op(self) -> str:
         """The name of the op that computes the norm, without the "add_" of ops with a residual."""
-        return self.over.ops.get(self.kind, self.kind)
+        return self.over.op(self.kind)
 
     @property
     def matched_calls(self) -> tuple[Node, ...]:
@@ -385,7 +385,7 @@ def _after_cast(norm: Norm, result: torch.dtype) -> Norm | None:
     if input_dtype in HALF_DTYPES:  # eager rounds here and at the end, but the op only at the end
         return None
     is_bare = norm.kind == "rms_norm" and norm.weight is None and not norm.has_factors
-    rounds = is_bare and result in HALF_DTYPES and norm.over.has_variants
+    rounds = is_bare and result in HALF_DTYPES and norm.over.are_last
     return replace(norm, rounded_to=result) if rounds else norm
 
 
@@ -434,7 +434,7 @@ def _with_weight(norm: Norm, weight: Node) -> Norm:
     if the op has this argument."""
     absorbed: tuple[Node, ...] = ()
     offset = 0.0
-    call = call_of(weight, "add") if norm.kind == "rms_norm" and norm.over.has_variants else None
+    call = call_of(weight, "add") if norm.kind == "rms_norm" and norm.over.are_last else None
     if call is not None:
         base, other = tensor_and_number(call)
         if isinstance(base, Node) and (added := constant(other)) is not None:
@@ -481,7 +481,7 @@ def arguments_of(norm: Norm, input: Node) -> dict[str, Any]:
     if norm.kind in _CENTRED:
         arguments["bias"] = _parameter(norm, norm.bias)
     arguments["eps"] = norm.eps
-    if norm.kind == "rms_norm" and norm.over.has_variants:
+    if norm.kind == "rms_norm" and norm.over.are_last:
         arguments["weight_offset"] = 0.0 if multiplies else norm.weight_offset
         arguments["rounds_normalized"] = norm.rounded_to is not None
     return arguments

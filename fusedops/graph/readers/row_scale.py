@@ -75,23 +75,20 @@ class RowScale:
         """The number of elements of a row, or None if it is not known at compile time."""
         return known_count(value(self.input), self.dims)
 
-    def raised_to(self, exponent: float) -> RowScale | None:
-        """Returns the scale to the power `exponent`, or None if `inner` or `outer` leaves the range
-        of the dtype."""
+    def raised_to(self, exponent: float, factor: float = 1.0) -> RowScale | None:
+        """Returns the scale to the power `exponent`, times `factor`, or None if `inner` or `outer`
+        leaves the range of the dtype."""
         if self.eps_mode:
-            outer = power_of(self.outer, exponent)
+            outer = factor * power_of(self.outer, exponent)
             return replace(self, outer=outer, exponent=self.exponent * exponent)._within_range()
-        inner = power_of(self.inner, exponent)
+        inner = factor * power_of(self.inner, exponent)
         return replace(self, inner=inner, power=self.power * exponent)._within_range()
 
     def times(self, factor: float) -> RowScale | None:
         """Returns the scale times `factor`, or None if that is not positive, or if `inner` or
         `outer` leaves the range of the dtype."""
-        if not (factor > 0 and in_range(factor, self.input)):
-            return None
-        if self.eps_mode:
-            return replace(self, outer=self.outer * factor)._within_range()
-        return replace(self, inner=self.inner * factor)._within_range()
+        fits = factor > 0 and in_range(factor, self.input)
+        return self.raised_to(1.0, factor) if fits else None
 
     def _within_range(self) -> RowScale | None:
         """Returns the scale, or None if `inner` or `outer` is outside of the dtype's range."""
