@@ -343,7 +343,11 @@ def _of_norm(call: Call) -> RowScale | None:
 
 
 def _of_variance(call: Call) -> RowScale | None:
-    """Returns the scale x.var(-1) or x.std(-1), where x may also be a tensor minus its mean."""
+    """Returns the scale x.var(-1), x.std(-1), torch.var_mean(x, -1)[0] or torch.std_mean(x, -1)[0],
+    where x may also be a tensor minus its mean."""
+    if call.kind == "item":
+        pair = output_of(call.node, 0, "var_mean", "std_mean")
+        return _of_variance(pair) if pair else None
     input, correction = call.input, call.arguments["correction"]
     dims = reduced_dims(call, value(input))
     if dims is None or correction is None:
@@ -352,12 +356,6 @@ def _of_variance(call: Call) -> RowScale | None:
     source = deviation[0] if deviation and deviation[1] == dims else input
     scale = RowScale(source, dims, centred=True, correction=correction)
     return scale.raised_to(0.5) if call.kind.startswith("std") else scale
-
-
-def _of_item(call: Call) -> RowScale | None:
-    """Returns the scale torch.var_mean(x, -1)[0] or torch.std_mean(x, -1)[0]."""
-    pair = output_of(call.node, 0, "var_mean", "std_mean")
-    return _of_variance(pair) if pair else None
 
 
 def _of_difference(call: Call) -> RowScale | None:
@@ -379,7 +377,7 @@ _STATISTICS: dict[str, Callable[[Call], RowScale | None]] = {
     "linalg_norm": _of_norm,
     "var": _of_variance,
     "std": _of_variance,
-    "item": _of_item,
+    "item": _of_variance,
     "sub": _of_difference,
 }
 
