@@ -25,6 +25,10 @@ _REDUCTION = ("input", "dim", "keepdim", "dtype")
 _NORM = ("input", "p", "dim", "keepdim", "dtype")
 _VARIANCE = ("input", "dim", "unbiased", "keepdim")
 
+_LOGICAL = (
+    "logical_{0} logical_{0}_ bitwise_{0} bitwise_{0}_ __{0}__ __i{0}__ operator.{0}_ operator.i{0}"
+)
+
 # Kind -> (positional parameters, names). A bare name stands for the method, the function of torch
 # and the operator of ATen that have it, as far as there are such, and for no function if it ends in
 # an underscore. A name with a dot is that of a function in one of `_OWNERS`, or of an operator.
@@ -107,13 +111,8 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
     "full": (("input", "fill_value"), "full full_like aten.new_full"),
     "zeros": (_INPUT, "zeros zeros_like aten.new_zeros"),
     "ones": (_INPUT, "ones ones_like aten.new_ones"),
-    **{
-        name: (_BINARY, f"{names} __{name}__ __i{name}__ operator.{name}_ operator.i{name}")
-        for name, names in (
-            ("and", "logical_and logical_and_ bitwise_and bitwise_and_"),
-            ("or", "logical_or logical_or_ bitwise_or bitwise_or_"),
-        )
-    },
+    "and": (_BINARY, _LOGICAL.format("and")),
+    "or": (_BINARY, _LOGICAL.format("or")),
     **{name: (_BINARY, f"{name} operator.{name}") for name in ("lt", "le", "gt", "ge", "eq", "ne")},
 }
 _OWNERS = {"": torch, "torch": torch, "F": F, "operator": operator, "special": torch.special}

@@ -100,7 +100,7 @@ def factor_of(call: Call) -> float | None:
 def known_number(argument: Any) -> float | None:
     """Returns an operand as a float if `is_number` accepts it, else None. Reading a symbol makes it
     a constant of the compiled graph."""
-    python_number = number(argument) if is_number(argument) else None
+    python_number = number(argument)
     return None if python_number is None else float(python_number)
 
 

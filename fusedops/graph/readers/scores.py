@@ -118,7 +118,7 @@ def _read(chain: SoftmaxChain, scores: Scores) -> Scores:
         if call is None or extended is None:
             break
         ours = {*scores.nodes, *chain.nodes, call.node}
-        unshared = ours.issuperset((*users(scores.input), *users(call.node)))
+        unshared = ours.issuperset(users(call.node))
         extended = replace(extended, nodes=(*extended.nodes, call.node))
         if (extended.bounds, extended.visible) != (scores.bounds, scores.visible):
             extended = replace(extended, masked_nodes=extended.masked_nodes | {call.node})

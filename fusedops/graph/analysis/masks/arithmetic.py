@@ -53,7 +53,7 @@ def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
     nothing is known."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
-        a, b = reader.operands(call)
+        a, b = map(reader.read, call.operands)
         if is_selectable(a) and is_selectable(b):
             return elementwise(compute, a, b)
         if value(call.node).dtype not in INTEGERS:
@@ -71,7 +71,7 @@ def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
 
 
 def _floor_quotient(reader: Interpreter, call: Call) -> Known | None:
-    dividend, divisor = reader.operands(call)
+    dividend, divisor = map(reader.read, call.operands)
     if not isinstance(dividend, Affine) or not isinstance(divisor, int):
         return None
     return Quotient(dividend, divisor) if divisor > 0 else None

@@ -51,7 +51,7 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
     take at most two different values, are compared value by value. A comparison of positions gives
     bounds on the columns that a row sees. Positions whose order is not known in general may have a
     known order within one document of a packed sequence (`_ordered_in_document`)."""
-    a, b = reader.operands(call)
+    a, b = map(reader.read, call.operands)
     if is_selectable(a) and is_selectable(b):
         first, other = map(value, call.operands)
         a, b = _as_compared(a, first, other), _as_compared(b, other, first)
@@ -62,7 +62,7 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
     if call.kind in ("eq", "ne"):
         truth = _equal(reader, x, y)
         if isinstance(truth, TwoValued):
-            truth = _with_known_column(truth, *reader.operands(call))
+            truth = _with_known_column(truth, *map(reader.read, call.operands))
     else:
         truth = _at_most(x, y)
         if truth is None:

@@ -103,10 +103,6 @@ class Interpreter:
         result = step(self, call) if step and call else None
         return _unknown(node) if result is None else _fitted(result, node)
 
-    def operands(self, call: Call) -> tuple[Known | None, Known | None]:
-        first, other = map(self.read, call.operands)
-        return first, other
-
     def position(self, argument: Any) -> Known | None:
         """Returns what is known of an operand of a comparison. The limit of a `Bound` may be any
         integer tensor, but of the formulas in the index i of a row it may be only i plus a

@@ -39,7 +39,7 @@ def _logic(connect: Callable[[Any, Any], Any]) -> Step:
     """Returns the function that interprets `and` or `or` (`connect`) of two bool tensors."""
 
     def step(reader: Interpreter, call: Call) -> Known | None:
-        a, b = reader.operands(call)
+        a, b = map(reader.read, call.operands)
         return elementwise(connect, a, b) if is_logical(a) and is_logical(b) else None
 
     return step
