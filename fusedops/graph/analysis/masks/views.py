@@ -3,7 +3,7 @@ tensor from which these pick their elements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,30 +34,16 @@ from fusedops.graph.analysis.values import constant, value
 DimMap = dict[int, tuple[int, Any]]
 
 
+#: The kinds of calls that are views, perhaps with other strides.
+_VIEWS = ("same", "detach", "expand", "unsqueeze", "reshape", "slice", "item")
+
+
 def dim_map_of(call: Call) -> DimMap | None:
     """Returns the dimension map of a view, or None for calls that may skip or reorder elements."""
-    find = _DIM_MAPS.get(call.kind)
     source = value(call.input)
-    return find(call, source) if find and isinstance(source, torch.Tensor) else None
-
-
-def _unchanged(call: Call, source: torch.Tensor) -> DimMap:
-    return {dim: (dim, 0) for dim in range(-source.dim(), 0)}
-
-
-def _unsqueezed(call: Call, source: torch.Tensor) -> DimMap | None:
-    dim, rank = constant(call.arguments["dim"]), source.dim() + 1
-    if not isinstance(dim, int):
+    if call.kind not in _VIEWS or not isinstance(source, torch.Tensor):
         return None
-    return _in_order([d for d in range(rank) if d != dim % rank], rank)
-
-
-def _in_order(places: Sequence[int], rank: int) -> DimMap:
-    """Returns the dimension map of a view with `rank` dimensions. The dimensions at `places` are
-    those of the viewed tensor, in the same order and with the same indices. The view adds the
-    others."""
-    count = len(places)
-    return {place - rank: (old - count, 0) for old, place in enumerate(places)}
+    return _reshaped(call, source) if call.kind == "reshape" else _indexed(call, source)
 
 
 def _reshaped(call: Call, source: torch.Tensor) -> DimMap | None:
@@ -81,24 +67,12 @@ def _long_dims(tensor: torch.Tensor) -> list[int]:
     return [dim for dim in dims if not statically_known_true(tensor.shape[dim] == 1)]
 
 
-def _sliced(call: Call, source: torch.Tensor) -> DimMap | None:
-    """Returns the dimension map of aten.slice; None if its dimension or its first index (`_start`)
-    is not known. The end of a slice does not matter, since it moves no element."""
-    arguments = call.arguments
-    rank, start = source.dim(), _start(slice(arguments.get("start"), None, arguments.get("step")))
-    dim = constant(arguments.get("dim", 0))
-    if start is None or not isinstance(dim, int):
-        return None
-    place = dim % rank - rank
-    return _unchanged(call, source) | {place: (place, start)}
-
-
 def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
-    """Returns the dimension map of tensor[index]. Returns None if an item of the index is neither a
-    slice nor None nor an ellipsis, or if the first index of a slice (`_start`) is not known."""
-    index = call.arguments["index"]
-    items = list(index) if isinstance(index, (tuple, list)) else [index]
-    if not all(item is None or item is ... or isinstance(item, slice) for item in items):
+    """Returns the dimension map of a view that is source[index] (`_index_of`). Returns None if an
+    item of the index is neither a slice nor None nor an ellipsis, or if the first index of a slice
+    (`_start`) is not known."""
+    items = _index_of(call, source.dim())
+    if items is None or not all(each in (None, ...) or isinstance(each, slice) for each in items):
         return None
     missing = source.dim() - sum(isinstance(item, slice) for item in items)
     place = items.index(...) if ... in items else len(items)
@@ -106,9 +80,28 @@ def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
     starts = [_start(item) for item in items if item is not None]
     if None in starts:
         return None
-    places = [at for at, item in enumerate(items) if item is not None]
-    dim_map = _in_order(places, len(items))
-    return {dim: (old, starts[old]) for dim, (old, _) in dim_map.items()}
+    dims = [at - len(items) for at, item in enumerate(items) if item is not None]
+    old = range(-len(dims), 0)
+    return dict(zip(dims, zip(old, starts, strict=True), strict=True))
+
+
+def _index_of(call: Call, rank: int) -> list[Any] | None:
+    """Returns the items of the index by which a view reads a tensor of this rank, or None if its
+    dimension is not known. The end of a slice is left out, since it moves no element."""
+    arguments = call.arguments
+    if call.kind == "item":
+        index = arguments["index"]
+        return list(index) if isinstance(index, (tuple, list)) else [index]
+    if call.kind not in ("unsqueeze", "slice"):
+        return []
+    dim = constant(arguments.get("dim", 0))
+    if not isinstance(dim, int):
+        return None
+    if call.kind == "unsqueeze":
+        return [slice(None)] * (dim % (rank + 1)) + [None]
+    return [slice(None)] * (dim % rank) + [
+        slice(arguments.get("start"), None, arguments.get("step"))
+    ]
 
 
 def _start(part: slice) -> Any:
@@ -120,15 +113,6 @@ def _start(part: slice) -> Any:
     recorded = value(start)
     counted = isinstance(recorded, (int, torch.SymInt)) and statically_known_true(recorded >= 0)
     return start if counted and isinstance(start, (int, Node)) else None
-
-
-_DIM_MAPS = {
-    **dict.fromkeys(("same", "detach", "expand"), _unchanged),
-    "unsqueeze": _unsqueezed,
-    "reshape": _reshaped,
-    "slice": _sliced,
-    "item": _indexed,
-}
 
 
 # --- where a call reads its input -----------------------------------------------------------------
@@ -255,4 +239,4 @@ def _ascending_at(
     return Ascending(node, dims[0], ascending.numbers) if ascends else None
 
 
-STEPS: dict[str, Step] = dict.fromkeys((*_DIM_MAPS, "index"), _view)
+STEPS: dict[str, Step] = dict.fromkeys((*_VIEWS, "index"), _view)
