@@ -410,13 +410,12 @@ def _through_mul(call: Call, steps: int) -> RowScale | None:
 
 def _through_div(call: Call, steps: int) -> RowScale | None:
     """Returns the scale s / number or number / s of another scale s."""
-    first, other = call.operands
-    inverts = is_number(first)
-    scale = read_row_scale(other if inverts else first, steps)
-    number = known_number(first if inverts else other) if scale else None
+    tensor, operand = tensor_and_number(call)
+    scale = read_row_scale(tensor, steps)
+    number = known_number(operand) if scale else None
     if scale is None or not number:
         return None
-    if not inverts:
+    if tensor is call.input:
         return scale.times(1 / number)
     inverse = scale.raised_to(-1.0)
     return inverse.times(number) if inverse else None

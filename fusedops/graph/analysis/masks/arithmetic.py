@@ -21,7 +21,6 @@ from fusedops.graph.analysis.masks.interpreter import (
     Magnitude,
     Quotient,
     Step,
-    as_affine,
 )
 from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
@@ -39,8 +38,8 @@ from fusedops.graph.analysis.values import value
 
 def _arange(reader: Interpreter, call: Call) -> Known | None:
     """Interprets arange: its integers rise by a known number from one column to the next."""
-    start, step = (as_affine(reader.read(call.arguments[name])) for name in ("start", "step"))
-    if not isinstance(start, Affine) or not isinstance(step, Affine) or step.terms:
+    start, step = (reader.affine(call.arguments[name]) for name in ("start", "step"))
+    if start is None or step is None or step.terms:
         return None
     is_integer = value(call.node).dtype in INTEGERS and not start.tensors
     return start + Affine(steps={COLUMNS: step.constant}) if is_integer else None
@@ -61,11 +60,9 @@ def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
         if compute is operator.mul:
             a, b = (b, a) if type(a) is int else (a, b)
             return a * b if isinstance(a, Affine) and type(b) is int else None
-        x, y = as_affine(a), as_affine(b)
-        affine: Affine | None = None
-        if isinstance(x, Affine) and isinstance(y, Affine):
-            affine = compute(x, y)
-        return affine
+        x, y = map(reader.affine, call.operands)
+        result: Affine | None = None if x is None or y is None else compute(x, y)
+        return result
 
     return step
 

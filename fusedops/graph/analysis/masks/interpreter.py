@@ -108,7 +108,7 @@ class Interpreter:
         integer tensor, but of the formulas in the index i of a row it may be only i plus a
         constant, or a constant alone. An integer tensor with one number for each row therefore
         becomes a single term of an `Affine`, unless it has such a formula."""
-        operand = as_affine(self.read(argument))
+        operand = _as_affine(self.read(argument))
         if not isinstance(argument, Node) or isinstance(operand, (TwoValued, float)):
             return operand
         tensor, term = value(argument), Affine(terms={argument: 1})
@@ -120,11 +120,11 @@ class Interpreter:
 
     def affine(self, argument: Any) -> Affine | None:
         """Returns an argument as an affine number, or None if it is not known to be one."""
-        operand = as_affine(self.read(argument))
+        operand = _as_affine(self.read(argument))
         return operand if isinstance(operand, Affine) else None
 
 
-def as_affine(operand: Known | None) -> Known | None:
+def _as_affine(operand: Known | None) -> Known | None:
     """Returns an integer as an `Affine`, and any other operand unchanged."""
     return Affine(operand) if type(operand) is int else operand
 

@@ -18,7 +18,6 @@ from fusedops.graph.analysis.masks.interpreter import (
     Interpreter,
     Known,
     Step,
-    as_affine,
 )
 from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
@@ -63,8 +62,8 @@ def _triangle(sign: int) -> Step:
 
     def step(reader: Interpreter, call: Call) -> Known | None:
         input = reader.read(call.input)
-        diagonal = as_affine(reader.read(call.arguments.get("diagonal", 0)))
-        if not isinstance(diagonal, Affine) or value(call.node).dim() < 2:
+        diagonal = reader.affine(call.arguments.get("diagonal", 0))
+        if diagonal is None or value(call.node).dim() < 2:
             return None
         # tril keeps the columns with column - row <= diagonal, triu those with >=.
         index = without_short_dims(Affine(steps={COLUMNS: 1, ROWS: -1}), value(call.node).shape)
