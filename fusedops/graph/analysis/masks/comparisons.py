@@ -67,7 +67,7 @@ def _comparison(reader: Interpreter, call: Call) -> Known | None:
         truth = _at_most(x, y)
         if truth is None:
             truth = _ordered_in_document(reader, operands, negated, call.node)
-    return elementwise(operator.not_, truth) if truth is not None and negated else truth
+    return elementwise(operator.not_, truth) if negated else truth
 
 
 def _as_compared(operand: Selectable, argument: Any, other: Any) -> Selectable:
@@ -152,10 +152,9 @@ def _at_most(x: Any, y: Any) -> Selectable | None:
     if isinstance(x, Affine) and isinstance(y, Quotient):  # x <= b // n means x * n <= b
         return at_most_zero(x * y.divisor - y.affine)
     if isinstance(x, Magnitude) and isinstance(y, Affine):  # |s| <= y means s <= y and -s <= y
-        return _all_of(at_most_zero(x.affine - y), at_most_zero(-x.affine - y))
+        return elementwise(operator.and_, at_most_zero(x.affine - y), at_most_zero(-x.affine - y))
     if isinstance(x, Affine) and isinstance(y, Magnitude):  # x <= |s| means not (|s| <= x - 1)
-        smaller = _at_most(y, x - 1)
-        return None if smaller is None else elementwise(operator.not_, smaller)
+        return elementwise(operator.not_, _at_most(y, x - 1))
     return None
 
 
@@ -168,7 +167,7 @@ def _equal(reader: Interpreter, x: Any, y: Any) -> Selectable | None:
             return _searched_bounds(reader, keys, rows)
     if isinstance(x, Magnitude) or isinstance(y, Magnitude):
         return None
-    return _all_of(_at_most(x, y), _at_most(y, x))
+    return elementwise(operator.and_, _at_most(x, y), _at_most(y, x))
 
 
 def _searched_bounds(reader: Interpreter, keys: Ascending, rows: Affine) -> TwoValued | None:
@@ -204,10 +203,6 @@ def _can_search(keys: Node, rows: Node) -> bool:
         return False
     one_row = statically_known_true(sorted_keys.shape[ROWS] == 1)
     return one_row and are_equal(sorted_keys.shape[:-2], numbers.shape[:-2])
-
-
-def _all_of(a: Selectable | None, b: Selectable | None) -> Selectable | None:
-    return None if a is None or b is None else elementwise(operator.and_, a, b)
 
 
 STEPS: dict[str, Step] = dict.fromkeys(_RELATIONS, _comparison)

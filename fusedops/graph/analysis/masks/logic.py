@@ -47,9 +47,8 @@ def _logic(connect: Callable[[Any, Any], Any]) -> Step:
 def _negation(reader: Interpreter, call: Call) -> Known | None:
     """Interprets ~mask and logical_not(x)."""
     operand = reader.read(call.input)
-    if not is_selectable(operand) or value(call.node).dtype != torch.bool:
-        return None
-    return elementwise(operator.not_, operand)
+    is_bool = value(call.node).dtype == torch.bool
+    return elementwise(operator.not_, operand) if is_bool else None
 
 
 def _selection(reader: Interpreter, call: Call) -> Known | None:

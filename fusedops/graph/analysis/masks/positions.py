@@ -278,11 +278,13 @@ def conditions_of(operand: Selectable) -> Mapping[Number, Condition | None]:
     return operand.conditions if isinstance(operand, TwoValued) else {operand: ()}
 
 
-def elementwise(compute: Callable[..., Number], *operands: Selectable) -> Selectable | None:
+def elementwise(compute: Callable[..., Number], *operands: Any) -> Selectable | None:
     """Returns `compute` of operands of at most two values. A result that a single combination of
     their values has occurs exactly where the conditions of these values hold. Where a result occurs
     that several combinations have is not known, because a `Condition` cannot say "or". Returns None
-    for more than two results, and if none is that of a single combination."""
+    for other operands, for more than two results, and if none is that of a single combination."""
+    if not all(map(is_selectable, operands)):
+        return None
     found: dict[Number, list[Condition | None]] = defaultdict(list)
     for combination in product(*(conditions_of(operand).items() for operand in operands)):
         numbers, conditions = zip(*combination, strict=True)

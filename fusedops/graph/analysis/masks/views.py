@@ -32,8 +32,6 @@ from fusedops.graph.analysis.values import constant, value
 #: Maps each dimension of a view, counted from the end (-1 is the last), to the dimension of the
 #: viewed tensor and the first index along it. Dimensions that the view adds are absent.
 DimMap = dict[int, tuple[int, Any]]
-
-
 #: The kinds of calls that are views, perhaps with other strides.
 _VIEWS = ("same", "detach", "expand", "unsqueeze", "reshape", "slice", "item")
 
@@ -81,8 +79,8 @@ def _indexed(call: Call, source: torch.Tensor) -> DimMap | None:
     if None in starts:
         return None
     dims = [at - len(items) for at, item in enumerate(items) if item is not None]
-    old = range(-len(dims), 0)
-    return dict(zip(dims, zip(old, starts, strict=True), strict=True))
+    places = zip(dims, range(-len(dims), 0), starts, strict=True)
+    return {dim: (old, start) for dim, old, start in places}
 
 
 def _index_of(call: Call, rank: int) -> list[Any] | None:
@@ -99,9 +97,8 @@ def _index_of(call: Call, rank: int) -> list[Any] | None:
         return None
     if call.kind == "unsqueeze":
         return [slice(None)] * (dim % (rank + 1)) + [None]
-    return [slice(None)] * (dim % rank) + [
-        slice(arguments.get("start"), None, arguments.get("step"))
-    ]
+    part = slice(arguments.get("start"), None, arguments.get("step"))
+    return [slice(None)] * (dim % rank) + [part]
 
 
 def _start(part: slice) -> Any:
