@@ -12,19 +12,18 @@ from typing import Any
 import torch
 
 from fusedops.ops.checks import wide
-from fusedops.ops.norm_kinds import NORM_OPS, NormOp, kind_of
+from fusedops.ops.norm_kinds import NORM_OPS, NormOp
 from fusedops.ops.norm_second_order import multiplier, projection, sum_of_rows
-from fusedops.ops.registration.forward_mode import register_composite, register_composite_of_call
+from fusedops.ops.registration.forward_mode import register_composite
 
-MaybeTensor = torch.Tensor | None
 Named = dict[str, Any]
 Results = tuple[torch.Tensor, ...]
 
 
-def _norm(op: str, input: torch.Tensor, rank: int, named: Named) -> dict[str, torch.Tensor]:
+def _norm(op: NormOp, input: torch.Tensor, named: Named) -> dict[str, torch.Tensor]:
     """Returns the output, and the statistics that the kind has, by their names."""
-    kind, weight, bias = kind_of(op), named["weight"], named.get("bias")
-    dims, x = tuple(range(-rank, 0)), wide(input)
+    kind, weight, bias = op.kind, named["weight"], named.get("bias")
+    dims, x = tuple(range(-_rank(named), 0)), wide(input)
     statistics = {"mean": x.mean(dims, keepdim=True)} if kind.has_mean else {}
     centered = x - statistics["mean"] if kind.has_mean else x
     statistics["rstd"] = kind.scale.differentiable_rstd(centered, dims, named["eps"])
@@ -38,18 +37,11 @@ def _norm(op: str, input: torch.Tensor, rank: int, named: Named) -> dict[str, to
     return {"output": output, **statistics}
 
 
-def _gradients(
-    op: str,
-    grad_output: torch.Tensor,
-    input: torch.Tensor,
-    rank: int,
-    named: Named,
-) -> dict[str, torch.Tensor]:
+def _gradients(op: NormOp, input: torch.Tensor, named: Named) -> dict[str, torch.Tensor]:
     """Returns the gradients of input, weight and bias, by the names of the results."""
-    rstd, weight = named["rstd"], named["weight"]
-    project = projection(op, input, named.get("mean"), rstd, rank, named.get("eps", 0.0))
-    dy = grad_output.to(rstd.dtype)
-    g = dy
+    rank, rstd, weight = _rank(named), named["rstd"], named["weight"]
+    project = projection(op.name, input, named.get("mean"), rstd, rank, named.get("eps", 0.0))
+    g = dy = named["grad_output"].to(rstd.dtype)
     if weight is not None:
         g = dy * (weight.to(rstd.dtype) + named.get("weight_offset", 0.0))
     return {
@@ -66,7 +58,7 @@ def _forward(op: NormOp, *args: Any) -> Results:
     """Returns the results of a norm of its input or of dropout(input) + residual."""
     named = op.named(*args)
     dim, input = named.get("dim"), _sum(named) if op.has_residual else named["input"]
-    results = _norm(op.name, _with_dim_last(input, dim), _rank(named), named) | {"sum": input}
+    results = _norm(op, _with_dim_last(input, dim), named) | {"sum": input}
     return tuple(_moved_back(results[name], input, dim) for name in op.results)
 
 
@@ -83,9 +75,9 @@ def _backward(op: NormOp, *args: Any) -> Results:
     """Returns the gradients that a backward op returns, also those that are not needed."""
     named = op.named(*args)
     dim, input = named.get("dim"), named[op.input]
-    moved = {name: _with_dim_last(named[name], dim) for name in ("mean", "rstd") if name in named}
-    dy, x = _with_dim_last(named["grad_output"], dim), _with_dim_last(input, dim)
-    grads = _gradients(op.name, dy, x, _rank(named), named | moved)
+    of_rows = ("grad_output", "mean", "rstd")
+    moved = {name: _with_dim_last(named[name], dim) for name in of_rows if name in named}
+    grads = _gradients(op, _with_dim_last(input, dim), named | moved)
     grads["grad_input"] = _moved_back(grads["grad_input"], input, dim)
     if op.has_residual:
         total = grads["grad_input"]
@@ -117,34 +109,6 @@ def _moved_back(moved: torch.Tensor, input: torch.Tensor, dim: int | None) -> to
     return moved.squeeze(0) if input.dim() == 0 else moved.movedim(-1, dim)
 
 
-# --- stacks -------------------------------------------------------------------------------------
-
-
-def _stack_layer_norm(call: Any) -> Results:
-    none: list[MaybeTensor] = [None] * len(call.inputs)
-    slots = zip(call.inputs, call.weights or none, call.biases or none, strict=True)
-    rank = len(call.normalized_shape)
-    norms = [
-        _norm("layer_norm", x, rank, {"weight": w, "bias": b, "eps": call.eps}) for x, w, b in slots
-    ]
-    output, mean, rstd = zip(*(norm.values() for norm in norms), strict=True)
-    return torch.stack(output, call.stack_dim), torch.stack(mean), torch.stack(rstd)
-
-
-def _stack_layer_norm_backward(call: Any) -> Results:
-    """Returns stacks of the gradients of inputs, weights and biases, also those not needed."""
-    rank, none = len(call.normalized_shape), [None] * len(call.inputs)
-    of_slots = (call.grad_output.unbind(call.stack_dim), call.inputs, call.mean, call.rstd)
-    slots = zip(*of_slots, call.weights or none, strict=True)
-    of_each = [
-        _gradients("layer_norm", g, x, rank, {"mean": m, "rstd": r, "weight": w}).values()
-        for g, x, m, r, w in slots
-    ]
-    return tuple(torch.stack(of) for of in zip(*of_each, strict=True))
-
-
 for _op in NORM_OPS:
     if not _op.name.startswith("_"):
         register_composite(_op.name, partial(_backward if _op.is_backward else _forward, _op))
-register_composite_of_call("stack_layer_norm", _stack_layer_norm)
-register_composite_of_call("stack_layer_norm_backward", _stack_layer_norm_backward)

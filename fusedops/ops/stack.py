@@ -2,11 +2,13 @@
 formulas, autocast and vmap rules.
 
 The formulas are those of the single ops. The gradient of a stack of softmaxes is one softmax
-gradient; its slots, the slices along the new dimension, are the gradients of the inputs.
+gradient; its slots, the slices along the new dimension, are the gradients of the inputs. Gradients
+of a stack of norms that autograd records, or that have tangents, are computed by the single op.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,10 +16,14 @@ from typing import Any
 import torch
 
 from fusedops.ops import checks
-from fusedops.ops.norm_second_order import SecondDerivative
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autocast import register_float32_inputs
-from fusedops.ops.registration.autograd import gradient, register_autograd
+from fusedops.ops.registration.autograd import (
+    gradient,
+    register_autograd,
+    register_composed_autograd,
+)
+from fusedops.ops.registration.forward_mode import register_composite_of_call
 from fusedops.ops.registration.signature import Signature
 from fusedops.ops.registration.variants import register_fake, register_vmap
 
@@ -176,28 +182,23 @@ def _setup_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]
     ctx.save_for_backward(*tensors, *weights, *biases, mean, rstd)
 
 
-def _saved_lists(ctx: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Returns inputs, weights, biases, and the other saved tensors."""
-    inputs, weights, biases = ctx.counts
-    saved = list(ctx.saved_tensors)
-    ends = (inputs, inputs + weights, inputs + weights + biases)
-    return saved[: ends[0]], saved[ends[0] : ends[1]], saved[ends[1] : ends[2]], saved[ends[2] :]
-
-
 def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) -> tuple[Any, ...]:
     """Returns the gradients of all inputs, weights and biases; None for lists that need none."""
     if grad_output is None:
         count: int = sum(ctx.counts)
         return (None,) * count
-    inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
-    if torch._C._functorch.is_legacy_batchedtensor(grad_output):
-        return _layer_norm_gradients_one_by_one(ctx, grad_output)
+    *tensors, mean, rstd = ctx.saved_tensors
+    inputs, weights, biases = _split(tensors, ctx.counts)
     # needs_input_grad has a flag for each tensor of a list. If one of a list's gradients is needed,
     # all of them are computed.
-    needed = iter(ctx.needs_input_grad[1:])
-    wanted = [any([next(needed) for _ in range(count)]) for count in ctx.counts]
-    saved = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim)
-    stacked = gradient("stack_layer_norm_backward", grad_output, *saved, wanted)
+    wanted = [any(needed) for needed in _split(ctx.needs_input_grad[1:], ctx.counts)]
+    saved = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim, wanted)
+    if torch._C._functorch.is_legacy_batchedtensor(grad_output):
+        # is_grads_batched of torch.autograd.grad passes a batch of gradients, which is refused by
+        # ops that take lists of tensors.
+        stacked = _gradients_one_by_one(_BACKWARD.bind(grad_output, *saved))
+    else:
+        stacked = gradient(_BACKWARD.name, grad_output, *saved)
     return tuple(
         slot
         for grads, is_needed, count in zip(stacked, wanted, ctx.counts, strict=True)
@@ -205,62 +206,44 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
     )
 
 
-def _layer_norm_gradients_one_by_one(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
-    """Computes the gradients by one call per slot, for ``is_grads_batched`` of torch.autograd.grad:
-    the batch of gradients that it passes is refused by ops that take lists of tensors."""
-    inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
-    none = [None] * len(inputs)
+def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
+    """Returns consecutive lists of the values, of these lengths."""
+    remaining = iter(values)
+    return [list(itertools.islice(remaining, count)) for count in counts]
+
+
+# --- stacks of norms, composed of single norms --------------------------------------------------
+
+
+def _norms_one_by_one(call: Any) -> tuple[torch.Tensor, ...]:
+    """Returns the results of the forward op by one call per slot."""
+    none = [None] * len(call.inputs)
+    slots = zip(call.inputs, call.weights or none, call.biases or none, strict=True)
+    of_each = [ops.layer_norm(x, call.normalized_shape, w, b, call.eps) for x, w, b in slots]
+    output, mean, rstd = zip(*of_each, strict=True)
+    return torch.stack(output, call.stack_dim), torch.stack(mean), torch.stack(rstd)
+
+
+def _gradients_one_by_one(call: Any) -> tuple[torch.Tensor, ...]:
+    """Returns the results of the backward op, with the same bits, by one call per slot."""
+    none = [None] * len(call.inputs)
     slots = zip(
-        grad_output.unbind(ctx.stack_dim),
-        inputs,
-        mean,
-        rstd,
-        weights or none,
-        biases or none,
+        call.grad_output.unbind(call.stack_dim),
+        call.inputs,
+        call.mean.unbind(),
+        call.rstd.unbind(),
+        call.weights or none,
+        call.biases or none,
         strict=True,
     )
     of_each = [
-        gradient("layer_norm_backward", g, x, ctx.normalized_shape, m, r, w, b, [True] * 3)
-        for g, x, m, r, w, b in slots
+        ops.layer_norm_backward(g, x, call.normalized_shape, *rest, call.output_mask)
+        for g, x, *rest in slots
     ]
     return tuple(
-        grad
-        for grads, count in zip(zip(*of_each, strict=True), ctx.counts, strict=True)
-        for grad in grads[:count]
+        torch.stack(grads) if is_needed else grads[0]
+        for grads, is_needed in zip(zip(*of_each, strict=True), call.output_mask, strict=True)
     )
-
-
-def _setup_layer_norm_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    grad_output, tensors, ctx.normalized_shape, mean, rstd, weights, biases, *rest = inputs
-    ctx.stack_dim, ctx.output_mask = rest
-    ctx.counts = (len(tensors), len(weights), 0)  # biases have no part in the formula
-    ctx.bias_count = len(biases)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *weights, grad_output, mean, rstd)
-
-
-def _layer_norm_backward_formula(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
-    """Returns the second derivatives: gradients of grad_output, inputs and weights."""
-    inputs, weights, _, (grad_output, mean, rstd) = _saved_lists(ctx)
-    of_slots = [
-        c.unbind() if c is not None and is_needed else [None] * len(inputs)
-        for c, is_needed in zip(cotangents, ctx.output_mask, strict=True)
-    ]
-    slots = zip(
-        *of_slots,
-        grad_output.unbind(ctx.stack_dim),
-        inputs,
-        mean.unbind(),
-        rstd.unbind(),
-        weights or [None] * len(inputs),
-        strict=True,
-    )
-    rank = len(ctx.normalized_shape)
-    of_each = [SecondDerivative.apply("stack_layer_norm", rank, 0.0, *slot) for slot in slots]
-    by_grad_output, by_inputs, by_weights = map(list, zip(*of_each, strict=True))
-    by_stack = torch.stack(by_grad_output, ctx.stack_dim)
-    no_biases = (None,) * ctx.bias_count
-    return by_stack, *by_inputs, None, None, *by_weights[: len(weights)], *no_biases
 
 
 # --- vmap ---------------------------------------------------------------------------------------
@@ -320,7 +303,9 @@ register_fake(_FORWARD.name, _FORWARD.of_call(_fake_layer_norm))
 register_fake(_BACKWARD.name, _BACKWARD.of_call(_fake_layer_norm_backward))
 _register_layer_norm_vmap()
 register_autograd(_FORWARD.name, _layer_norm_formula, _setup_layer_norm)
-register_autograd(_BACKWARD.name, _layer_norm_backward_formula, _setup_layer_norm_backward)
+register_composed_autograd(_BACKWARD.name, _BACKWARD.of_call(_gradients_one_by_one))
+register_composite_of_call(_FORWARD.name, _norms_one_by_one)
+register_composite_of_call(_BACKWARD.name, _gradients_one_by_one)
 vmap.register_loop(_BACKWARD.name)
 for _op in ("stack_softmax", "stack_log_softmax", "stack_layer_norm"):
     register_float32_inputs(_op)
