@@ -1,20 +1,23 @@
-"""masked_softmax as ops, with and without dropout: fake kernels, derivative formulas, autocast and
-vmap rules.
+"""masked_softmax as ops, with and without dropout and sinks that have a gradient: fake kernels,
+derivative formulas, autocast and vmap rules.
 
 Formulas: y is the softmax of the scores z = scale x + bias + mask, m is dropout's factor (1 without
 dropout), and k is 0 where a bool mask or the row's interval (its diagonals, start and end) hides an
 element, else 1. For a gradient g of the output, with g' = m g: dz = k y (g' - sum(g' y)), dx =
 scale dz, and the gradient of a bias or float mask is dz, summed over the dimensions that were
-broadcast. A sink, one more score of a row, leaves this formula of dz as it is;
-masked_softmax_sinks.py has the sink's gradient. With a soft cap c, z is
-c tanh(scale x / c) + bias + mask, and dx = scale dz (1 - tanh(scale x / c)^2): the formulas save x
-too, and compute the last factor from it.
+broadcast. With a soft cap c, z is c tanh(scale x / c) + bias + mask, and
+dx = scale dz (1 - tanh(scale x / c)^2): the formulas save x too, and compute the last factor from
+it.
+
+A sink, one more score of a row, leaves the formula of dz as it is. With the sink's probability
+t = 1 - sum(y), its gradient is ds = -t sum(g' y), summed like that of a bias. The forward kernel of
+masked_softmax_sinks computes t, because 1 - sum(y) would have no correct digits where t is small.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,17 +33,6 @@ from fusedops.ops.registration.variants import register_fake
 from fusedops.ops.softmax import contiguous_like, second_derivative
 
 ops = torch.ops.fusedops
-
-_FORWARD = Signature("masked_softmax")
-_OUT = Signature("masked_softmax_out")
-_IN_PLACE = Signature("masked_softmax_")
-_DROPOUT = Signature("masked_softmax_dropout")
-#: The backward ops, which may have dropout, and may write into ``grad_output``.
-_BACKWARDS = [
-    Signature(f"masked_softmax{dropout}_backward{written}")
-    for dropout in ("", "_dropout")
-    for written in ("", "_")
-]
 
 
 def _is_bool(mask: MaybeTensor) -> bool:
@@ -126,7 +118,7 @@ def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> No
     )
 
 
-def check_forward(op: str, call: Any, computed: torch.dtype) -> None:
+def _check_forward(op: str, call: Any, computed: torch.dtype) -> None:
     """Checks the arguments that all forward ops have, for scores of dtype ``computed``."""
     _check_hiding(op, call.input, call)
     if call.bias is not None:
@@ -139,74 +131,83 @@ def check_forward(op: str, call: Any, computed: torch.dtype) -> None:
     checks.check_softcap(op, call.softcap, computed)
 
 
-def _fake_forward(op: str, call: Any) -> torch.Tensor:
-    result = checks.result_dtype(op, call.input, call.dtype)
+def _check_dropout(op: str, call: Any, like: checks.Like) -> None:
+    """Checks the seed of an op that has one; without sinks it must be given."""
     if "seed" in call._fields:
-        checks.check_seed(op, call.p, call.seed, ("input", call.input))
-    check_forward(op, call, result)
+        check_seed = checks.check_optional_seed if _has_sinks(op) else checks.check_seed
+        check_seed(op, call.p, call.seed, like)
+
+
+def _has_sinks(op: str) -> bool:
+    """Whether the op computes the probabilities of sinks or their gradient."""
+    return op.startswith("masked_softmax_sinks")
+
+
+def _fake_output(op: str, call: Any) -> torch.Tensor:
+    result = checks.result_dtype(op, call.input, call.dtype)
+    _check_dropout(op, call, ("input", call.input))
+    if _has_sinks(op):
+        checks.check_given(op, "sinks", call.sinks)
+    _check_forward(op, call, result)
     return contiguous_like(call.input, result)
+
+
+def _fake_results(op: str, call: Any) -> tuple[torch.Tensor, ...]:
+    """Returns the output, the probabilities before dropout and, with sinks, theirs."""
+    output = _fake_output(op, call)
+    probabilities = output.new_empty([0]) if call.seed is None else torch.empty_like(output)
+    return (output, probabilities, _fake_statistic(output))[: 3 if _has_sinks(op) else 2]
+
+
+def _fake_statistic(scores: torch.Tensor) -> torch.Tensor:
+    return scores.new_empty(scores.shape[:-1], dtype=checks.statistics_dtype(scores.dtype))
 
 
 def _fake_out(call: Any) -> None:
     op = "masked_softmax"
     checks.check_given(op, "input", call.input)
     checks.check_out(op, call.out, call.input)
-    check_forward(op, call, call.out.dtype)
+    _check_forward(op, call, call.out.dtype)
 
 
 def _fake_in_place(call: Any) -> None:
     op = "masked_softmax_"
     checks.check_dtype_of(op, "input", call.input)
     checks.check_distinct(op, "input", call.input)
-    check_forward(op, call, call.input.dtype)
+    _check_forward(op, call, call.input.dtype)
 
 
-def check_backward(op: str, call: Any) -> None:
-    checks.check_dtype_of(op, "probabilities", call.probabilities)
-    like = ("probabilities", call.probabilities)
+def _fake_backward(op: str, call: Any) -> Any:
+    y = call.probabilities
+    if _has_sinks(op):
+        checks.check_given(op, "probabilities", y)
+    like = ("probabilities", y)
+    _check_dropout(op, call, like)
+    checks.check_dtype_of(op, "probabilities", y)
     checks.check_like(op, "grad_output", call.grad_output, like)
-    _check_hiding(op, call.probabilities, call)
-
-
-def _fake_backward(op: str, call: Any) -> torch.Tensor | None:
-    if "seed" in call._fields:
-        checks.check_seed(op, call.p, call.seed, ("probabilities", call.probabilities))
-    check_backward(op, call)
+    _check_hiding(op, y, call)
     if "input_dtype" not in call._fields:  # the op writes into grad_output
         checks.check_distinct(op, "grad_output", call.grad_output)
         return None
     checks.check_dtype(op, "input_dtype", call.input_dtype)
-    return contiguous_like(call.probabilities, call.input_dtype)
-
-
-def _fake_dropout(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    output = _fake_forward(_DROPOUT.name, call)
-    return output, torch.empty_like(output)
+    if not _has_sinks(op):
+        return contiguous_like(y, call.input_dtype)
+    checks.check_statistic(op, "sink_probabilities", call.sink_probabilities, like, y.shape[:-1])
+    return contiguous_like(y, call.input_dtype), _fake_statistic(y)
 
 
 # --- derivatives --------------------------------------------------------------------------------
 
 
-class Operand(NamedTuple):
-    """Holds the shape and dtype of a bias, float mask or sinks, and so of its gradient."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Operand:
-        return cls(tensor.shape, tensor.dtype)
-
-
-def summed_to(like: Operand, scores_grad: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient of an operand like ``like``: that of the scores, summed in float32 or
-    wider over the dimensions to which the operand was broadcast."""
-    missing = scores_grad.dim() - len(like.shape)
-    shape = [1] * missing + list(like.shape)
-    dims = [d for d, size in enumerate(shape) if size == 1 and scores_grad.shape[d] != 1]
-    wide = torch.promote_types(scores_grad.dtype, like.dtype)
-    summed = scores_grad.sum(dims, keepdim=True, dtype=wide) if dims else scores_grad
-    return summed.reshape(like.shape).to(like.dtype)
+def _summed_to(operand: tuple[torch.Size, torch.dtype], grad: torch.Tensor) -> torch.Tensor:
+    """Returns the gradient of an operand of this shape and dtype: ``grad``, that of what it was
+    broadcast to, summed in float32 or wider over the dimensions of the broadcast."""
+    shape, dtype = operand
+    full = [1] * (grad.dim() - len(shape)) + list(shape)
+    dims = [d for d, size in enumerate(full) if size == 1 and grad.shape[d] != 1]
+    wide = torch.promote_types(grad.dtype, dtype)
+    summed = grad.sum(dims, keepdim=True, dtype=wide) if dims else grad
+    return summed.reshape(shape).to(dtype)
 
 
 class Visibility(NamedTuple):
@@ -232,26 +233,6 @@ class Visibility(NamedTuple):
         mask, start, end, *tensors = ctx.saved_tensors
         causal, diagonal, lower_diagonal = ctx.options
         return cls(mask, causal, diagonal, lower_diagonal, start, end), tensors
-
-    def gradient(
-        self,
-        grad: torch.Tensor,
-        probabilities: torch.Tensor,
-        scale: float,
-        input_dtype: torch.dtype,
-        *dropout: Any,
-    ) -> torch.Tensor:
-        """Returns ``scale`` times the gradient of the scores, by the backward op; ``dropout`` is p
-        and seed, or nothing."""
-        op = "masked_softmax_dropout_backward" if dropout else "masked_softmax_backward"
-        hidden = self.mask, scale, self.causal
-        result: torch.Tensor = gradient(
-            op, grad, probabilities, *hidden, *dropout, input_dtype, *self.interval()
-        )
-        return result
-
-    def interval(self) -> tuple[int, int | None, MaybeTensor, MaybeTensor]:
-        return self.diagonal, self.lower_diagonal, self.start, self.end
 
     def visible(self, scores: torch.Tensor) -> torch.Tensor:
         """Returns k of the formulas, as a tensor of zeros and ones."""
@@ -300,77 +281,84 @@ class SoftCap(NamedTuple):
         return result.to(to_capped.dtype)
 
 
-def save_forward(ctx: Any, call: Any, *tensors: torch.Tensor) -> None:
-    """Saves what the gradients of a forward op need: its settings, what hides columns, ``tensors``,
-    and with a soft cap the input."""
-    ctx.input_dtype, ctx.scale, ctx.softcap = call.input.dtype, call.scale, call.softcap
-    added = {"mask": None if _is_bool(call.mask) else call.mask, "bias": call.bias}
-    ctx.operands = {name: Operand.of(t) for name, t in added.items() if t is not None}
-    Visibility.save(ctx, call, None if call.softcap is None else call.input, *tensors)
-
-
-def saved_forward(ctx: Any) -> tuple[Visibility, SoftCap | None, list[torch.Tensor]]:
-    """Returns what :func:`save_forward` saved."""
-    visibility, (capped, *tensors) = Visibility.saved(ctx)
-    return visibility, None if capped is None else SoftCap(capped, ctx.scale, ctx.softcap), tensors
-
-
-def forward_gradients(
-    ctx: Any, signature: Signature, cap: SoftCap | None, run: Callable[[float], torch.Tensor]
-) -> dict[str, MaybeTensor]:
-    """Returns the gradients of input, mask and bias; ``run(scale)`` computes ``scale`` times the
-    gradient of the scores."""
-    of: dict[str, MaybeTensor] = {}
-    to_input: MaybeTensor = None
-    if signature.needs_gradient(ctx, "input"):
-        to_input = run(ctx.scale)
-        of["input"] = to_input if cap is None else cap.gradient(to_input)
-    needed = [name for name in ctx.operands if signature.needs_gradient(ctx, name)]
-    if needed:
-        to_scores = to_input if to_input is not None and ctx.scale == 1 else run(1.0)
-        of |= {name: summed_to(ctx.operands[name], to_scores) for name in needed}
-    return of
-
-
-def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    save_forward(ctx, _FORWARD.bind(*inputs), output)
-
-
-def _forward_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
-    visibility, cap, (output,) = saved_forward(ctx)
-
-    def run(scale: float) -> torch.Tensor:
-        return visibility.gradient(grad_output, output, scale, ctx.input_dtype)
-
-    return _FORWARD.gradients(**forward_gradients(ctx, _FORWARD, cap, run))
-
-
-def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    call = _DROPOUT.bind(*inputs)
-    ctx.p = call.p
+def _setup_forward(signature: Signature, ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+    """Saves the settings, what hides columns, the input if there is a soft cap, the probabilities
+    before dropout, the seed and the probabilities of the sinks."""
+    call = signature.bind(*inputs)
+    others: list[torch.Tensor]
+    output, *others = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+    seed = getattr(call, "seed", None)
+    y = output if seed is None else others.pop(0)
+    if others:  # without a seed the first is empty
+        ctx.mark_non_differentiable(*others)
     ctx.set_materialize_grads(False)
-    save_forward(ctx, call, output[1], call.seed)
+    ctx.input_dtype, ctx.scale, ctx.softcap = call.input.dtype, call.scale, call.softcap
+    ctx.p = getattr(call, "p", 0.0)
+    mask = None if _is_bool(call.mask) else call.mask
+    sinks = call.sinks if others else None
+    added = (("mask", mask), ("bias", call.bias), ("sinks", sinks))
+    ctx.operands = {name: (t.shape, t.dtype) for name, t in added if t is not None}
+    capped = None if call.softcap is None else call.input
+    Visibility.save(ctx, call, capped, y, seed, *others[-1:])
 
 
-def _dropout_formula(
-    ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor
-) -> tuple[Any, ...]:
-    """Returns the gradients of input, mask and bias, each the sum of those by the two results."""
-    visibility, cap, (probabilities, seed) = saved_forward(ctx)
+def _forward_formula(
+    signature: Signature,
+    ctx: Any,
+    grad_output: MaybeTensor,
+    grad_probabilities: MaybeTensor = None,
+    *_: None,
+) -> tuple[MaybeTensor, ...]:
+    """Returns the gradients of input, mask, bias and sinks, each the sum of those by two results.
 
-    # The probabilities, the op's second result, get a gradient in a second derivative, because the
-    # backward op takes them as an argument. Dropout does not apply to it.
-    grads = ((grad_output, (ctx.p, seed)), (grad_probabilities, ()))
-    wanted = [(grad, dropout) for grad, dropout in grads if grad is not None]
-
-    def run(scale: float) -> torch.Tensor:
-        saved = probabilities, scale, ctx.input_dtype
-        results = [visibility.gradient(grad, *saved, *dropout) for grad, dropout in wanted]
-        return sum(results[1:], results[0])
-
+    The second result, the probabilities before dropout, gets a gradient in a second derivative,
+    because the backward op takes them as an argument. Dropout does not apply to it.
+    """
+    visibility, (capped, y, seed, *sinks) = Visibility.saved(ctx)
+    terms = ((grad_output, ctx.p, seed), (grad_probabilities, 0.0, None))
+    wanted: list[tuple[Any, ...]] = [term for term in terms if term[0] is not None]
     if not wanted:
-        return _DROPOUT.gradients()
-    return _DROPOUT.gradients(**forward_gradients(ctx, _DROPOUT, cap, run))
+        return signature.gradients()
+
+    def run(scale: float) -> Sequence[torch.Tensor]:
+        """Returns ``scale`` times the gradient of the scores, and the sinks' if they have one."""
+        saved: tuple[Any, ...] = (y, sinks, visibility, scale, ctx.input_dtype)
+        total, *others = [_gradients_of_scores(*term, *saved) for term in wanted]
+        for grads in others:
+            total = [a + b for a, b in zip(total, grads, strict=True)]
+        return total
+
+    of: dict[str, MaybeTensor] = {}
+    grads: Sequence[torch.Tensor] = ()
+    if signature.needs_gradient(ctx, "input"):
+        grads = run(ctx.scale)
+        cap = None if capped is None else SoftCap(capped, ctx.scale, ctx.softcap)
+        of["input"] = grads[0] if cap is None else cap.gradient(grads[0])
+    needed = [name for name in ctx.operands if signature.needs_gradient(ctx, name)]
+    # The sinks' gradient does not depend on the scale.
+    if needed and not (grads and (ctx.scale == 1 or needed == ["sinks"])):
+        grads = run(1.0)
+    of |= {name: _summed_to(ctx.operands[name], grads[name == "sinks"]) for name in needed}
+    return signature.gradients(**of)
+
+
+def _gradients_of_scores(
+    grad: torch.Tensor,
+    p: float,
+    seed: MaybeTensor,
+    y: torch.Tensor,
+    sinks: list[torch.Tensor],
+    visibility: Visibility,
+    scale: float,
+    input_dtype: torch.dtype,
+) -> Sequence[torch.Tensor]:
+    """Calls a backward op; ``sinks`` are the probabilities of the sinks, or nothing."""
+    dropout = (p, seed) if sinks or seed is not None else ()
+    kind = "_sinks" if sinks else "_dropout" if dropout else ""
+    mask, causal, *interval = visibility
+    settings = (mask, scale, causal, *dropout, input_dtype, *interval)
+    results = gradient(f"masked_softmax{kind}_backward", grad, y, *sinks, *settings)
+    return results if sinks else [results]
 
 
 def _with_learned_sinks(signature: Signature, *args: Any) -> Any:
@@ -392,69 +380,81 @@ def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor
     return (output != 0) / (1 - p) if p < 1 else uniform
 
 
-def save_backward(ctx: Any, call: Any, *tensors: torch.Tensor) -> None:
-    """Saves what the derivative of a backward op needs, and ``tensors``."""
+def _setup_backward(signature: Signature, ctx: Any, inputs: tuple[Any, ...], _: Any) -> None:
+    call = signature.bind(*inputs)
     ctx.scale, ctx.p = call.scale, getattr(call, "p", 0.0)
-    seed = getattr(call, "seed", None)
-    Visibility.save(ctx, call, call.grad_output, call.probabilities, seed, *tensors)
-
-
-def saved_backward(
-    ctx: Any, cotangent: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any, list[torch.Tensor]]:
-    """Returns five values: the cotangent of dz = y (m g - sum(m g y)); m g; y; m; and the other
-    tensors that :func:`save_backward` saved. ``cotangent`` is that of the op's result."""
-    visibility, (g, y, seed, *tensors) = Visibility.saved(ctx)
-    m = 1.0 if seed is None else multiplier(ctx.p, seed, y).to(y.dtype)
-    scaled = cotangent.to(y.dtype) * ctx.scale * visibility.visible(y)
-    return scaled, g * m, y, m, tensors
-
-
-def _setup_backward(
-    signature: Signature, ctx: Any, inputs: tuple[Any, ...], _: torch.Tensor
-) -> None:
-    save_backward(ctx, signature.bind(*inputs))
+    optional = (getattr(call, name, None) for name in ("seed", "sink_probabilities"))
+    Visibility.save(ctx, call, call.grad_output, call.probabilities, *optional)
 
 
 def _backward_formula(
-    signature: Signature, ctx: Any, cotangent: torch.Tensor
+    signature: Signature, ctx: Any, to_input: torch.Tensor, to_sinks: MaybeTensor = None
 ) -> tuple[MaybeTensor, ...]:
     """Returns the derivative of a backward op, a second derivative of the softmax: the gradients of
-    its grad_output g and probabilities y, from that of its result."""
-    scaled, dropped, y, m, _ = saved_backward(ctx, cotangent)
+    its grad_output g and probabilities y, from the cotangents of dx and ds."""
+    visibility, (g, y, seed, sink_probabilities) = Visibility.saved(ctx)
+    m: Any = 1.0 if seed is None else multiplier(ctx.p, seed, y).to(y.dtype)
+    dropped, scaled = g * m, to_input.to(y.dtype) * ctx.scale * visibility.visible(y)
     by_dropped, by_y = second_derivative(scaled, dropped, y, -1)
+    if to_sinks is not None:
+        # The saved t is a constant for autograd. Adding rest - rest.detach(), which is 0, gives it
+        # the derivative of 1 - sum(y), for a third derivative.
+        rest = 1 - y.sum(-1, dtype=sink_probabilities.dtype)
+        t = (sink_probabilities + (rest - rest.detach())).unsqueeze(-1)
+        cotangent = to_sinks.unsqueeze(-1)
+        total = (dropped * y).sum(-1, True, dtype=sink_probabilities.dtype)
+        slope = (cotangent * t).to(y.dtype)
+        by_dropped = by_dropped - slope * y
+        by_y = by_y - slope * dropped + (cotangent * total).to(y.dtype)
     return signature.gradients(grad_output=by_dropped * m, probabilities=by_y)
 
 
 # --- registration -------------------------------------------------------------------------------
 
-register_fake("masked_softmax", _FORWARD.of_call(partial(_fake_forward, _FORWARD.name)))
-register_fake("masked_softmax_out", _OUT.of_call(_fake_out))
-register_fake("masked_softmax_", _IN_PLACE.of_call(_fake_in_place))
-register_fake("masked_softmax_dropout", _DROPOUT.of_call(_fake_dropout))
-register_fake("_masked_softmax_dropout", _DROPOUT.of_call(partial(_fake_forward, _DROPOUT.name)))
 
-for _signature, _formula, _setup in (
-    (_FORWARD, _forward_formula, _setup_forward),
-    (_DROPOUT, _dropout_formula, _setup_dropout),
-):
-    _other = partial(_with_learned_sinks, _signature)
-    register_autograd(_signature.name, _formula, _setup, _other)
-register_mutation("masked_softmax_out", written=_OUT.names.index("out"))
-register_mutation("masked_softmax_", written=0)
-for _signature in _BACKWARDS:
-    register_fake(_signature.name, _signature.of_call(partial(_fake_backward, _signature.name)))
-    if _signature.name.endswith("_"):
-        register_mutation(_signature.name, written=0)
+def _register_forward(op: str) -> None:
+    signature = Signature(op)
+    fake = _fake_output if op == "masked_softmax" else _fake_results
+    register_fake(op, signature.of_call(partial(fake, op)))
+    formula, setup = partial(_forward_formula, signature), partial(_setup_forward, signature)
+    other_op = None if _has_sinks(op) else partial(_with_learned_sinks, signature)
+    register_autograd(op, formula, setup, other_op)
+    register_float32_output(op)
+
+
+def _register_backward(op: str) -> None:
+    signature = Signature(op)
+    register_fake(op, signature.of_call(partial(_fake_backward, op)))
+    if op.endswith("_"):
+        register_mutation(op, written=0)
     else:
-        _both = partial(_backward_formula, _signature), partial(_setup_backward, _signature)
-        register_autograd(_signature.name, *_both)
+        formula, setup = partial(_backward_formula, signature), partial(_setup_backward, signature)
+        register_autograd(op, formula, setup)
+
+
+for _op in ("masked_softmax", "masked_softmax_dropout", "masked_softmax_sinks"):
+    _register_forward(_op)
+    _register_backward(f"{_op}_backward")
+for _op in ("masked_softmax_backward_", "masked_softmax_dropout_backward_"):
+    _register_backward(_op)
+_OUT, _IN_PLACE = Signature("masked_softmax_out"), Signature("masked_softmax_")
+_DROPOUT = Signature("_masked_softmax_dropout")
+register_fake(_OUT.name, _OUT.of_call(_fake_out))
+register_fake(_IN_PLACE.name, _IN_PLACE.of_call(_fake_in_place))
+register_fake(_DROPOUT.name, _DROPOUT.of_call(partial(_fake_output, "masked_softmax_dropout")))
+register_mutation(_OUT.name, written=_OUT.names.index("out"))
+register_mutation(_IN_PLACE.name, written=0)
+register_float32_output(_DROPOUT.name)
 
 for _op in ("masked_softmax", "masked_softmax_out", "masked_softmax_", "masked_softmax_backward"):
     vmap.register_rows(_op, mask=0, bias=0, start=1, end=1, sinks=1)
-for _op in ("masked_softmax", "masked_softmax_dropout", "_masked_softmax_dropout"):
-    register_float32_output(_op)
 # These ops make one call per slice. Random numbers depend on a row's index in the call, so that in
 # one call for the batch, slices with the same seed would get different numbers.
-for _op in ("masked_softmax_dropout", "_masked_softmax_dropout", "masked_softmax_dropout_backward"):
+for _op in (
+    "masked_softmax_dropout",
+    "_masked_softmax_dropout",
+    "masked_softmax_dropout_backward",
+    "masked_softmax_sinks",
+    "masked_softmax_sinks_backward",
+):
     vmap.register_loop(_op)
