@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -424,28 +424,18 @@ def masked_softmax(
     et al., "Efficient Streaming Language Models with Attention Sinks" (2023), section 3.3; for the
     soft cap, Gemma Team, "Gemma 2" (2024), section 2.
     """
-    band, zero = _band(input, causal, window), _zero_masked_rows(masked_rows)
-    if type(scale) is not float:
-        scale = _arguments.number("masked_softmax", "scale", scale)
-    if type(mask_value) is not float:
-        mask_value = _arguments.number("masked_softmax", "mask_value", mask_value)
-    if sinks is not None:
-        sinks = _sinks_of("masked_softmax", input, sinks)
-    masking = (mask, scale, band.causal, mask_value)
-    if softcap is not None and type(softcap) is not float:
-        softcap = _arguments.number("masked_softmax", "softcap", softcap)
-    bounds = (band.lower_diagonal, start, end, sinks, softcap)
+    function = "masked_softmax"
+    scores = (scale, causal, mask_value, window, sinks, softcap)
+    masking, rest = _masking(function, input, mask, start, end, masked_rows, *scores)
     if out is not None:
-        _check_out_dtype("masked_softmax", out, dtype, input)
-        settings = (bias, band.diagonal, zero, out, *bounds)
-        _ops.masked_softmax_out.default(input, *masking, *settings)
+        _check_out_dtype(function, out, dtype, input)
+        _ops.masked_softmax_out.default(input, *masking, bias, *rest[:2], out, *rest[2:])
         return out
     if dtype is not None:
-        _arguments.floating("masked_softmax", "dtype", dtype)
-    rest = (bias, dtype, band.diagonal, zero, *bounds)
+        _arguments.floating(function, "dtype", dtype)
     if _require_grad(sinks):
-        return _masked_softmax_sinks(input, *masking, 0.0, None, *rest)[0]
-    return _masked_softmax(input, *masking, *rest)
+        return _masked_softmax_sinks(input, *masking, 0.0, None, bias, dtype, *rest)[0]
+    return _masked_softmax(input, *masking, bias, dtype, *rest)
 
 
 def masked_softmax_dropout(
@@ -494,45 +484,60 @@ def masked_softmax_dropout(
     Source: Srivastava et al., "Dropout" (2014); Salmon et al., "Parallel Random Numbers: As Easy as
     1, 2, 3" (2011); :func:`torch.nn.functional.dropout`.
     """
-    if not training:
-        return masked_softmax(
-            input,
-            mask,
-            scale=scale,
-            causal=causal,
-            mask_value=mask_value,
-            bias=bias,
-            dtype=dtype,
-            masked_rows=masked_rows,
-            window=window,
-            start=start,
-            end=end,
-            sinks=sinks,
-            softcap=softcap,
-        )
     function = "masked_softmax_dropout"
-    p = p if type(p) is float else _arguments.number(function, "p", p)
+    scores = (scale, causal, mask_value, window, sinks, softcap)
+    masking, rest = _masking(function, input, mask, start, end, masked_rows, *scores)
+    if dtype is not None:
+        _arguments.floating(function, "dtype", dtype)
+    dropout: tuple[float, torch.Tensor | None] = (0.0, None)
+    if training:
+        p = p if type(p) is float else _arguments.number(function, "p", p)
+        dropout = (p, _drawn_seed(function, input) if seed is None else seed)
+    if _require_grad(sinks):
+        return _masked_softmax_sinks(input, *masking, *dropout, bias, dtype, *rest)[0]
+    if not training:
+        return _masked_softmax(input, *masking, bias, dtype, *rest)
+    results = _masked_softmax_dropout(input, *masking, *dropout, bias, dtype, *rest)
+    output: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
+    return output
+
+
+def _masking(
+    function: str,
+    input: torch.Tensor,
+    mask: torch.Tensor | None,
+    start: torch.Tensor | None,
+    end: torch.Tensor | None,
+    masked_rows: MaskedRows,
+    scale: float,
+    causal: Causal,
+    mask_value: float,
+    window: Window | None,
+    sinks: torch.Tensor | float | None,
+    softcap: float | None,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Returns two parts of an op's arguments, checked and converted: those after the input, and
+    those after bias and dtype. The second begins with the diagonal and what to do with masked
+    rows."""
+    # The diagonals between which a query sees keys, as in torch.tril. The upper one counts only if
+    # the op is causal, the lower one only if it is not None.
+    diagonal, lower_diagonal, is_causal = _diagonal(input, causal), None, bool(causal)
+    if window is not None:
+        left, right = _arguments.window(window, causal)
+        is_causal, lower_diagonal = True, diagonal - left
+        diagonal = diagonal if causal else right
+    if type(masked_rows) is not str or masked_rows not in ("nan", "zero"):
+        _arguments.one_of("masked_rows", masked_rows, get_args(MaskedRows))
     if type(scale) is not float:
         scale = _arguments.number(function, "scale", scale)
     if type(mask_value) is not float:
         mask_value = _arguments.number(function, "mask_value", mask_value)
-    if dtype is not None:
-        _arguments.floating(function, "dtype", dtype)
-    if seed is None:
-        seed = _drawn_seed(function, input)
-    band = _band(input, causal, window)
     if sinks is not None:
         sinks = _sinks_of(function, input, sinks)
     if softcap is not None and type(softcap) is not float:
         softcap = _arguments.number(function, "softcap", softcap)
-    options = (bias, dtype, band.diagonal, _zero_masked_rows(masked_rows))
-    masking = (mask, scale, band.causal, mask_value)
-    rest = (p, seed, *options, band.lower_diagonal, start, end, sinks, softcap)
-    if _require_grad(sinks):
-        return _masked_softmax_sinks(input, *masking, *rest)[0]
-    results = _masked_softmax_dropout(input, *masking, *rest)
-    output: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
-    return output
+    bounds = (lower_diagonal, start, end, sinks, softcap)
+    return (mask, scale, is_causal, mask_value), (diagonal, masked_rows == "zero", *bounds)
 
 
 def segment_bounds(
@@ -604,23 +609,6 @@ def _require_grad(sinks: torch.Tensor | float | None) -> bool:
     return sinks.requires_grad and torch.is_grad_enabled()
 
 
-class _Band(NamedTuple):
-    """Holds the diagonals between which a query sees keys, as in ``torch.tril``. The upper one,
-    ``diagonal``, counts only if ``causal`` is True, the lower one only if it is not None."""
-
-    causal: bool
-    diagonal: int
-    lower_diagonal: int | None
-
-
-def _band(input: torch.Tensor, causal: Causal, window: Window | None) -> _Band:
-    diagonal = _diagonal(input, causal)
-    if window is None:
-        return _Band(bool(causal), diagonal, None)
-    left, right = _arguments.window(window, causal)
-    return _Band(True, diagonal if causal else right, diagonal - left)
-
-
 def _diagonal(input: torch.Tensor, causal: Causal) -> int:
     """Returns the diagonal of a query's own position, as in ``torch.tril``: keys - queries for
     "bottom_right", else 0. If ``causal`` is not False, a query sees the keys up to it. A window is
@@ -635,12 +623,6 @@ def _bottom_right_diagonal(input: torch.Tensor) -> int:
     if _arguments.tensor("masked_softmax", "input", input).dim() < 2:
         return 0  # the op raises with its own message
     return input.shape[-1] - input.shape[-2]
-
-
-def _zero_masked_rows(masked_rows: MaskedRows) -> bool:
-    if type(masked_rows) is not str or masked_rows not in ("nan", "zero"):
-        _arguments.one_of("masked_rows", masked_rows, get_args(MaskedRows))
-    return masked_rows == "zero"
 
 
 def layer_norm(
@@ -1023,49 +1005,34 @@ def add_rms_norm(
     dropout = _branch_dropout(function, input, p, training, seed)
     if type(eps) is not float:
         eps = _rms_eps(function, _dtype_of_sum(input, residual), eps)
-    arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
     if weight is not None and variant in ("llama", "t5"):
-        return _rounded_add_rms_norm(*arguments, weight)
-    return _fused_add_rms_norm(*arguments, weight)
-
-
-def _fused_add_rms_norm(
-    input: torch.Tensor,
-    residual: torch.Tensor,
-    normalized_shape: Sequence[int],
-    eps: float,
-    variant: RmsVariant,
-    dropout: tuple[float, torch.Tensor | None],
-    return_sum: bool,
-    weight: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
-    """Computes add_rms_norm in one call of an op."""
-    settings = _rms_settings(variant)
-    norm = (normalized_shape, weight, eps)
-    results = _add_rms_norm(input, residual, *norm, return_sum, *settings, *dropout)
+        norm = (normalized_shape, weight, eps)
+        return _rounded_add_rms_norm(input, residual, norm, variant, dropout, return_sum)
+    settings = (eps, return_sum, *_rms_settings(variant), *dropout)
+    results = _add_rms_norm(input, residual, normalized_shape, weight, *settings)
     return results if return_sum else results[0]
 
 
 def _rounded_add_rms_norm(
     input: torch.Tensor,
     residual: torch.Tensor,
-    normalized_shape: Sequence[int],
-    eps: float,
+    norm: tuple[Sequence[int], torch.Tensor, float],
     variant: RmsVariant,
     dropout: tuple[float, torch.Tensor | None],
     return_sum: bool,
-    weight: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
     """Computes add_rms_norm in the variants "llama" and "t5", whose result's dtype depends on the
     weight's: in one call of an op, or the sum first if the weight has another dtype."""
+    normalized_shape, weight, eps = norm
     dtype = _dtype_of_sum(input, residual)
-    if not _needs_separate_multiplication("add_rms_norm", input, weight, dtype):
-        arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
-        return _fused_add_rms_norm(*arguments, weight)
-    # Only the sum is used: the call has no weight, offset or rounding.
-    unweighted = (input, residual, normalized_shape, None, eps, 0.0, False)
-    total = _ops.add_rms_norm.default(*unweighted, *dropout)[1]
-    output = rms_norm(total, normalized_shape, weight, eps, variant=variant)
+    if _needs_separate_multiplication("add_rms_norm", input, weight, dtype):
+        # Only the sum is used: the call has no weight, offset or rounding.
+        unweighted = (input, residual, normalized_shape, None, eps, 0.0, False)
+        total = _ops.add_rms_norm.default(*unweighted, *dropout)[1]
+        output = rms_norm(total, normalized_shape, weight, eps, variant=variant)
+    else:
+        settings = _rms_settings(variant)
+        output, total = _add_rms_norm(input, residual, *norm, return_sum, *settings, *dropout)
     return (output, total) if return_sum else output
 
 
