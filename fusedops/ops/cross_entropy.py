@@ -254,6 +254,6 @@ register_fake("cross_entropy_backward", _BACKWARD.of_call(_fake_backward))
 register_fake("cross_entropy_backward_", _IN_PLACE.of_call(_fake_in_place))
 register_autograd("cross_entropy", _forward_formula, _setup_forward)
 register_autograd("cross_entropy_backward", _backward_formula, _setup_backward)
-register_mutation("cross_entropy_backward_", written=0, functional="cross_entropy_backward")
+register_mutation("cross_entropy_backward_", functional="cross_entropy_backward")
 for _signature in (_FORWARD, _BACKWARD, _IN_PLACE):
     vmap.register_rows(_signature.name)

@@ -426,7 +426,7 @@ def _register_backward(op: str) -> None:
     signature = Signature(op)
     register_fake(op, signature.of_call(partial(_fake_backward, op)))
     if op.endswith("_"):
-        register_mutation(op, written=0)
+        register_mutation(op)
     else:
         formula, setup = partial(_backward_formula, signature), partial(_setup_backward, signature)
         register_autograd(op, formula, setup)
@@ -442,8 +442,8 @@ _DROPOUT = Signature("_masked_softmax_dropout")
 register_fake(_OUT.name, _OUT.of_call(_fake_out))
 register_fake(_IN_PLACE.name, _IN_PLACE.of_call(_fake_in_place))
 register_fake(_DROPOUT.name, _DROPOUT.of_call(partial(_fake_output, "masked_softmax_dropout")))
-register_mutation(_OUT.name, written=_OUT.names.index("out"))
-register_mutation(_IN_PLACE.name, written=0)
+register_mutation(_OUT.name)
+register_mutation(_IN_PLACE.name)
 register_float32_output(_DROPOUT.name)
 
 for _op in ("masked_softmax", "masked_softmax_out", "masked_softmax_", "masked_softmax_backward"):

@@ -74,9 +74,9 @@ def _register_in_place(op: str) -> None:
 
     register_fake(f"{op}_", forward)
     register_fake(f"{op}_backward_", backward)
-    register_mutation(f"{op}_", written=0, functional=op)
-    register_mutation(f"{op}_backward_", written=0)
-    register_mutation(f"{op}_out", written=2)
+    register_mutation(f"{op}_", functional=op)
+    register_mutation(f"{op}_backward_")
+    register_mutation(f"{op}_out")
 
 
 def _register_forward_formula(op: str) -> None:

@@ -59,15 +59,6 @@ def _is_jvp_on_stack() -> bool:
     return any(transform.key() == TransformType.Jvp for transform in stack)
 
 
-def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
-    """Raises where an argument has a forward-mode tangent, which would be lost."""
-    if has_tangent(args):
-        raise NotImplementedError(
-            f"{op} has no forward-mode derivative (jvp, jacfwd), because it writes into an "
-            "argument: use the function without out"
-        )
-
-
 def composite_results(op: str, args: Sequence[Any]) -> Any:
     """Runs the op's composite, and converts the results to the op's own dtypes and layouts."""
     fakes = check_and_make_fakes(op, args)

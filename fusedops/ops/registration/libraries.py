@@ -138,6 +138,12 @@ def argument_names(op: str) -> list[str]:
     return [argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments]
 
 
+def written_arguments(op: str) -> list[str]:
+    """Returns the names of the arguments that an op writes into."""
+    arguments = getattr(torch.ops.fusedops, op).default._schema.arguments
+    return [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
 def with_variant(op: str) -> list[str]:
     """Returns the names of an op and, if there is one, of its no-autograd variant."""
     return [op, f"_{op}"] if op in OPS_WITH_VARIANT else [op]

@@ -3,115 +3,85 @@ ops. A call that is refused has not written any memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._C import _are_functorch_transforms_active
 
 from fusedops.ops.registration.autograd import requires_grad
-from fusedops.ops.registration.forward_mode import has_tangent, refuse_forward_mode
-from fusedops.ops.registration.libraries import LIBRARY
+from fusedops.ops.registration.forward_mode import has_tangent
+from fusedops.ops.registration.libraries import LIBRARY, argument_names, written_arguments
 
 
-def register_mutation(op: str, written: int, functional: str | None = None) -> None:
-    """Declares that ``fusedops::op`` writes into its argument number ``written`` and has no
-    derivative.
+def register_mutation(op: str, functional: str | None = None) -> None:
+    """Declares that ``fusedops::op``, which writes into an argument, has no derivative.
 
     A call that autograd would have to record is refused; every other call increments the tensor's
     version, so that a backward pass that has saved the old values raises. In forward mode, and
     where torch.func records the call, the result of ``functional``, an op of the same arguments, is
     copied into the argument, with its derivative; without ``functional`` the call is refused.
     """
-    overload = getattr(torch.ops.fusedops, op).default
-    resolve = _resolving_lazy_arguments(overload, written)
-    autograd = _refusing_derivatives(overload, written)
-    if functional is not None:
-        autograd = _copying_derivatives(functional, written, autograd)
-    LIBRARY.impl(op, autograd, "Autograd", with_keyset=True)
-    LIBRARY.impl(op, _bumping_version(overload, written), "ADInplaceOrView", with_keyset=True)
-    LIBRARY.impl(op, resolve, "Negative")
-    LIBRARY.impl(op, resolve, "ZeroTensor")
+    kernels = _Kernels(op, functional)
+    LIBRARY.impl(op, kernels.autograd, "Autograd", with_keyset=True)
+    LIBRARY.impl(op, kernels.bump_version, "ADInplaceOrView", with_keyset=True)
+    LIBRARY.impl(op, kernels.resolve_lazy_arguments, "Negative")
+    LIBRARY.impl(op, kernels.resolve_lazy_arguments, "ZeroTensor")
 
 
-def _names(overload: Any, written: int) -> tuple[str, str]:
-    """Returns the names of the op and of the argument that it writes into, for messages."""
-    schema = overload._schema
-    return schema.name, schema.arguments[written].name
+class _Kernels:
+    """The kernels of an op that writes into an argument. Each calls the next one."""
 
+    def __init__(self, op: str, functional: str | None) -> None:
+        self._overload = getattr(torch.ops.fusedops, op).default
+        self._functional = functional and getattr(torch.ops.fusedops, functional).default
+        self._name = self._overload._schema.name
+        self._names, (self._target,) = argument_names(op), written_arguments(op)
+        self._written = self._names.index(self._target)
 
-def _copying_derivatives(
-    functional: str, written: int, otherwise: Callable[..., None]
-) -> Callable[..., None]:
-    """Returns a kernel that copies the result of ``functional`` into the argument where forward
-    mode or torch.func takes a derivative; ``otherwise`` runs in all other cases."""
-    overload = getattr(torch.ops.fusedops, functional).default
-
-    def kernel(keys: Any, *args: Any) -> None:
+    def autograd(self, keys: Any, *args: Any) -> None:
         is_recorded = torch.is_grad_enabled() and any(map(requires_grad, args))
-        if has_tangent(args) or (is_recorded and _are_functorch_transforms_active()):
+        is_dual = has_tangent(args)
+        if self._functional and (is_dual or (is_recorded and _are_functorch_transforms_active())):
             # A derivative may save the arguments, of which one is about to be overwritten.
             copies = (arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
-            args[written].copy_(overload(*copies))
-        else:
-            otherwise(keys, *args)
-
-    return kernel
-
-
-def _refusing_derivatives(overload: Any, written: int) -> Callable[..., None]:
-    """Returns a kernel that refuses arguments with a derivative, and otherwise calls the next
-    kernel."""
-    name, target = _names(overload, written)
-    names = [argument.name for argument in overload._schema.arguments]
-
-    def kernel(keys: Any, *args: Any) -> None:
-        refuse_forward_mode(name, args)
-        if torch.is_grad_enabled() and any(map(requires_grad, args)):
-            of = zip(names, args, strict=False)
+            args[self._written].copy_(self._functional(*copies))
+            return
+        if is_dual:
+            raise NotImplementedError(
+                f"{self._name} has no forward-mode derivative (jvp, jacfwd), because it writes "
+                "into an argument: use the function without out"
+            )
+        if is_recorded:
+            of = zip(self._names, args, strict=False)
             argument = next(name for name, value in of if requires_grad(value))
             raise RuntimeError(
-                f"{name} writes into its argument {target} and has no derivative, but {argument} "
-                "requires grad: call it under torch.no_grad(), or use the function without out"
+                f"{self._name} writes into its argument {self._target} and has no derivative, but "
+                f"{argument} requires grad: call it under torch.no_grad(), or use the function "
+                "without out"
             )
         with torch._C._AutoDispatchBelowAutograd():
-            overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
+            self._overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
 
-    return kernel
-
-
-def _bumping_version(overload: Any, written: int) -> Callable[..., None]:
-    """Returns a kernel that calls the next one, and increments the version of what it writes."""
-    name, target = _names(overload, written)
-
-    def kernel(keys: Any, *args: Any) -> None:
-        tensor = args[written]
+    def bump_version(self, keys: Any, *args: Any) -> None:
+        """Increments the version of what is written."""
+        tensor = args[self._written]
         if tensor is not None and tensor.is_inference():
             raise RuntimeError(
-                f"{name}: {target} was made in inference mode and is written outside of it, "
-                "which autograd would not notice; make it with .clone()"
+                f"{self._name}: {self._target} was made in inference mode and is written outside "
+                "of it, which autograd would not notice; make it with .clone()"
             )
         with torch._C._AutoDispatchBelowADInplaceOrView():
-            overload.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args)
+            self._overload.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args)
         torch.autograd.graph.increment_version(tensor)
 
-    return kernel
-
-
-def _resolving_lazy_arguments(overload: Any, written: int) -> Callable[..., None]:
-    """Returns a kernel that computes the elements of arguments that are lazy views, and refuses to
-    write into one."""
-    name, target = _names(overload, written)
-
-    def kernel(*args: Any) -> None:
-        if _is_lazy(args[written]):
+    def resolve_lazy_arguments(self, *args: Any) -> None:
+        """Computes the elements of arguments that are lazy views, and refuses to write into one."""
+        if _is_lazy(args[self._written]):
             raise RuntimeError(
-                f"{name}: {target} is a lazy view (a negation, or zeros without memory) whose "
-                "memory holds other values; make it with .resolve_neg().clone()"
+                f"{self._name}: {self._target} is a lazy view (a negation, or zeros without "
+                "memory) whose memory holds other values; make it with .resolve_neg().clone()"
             )
-        overload(*(a.resolve_neg().clone() if _is_lazy(a) else a for a in args))
-
-    return kernel
+        self._overload(*(a.resolve_neg().clone() if _is_lazy(a) else a for a in args))
 
 
 def _is_lazy(value: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fusedops.ops.registration.libraries import argument_names, written_arguments
 from fusedops.ops.registration.variants import register_vmap
 
 BatchDims = tuple[int | None, ...]
@@ -66,11 +67,10 @@ def register_rows(op: str, **missing: int) -> None:
         dimensions they lack.
     """
     overload = getattr(torch.ops.fusedops, op).default
-    arguments = overload._schema.arguments
-    targets = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    all_names, targets = argument_names(op), written_arguments(op)
 
     def rule(info: Any, in_dims: BatchDims, *args: Any) -> tuple[Any, Any]:
-        names = [argument.name for argument in arguments[: len(args)]]
+        names = all_names[: len(args)]
         named, dims = dict(zip(names, args, strict=True)), dict(zip(names, in_dims, strict=True))
         fronts = {
             name: written(op.removesuffix("_out"), name, value, dims[name])
