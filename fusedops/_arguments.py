@@ -53,6 +53,10 @@ def number(function: str, name: str, value: Any) -> float:
         raise wrong(function, name, value, "a number") from None
 
 
+def optional_number(function: str, name: str, value: Any) -> float | None:
+    return None if value is None else number(function, name, value)
+
+
 def floating(function: str, name: str, dtype: Any) -> None:
     """Raises unless ``dtype`` is a torch.dtype that the ops can return."""
     if not isinstance(dtype, torch.dtype):

@@ -27,6 +27,8 @@ _linear_cross_entropy_losses: Callable[..., tuple[torch.Tensor, ...]] = through_
 
 Reduction = Literal["mean", "sum", "none"]
 _REDUCTIONS = get_args(Reduction)
+#: Reduction, ignore index, label smoothing, z-loss and soft cap.
+_Settings = tuple[Reduction, int | None, float, float, float | None]
 #: The class of torch 2.13 and later; before, nothing is an instance.
 _OPTIONS: type | tuple[()] = getattr(torch.nn, "LinearCrossEntropyOptions", ())
 
@@ -119,8 +121,8 @@ def cross_entropy(
     Architecture" (2015), section 7, for the smoothing; Chowdhery et al., "PaLM" (2022), section 5,
     for ``z_loss``; Gemma Team, "Gemma 2" (2024), section 2, for the soft cap.
     """
-    settings = (ignore_index, reduction, label_smoothing, z_loss, softcap, dim)
-    loss, lse = _class_loss(input, target, weight, *settings)
+    settings = (reduction, ignore_index, label_smoothing, z_loss, softcap)
+    loss, lse = _class_loss(input, target, weight, dim, settings)
     return (loss, lse) if return_lse else loss
 
 
@@ -128,17 +130,12 @@ def _class_loss(
     input: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
-    ignore_index: int | None,
-    reduction: Reduction,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
     dim: int | None,
+    settings: _Settings,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the loss, and the lse of each row."""
     function = "cross_entropy"
-    smoothing, z_loss, softcap = _numbers(function, label_smoothing, z_loss, softcap)
-    _arguments.one_of("reduction", reduction, _REDUCTIONS)
+    reduction, ignore_index, smoothing, z_loss, softcap = _checked(function, settings)
     rows = _rows_of_classes(input, dim)
     _check_classes(function, target)
     if weight is not None and rows.dim() > 0:
@@ -182,17 +179,18 @@ def _reduced(
     return losses.mean() if counts is None else losses.sum() / counts.sum()
 
 
-def _numbers(
-    function: str, label_smoothing: float, z_loss: float, softcap: float | None
-) -> tuple[float, float, float | None]:
-    """Returns the settings as numbers. z_loss is checked here, and the others by the op."""
-    label_smoothing = _arguments.number(function, "label_smoothing", label_smoothing)
+def _checked(function: str, settings: _Settings) -> _Settings:
+    """Returns the settings with numbers converted. The op checks those that are not checked
+    here."""
+    reduction, ignore_index, smoothing, z_loss, softcap = settings
+    smoothing = _arguments.number(function, "label_smoothing", smoothing)
     z_loss = _arguments.number(function, "z_loss", z_loss)
     if softcap is not None:
         softcap = _arguments.number(function, "softcap", softcap)
     if not 0 <= z_loss < math.inf:
         raise RuntimeError(f"{function}: z_loss is {z_loss:g}, wanted a finite number >= 0")
-    return label_smoothing, z_loss, softcap
+    _arguments.one_of("reduction", reduction, _REDUCTIONS)
+    return reduction, ignore_index, smoothing, z_loss, softcap
 
 
 def _rows_of_classes(input: torch.Tensor, dim: int | None) -> torch.Tensor:
@@ -329,7 +327,7 @@ def linear_cross_entropy(
     """
     check_options("linear_cross_entropy", options)
     settings = (reduction, ignore_index, label_smoothing, z_loss, softcap)
-    return _linear_loss(input, linear_weight, target, linear_bias, weight, *settings)
+    return _linear_loss(input, linear_weight, target, linear_bias, weight, settings)
 
 
 def _linear_loss(
@@ -338,17 +336,12 @@ def _linear_loss(
     target: torch.Tensor,
     linear_bias: torch.Tensor | None,
     weight: torch.Tensor | None,
-    reduction: Reduction,
-    ignore_index: int | None,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
+    settings: _Settings,
 ) -> torch.Tensor:
     """Returns the loss. An op that returns the loss of each row is called where ``reduction`` or
     the gradient of ``weight`` needs them, otherwise one that returns their sum."""
     function = "linear_cross_entropy"
-    smoothing, z_loss, softcap = _numbers(function, label_smoothing, z_loss, softcap)
-    _arguments.one_of("reduction", reduction, _REDUCTIONS)
+    reduction, ignore_index, smoothing, z_loss, softcap = _checked(function, settings)
     _check_classes(function, target)
     _check_ignore_index(function, ignore_index)
     heads = _heads(_Layer(input, linear_weight, target, linear_bias))
@@ -361,11 +354,11 @@ def _linear_loss(
         losses, lse = heads.losses(ignore_index, smoothing, softcap)
         loss = _reduced(losses, lse, counts, reduction, z_loss)
         return loss.reshape(target.shape) if reduction == "none" else loss
-    settings = (ignore_index, smoothing, z_loss, softcap)
+    of_op = (ignore_index, smoothing, z_loss, softcap)
     if reduction == "sum":
-        return heads.sum(counts, None, *settings)
+        return heads.sum(counts, None, *of_op)
     scale, power = _inverse_of_sum(counts, classes, ignore_index, dtype)
-    return heads.sum(counts, scale, *settings) * power
+    return heads.sum(counts, scale, *of_op) * power
 
 
 def _has_classes(linear_weight: torch.Tensor) -> bool:

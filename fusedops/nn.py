@@ -26,6 +26,11 @@ class _Unscriptable:
         )
 
 
+def _shown(module: nn.Module, *names: str) -> str:
+    """Returns attributes of a module by name, as repr() shows them."""
+    return ", ".join(f"{name}={getattr(module, name)!r}" for name in names)
+
+
 class Softmax(_Unscriptable, nn.Softmax):
     r"""``torch.nn.Softmax``, computed by :func:`fusedops.softmax`.
 
@@ -118,8 +123,8 @@ class MaskedSoftmax(_Unscriptable, nn.Module):
         if window is not None:
             _arguments.window(window, causal)
         self.window = window
-        self.sinks = _optional_number("sinks", sinks)
-        self.softcap = _optional_number("softcap", softcap)
+        self.sinks = _arguments.optional_number("MaskedSoftmax", "sinks", sinks)
+        self.softcap = _arguments.optional_number("MaskedSoftmax", "softcap", softcap)
 
     def forward(
         self,
@@ -148,11 +153,8 @@ class MaskedSoftmax(_Unscriptable, nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return (
-            f"scale={self.scale}, causal={self.causal!r}, mask_value={self.mask_value}, "
-            f"p={self.p}, masked_rows={self.masked_rows!r}, "
-            f"window={self.window!r}, sinks={self.sinks!r}, softcap={self.softcap!r}"
-        )
+        names = ("scale", "causal", "mask_value", "p", "masked_rows", "window", "sinks", "softcap")
+        return _shown(self, *names)
 
 
 def _value_or(value: torch.Tensor | None, default: float | None) -> torch.Tensor | float | None:
@@ -160,10 +162,6 @@ def _value_or(value: torch.Tensor | None, default: float | None) -> torch.Tensor
 
 
 torch.fx.wrap("_value_or")  # one node: a proxy does not know whether its value is None
-
-
-def _optional_number(name: str, value: float | None) -> float | None:
-    return None if value is None else _arguments.number("MaskedSoftmax", name, value)
 
 
 class CrossEntropyLoss(_Unscriptable, nn.CrossEntropyLoss):
@@ -205,7 +203,7 @@ class CrossEntropyLoss(_Unscriptable, nn.CrossEntropyLoss):
             weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=smoothing
         )
         self.z_loss = _arguments.number(name, "z_loss", z_loss)
-        self.softcap = None if softcap is None else _arguments.number(name, "softcap", softcap)
+        self.softcap = _arguments.optional_number(name, "softcap", softcap)
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         reduction: Reduction = self.reduction  # type: ignore[assignment]
@@ -221,11 +219,8 @@ class CrossEntropyLoss(_Unscriptable, nn.CrossEntropyLoss):
         )
 
     def extra_repr(self) -> str:
-        return (
-            f"ignore_index={self.ignore_index}, reduction={self.reduction!r}, "
-            f"label_smoothing={self.label_smoothing}, z_loss={self.z_loss}, "
-            f"softcap={self.softcap!r}"
-        )
+        names = ("ignore_index", "reduction", "label_smoothing", "z_loss", "softcap")
+        return _shown(self, *names)
 
 
 class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
@@ -285,7 +280,7 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
         self.ignore_index = ignore_index
         self.label_smoothing = _arguments.number(name, "label_smoothing", label_smoothing)
         self.z_loss = _arguments.number(name, "z_loss", z_loss)
-        self.softcap = None if softcap is None else _arguments.number(name, "softcap", softcap)
+        self.softcap = _arguments.optional_number(name, "softcap", softcap)
         self.register_buffer("weight", weight)
         # torch's module has this layer too, so that state dicts fit.
         results = math.prod(self.out_features, start=num_classes)
@@ -312,12 +307,8 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return (
-            f"out_features={self.out_features}, "
-            f"reduction={self.reduction!r}, ignore_index={self.ignore_index}, "
-            f"label_smoothing={self.label_smoothing}, z_loss={self.z_loss}, "
-            f"softcap={self.softcap!r}"
-        )
+        names = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap")
+        return _shown(self, "out_features", *names)
 
 
 class LayerNorm(_Unscriptable, nn.LayerNorm):
@@ -416,9 +407,7 @@ class StdNorm(_AffineNorm):
         return F.std_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
-        )
+        return f"{self.normalized_shape}, {_shown(self, 'eps', 'elementwise_affine')}"
 
 
 class RMSNorm(_Unscriptable, nn.RMSNorm):
@@ -464,7 +453,7 @@ class RMSNorm(_Unscriptable, nn.RMSNorm):
         return F.rms_norm(input, shape, self.weight, self.eps, variant=self.variant)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, variant={self.variant!r}"
+        return f"{super().extra_repr()}, {_shown(self, 'variant')}"
 
 
 class _ChannelNorm(_AffineNorm):
