@@ -27,7 +27,6 @@ CLASSES = (torch.int64, torch.int32, torch.uint8)
 
 _FORWARD = Signature("cross_entropy")
 _BACKWARD = Signature("cross_entropy_backward")
-_IN_PLACE = Signature("cross_entropy_backward_")
 
 
 # --- fake kernels -------------------------------------------------------------------------------
@@ -249,11 +248,11 @@ def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[MaybeTensor, .
 
 # --- registration -------------------------------------------------------------------------------
 
-register_fake("cross_entropy", _FORWARD.of_call(_fake_forward))
-register_fake("cross_entropy_backward", _BACKWARD.of_call(_fake_backward))
-register_fake("cross_entropy_backward_", _IN_PLACE.of_call(_fake_in_place))
+register_fake("cross_entropy", _fake_forward)
+register_fake("cross_entropy_backward", _fake_backward)
+register_fake("cross_entropy_backward_", _fake_in_place)
 register_autograd("cross_entropy", _forward_formula, _setup_forward)
 register_autograd("cross_entropy_backward", _backward_formula, _setup_backward)
 register_mutation("cross_entropy_backward_", functional="cross_entropy_backward")
-for _signature in (_FORWARD, _BACKWARD, _IN_PLACE):
-    vmap.register_rows(_signature.name)
+for _op in ("cross_entropy", "cross_entropy_backward", "cross_entropy_backward_"):
+    vmap.register_rows(_op)

@@ -18,7 +18,7 @@ from fusedops.ops.cross_entropy import (
     weights_of_classes,
     without_gradient,
 )
-from fusedops.ops.registration.forward_mode import register_composite_of_call
+from fusedops.ops.registration.forward_mode import register_composite
 
 
 def _cross_entropy(call: Any) -> tuple[torch.Tensor, ...]:
@@ -52,5 +52,5 @@ def _cross_entropy_backward(call: Any) -> torch.Tensor:
     return (logits.slope * dz).masked_fill(without_gradient(call), 0)
 
 
-register_composite_of_call("cross_entropy", _cross_entropy)
-register_composite_of_call("cross_entropy_backward", _cross_entropy_backward)
+register_composite("cross_entropy", _cross_entropy)
+register_composite("cross_entropy_backward", _cross_entropy_backward)

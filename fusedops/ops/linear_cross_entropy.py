@@ -208,17 +208,16 @@ def _selected(call: Any, of: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...
 # --- derivatives of the sum ---------------------------------------------------------------------
 
 
-def _recorded_loss(*args: Any) -> torch.Tensor:
+def _recorded_loss(call: Any) -> torch.Tensor:
     """Returns the loss for a call that autograd records, from the op that also computes the
     gradients of the arguments that require grad."""
-    call = _LOSS.bind(*args)
     if requires_grad(call.row_weights) or requires_grad(call.scale):
         raise RuntimeError(
             "linear_cross_entropy: row_weights or scale requires grad, which it would get none of "
             "here; multiply the results of linear_cross_entropy_losses by it"
         )
     mask = [requires_grad(getattr(call, name)) for name in _DIFFERENTIABLE]
-    loss: torch.Tensor = ops.linear_cross_entropy_gradients(*args, mask)[0]
+    loss: torch.Tensor = ops.linear_cross_entropy_gradients(*call, mask)[0]
     return loss
 
 
@@ -297,12 +296,12 @@ for _signature, _fake, _composed in (
     (_LOSSES, _fake_losses, _row_losses),
     (_BACKWARD, _fake_backward, _composed_backward),
 ):
-    register_fake(_signature.name, _signature.of_call(_fake))
-    register_composite(_signature.name, _signature.of_call(_composed))
+    register_fake(_signature.name, _fake)
+    register_composite(_signature.name, _composed)
     vmap.register_loop(_signature.name)
 register_composed_autograd(_LOSS.name, _recorded_loss)
 register_autograd(_GRADIENTS.name, _gradients_formula, _setup_gradients)
 register_autograd(_LOSSES.name, _losses_formula, _setup_losses)
-register_composed_autograd(_BACKWARD.name, _BACKWARD.of_call(_composed_backward))
+register_composed_autograd(_BACKWARD.name, _composed_backward)
 for _signature in (_LOSS, _LOSSES):
     register_lower_precision(_signature.name, _DIFFERENTIABLE)

@@ -361,10 +361,9 @@ def _gradients_of_scores(
     return results if sinks else [results]
 
 
-def _with_learned_sinks(signature: Signature, *args: Any) -> Any:
+def _with_learned_sinks(call: Any) -> Any:
     """Returns the results of the op if its sinks require grad, else NotImplemented. It calls
     masked_softmax_sinks, because the formulas here compute no gradient of sinks."""
-    call = signature.bind(*args)
     if call.sinks is None or not call.sinks.requires_grad:
         return NotImplemented
     no_dropout = {"p": 0.0, "seed": None}
@@ -415,16 +414,15 @@ def _backward_formula(
 def _register_forward(op: str) -> None:
     signature = Signature(op)
     fake = _fake_output if op == "masked_softmax" else _fake_results
-    register_fake(op, signature.of_call(partial(fake, op)))
+    register_fake(op, partial(fake, op))
     formula, setup = partial(_forward_formula, signature), partial(_setup_forward, signature)
-    other_op = None if _has_sinks(op) else partial(_with_learned_sinks, signature)
-    register_autograd(op, formula, setup, other_op)
+    register_autograd(op, formula, setup, None if _has_sinks(op) else _with_learned_sinks)
     register_float32_output(op)
 
 
 def _register_backward(op: str) -> None:
     signature = Signature(op)
-    register_fake(op, signature.of_call(partial(_fake_backward, op)))
+    register_fake(op, partial(_fake_backward, op))
     if op.endswith("_"):
         register_mutation(op)
     else:
@@ -437,14 +435,11 @@ for _op in ("masked_softmax", "masked_softmax_dropout", "masked_softmax_sinks"):
     _register_backward(f"{_op}_backward")
 for _op in ("masked_softmax_backward_", "masked_softmax_dropout_backward_"):
     _register_backward(_op)
-_OUT, _IN_PLACE = Signature("masked_softmax_out"), Signature("masked_softmax_")
-_DROPOUT = Signature("_masked_softmax_dropout")
-register_fake(_OUT.name, _OUT.of_call(_fake_out))
-register_fake(_IN_PLACE.name, _IN_PLACE.of_call(_fake_in_place))
-register_fake(_DROPOUT.name, _DROPOUT.of_call(partial(_fake_output, "masked_softmax_dropout")))
-register_mutation(_OUT.name)
-register_mutation(_IN_PLACE.name)
-register_float32_output(_DROPOUT.name)
+for _op, _fake in (("masked_softmax_out", _fake_out), ("masked_softmax_", _fake_in_place)):
+    register_fake(_op, _fake)
+    register_mutation(_op)
+register_fake("_masked_softmax_dropout", partial(_fake_output, "masked_softmax_dropout"))
+register_float32_output("_masked_softmax_dropout")
 
 for _op in ("masked_softmax", "masked_softmax_out", "masked_softmax_", "masked_softmax_backward"):
     vmap.register_rows(_op, mask=0, bias=0, start=1, end=1, sinks=1)

@@ -54,9 +54,9 @@ def _gradients(op: NormOp, input: torch.Tensor, named: Named) -> dict[str, torch
 # --- the ops ------------------------------------------------------------------------------------
 
 
-def _forward(op: NormOp, *args: Any) -> Results:
+def _forward(op: NormOp, call: Any) -> Results:
     """Returns the results of a norm of its input or of dropout(input) + residual."""
-    named = op.named(*args)
+    named = call._asdict()
     dim, input = named.get("dim"), _sum(named) if op.has_residual else named["input"]
     results = _norm(op, _with_dim_last(input, dim), named) | {"sum": input}
     return tuple(_moved_back(results[name], input, dim) for name in op.results)
@@ -71,9 +71,9 @@ def _sum(named: Named) -> torch.Tensor:
     return (kept + wide(residual)).to(torch.promote_types(input.dtype, residual.dtype))
 
 
-def _backward(op: NormOp, *args: Any) -> Results:
+def _backward(op: NormOp, call: Any) -> Results:
     """Returns the gradients that a backward op returns, also those that are not needed."""
-    named = op.named(*args)
+    named = call._asdict()
     dim, input = named.get("dim"), named[op.input]
     of_rows = ("grad_output", "mean", "rstd")
     moved = {name: _with_dim_last(named[name], dim) for name in of_rows if name in named}

@@ -72,9 +72,9 @@ def _check_tensors(op: NormOp, named: Named) -> None:
 # --- forward ------------------------------------------------------------------------------------
 
 
-def fake_forward(op: NormOp, *args: Any, **kwargs: Any) -> Any:
+def fake_forward(op: NormOp, call: Any) -> Any:
     """Checks the arguments and returns uninitialised tensors like the op's results."""
-    named = op.named(*args, **kwargs)
+    named = call._asdict()
     input: torch.Tensor = named["input"]
     function = op.function
     if op.has_residual:
@@ -128,9 +128,9 @@ def _check_backward(op: NormOp, named: Named) -> None:
     checks.check_eps(function, named.get("eps", 0.0))
 
 
-def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+def fake_backward(op: NormOp, call: Any) -> tuple[torch.Tensor, ...]:
     """Checks the arguments and returns uninitialised gradients, of shape [0] if not needed."""
-    named = op.named(*args, **kwargs)
+    named = call._asdict()
     input: torch.Tensor = named[op.input]
     mask, function = named["output_mask"], op.function
     checks.check_output_mask(function, mask, len(op.results))

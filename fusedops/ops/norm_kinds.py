@@ -10,7 +10,7 @@ that. csrc/norm_kinds.def has the kinds for C++.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -154,11 +154,6 @@ class NormOp(Signature):
         self.is_spatial, self.has_residual = "dim" in self.names, "p" in self.names
         #: The name of the tensor that is normalised.
         self.input = "sum" if self.is_backward and self.has_residual else "input"
-
-    def named(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Returns the arguments of a call by name, including those left at their defaults."""
-        named: dict[str, Any] = self.bind(*args, **kwargs)._asdict()
-        return named
 
 
 _VARIANTS = {f"_{op}" for op in OPS_WITH_VARIANT}

@@ -25,32 +25,30 @@ def contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _check_backward(op: str, grad_output: torch.Tensor, output: torch.Tensor, dim: int) -> None:
-    checks.check_dtype_of(op, "output", output)
-    checks.check_like(op, "grad_output", grad_output, ("output", output))
-    checks.check_dim(op, output, dim)
+def _check_backward(op: str, call: Any) -> None:
+    checks.check_dtype_of(op, "output", call.output)
+    checks.check_like(op, "grad_output", call.grad_output, ("output", call.output))
+    checks.check_dim(op, call.output, call.dim)
 
 
 def _register_fakes(op: str) -> None:
     """Registers the fake kernels of ``op``, of the form with ``out`` and of the backward op."""
 
-    def forward(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        result = checks.result_dtype(op, input, dtype)
-        checks.check_dim(op, input, dim)
-        return contiguous_like(input, result)
+    def forward(call: Any) -> torch.Tensor:
+        result = checks.result_dtype(op, call.input, call.dtype)
+        checks.check_dim(op, call.input, call.dim)
+        return contiguous_like(call.input, result)
 
-    def backward(
-        grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
-    ) -> torch.Tensor:
+    def backward(call: Any) -> torch.Tensor:
         name = f"{op}_backward"
-        _check_backward(name, grad_output, output, dim)
-        checks.check_dtype(name, "input_dtype", input_dtype)
-        return contiguous_like(output, input_dtype)
+        _check_backward(name, call)
+        checks.check_dtype(name, "input_dtype", call.input_dtype)
+        return contiguous_like(call.output, call.input_dtype)
 
-    def forward_out(input: torch.Tensor, dim: int, out: torch.Tensor) -> None:
-        checks.check_given(op, "input", input)
-        checks.check_out(op, out, input)
-        checks.check_dim(op, input, dim)
+    def forward_out(call: Any) -> None:
+        checks.check_given(op, "input", call.input)
+        checks.check_out(op, call.out, call.input)
+        checks.check_dim(op, call.input, call.dim)
 
     register_fake(op, forward)
     register_fake(f"{op}_out", forward_out)
@@ -62,15 +60,15 @@ def _register_in_place(op: str) -> None:
     _register_fakes. The in-place backward op, which overwrites grad_output, is for graphs in which
     nothing else uses that gradient."""
 
-    def forward(input: torch.Tensor, dim: int) -> None:
-        checks.check_dtype_of(f"{op}_", "input", input)
-        checks.check_distinct(f"{op}_", "input", input)
-        checks.check_dim(f"{op}_", input, dim)
+    def forward(call: Any) -> None:
+        checks.check_dtype_of(f"{op}_", "input", call.input)
+        checks.check_distinct(f"{op}_", "input", call.input)
+        checks.check_dim(f"{op}_", call.input, call.dim)
 
-    def backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int) -> None:
+    def backward(call: Any) -> None:
         name = f"{op}_backward_"
-        _check_backward(name, grad_output, output, dim)
-        checks.check_distinct(name, "grad_output", grad_output)
+        _check_backward(name, call)
+        checks.check_distinct(name, "grad_output", call.grad_output)
 
     register_fake(f"{op}_", forward)
     register_fake(f"{op}_backward_", backward)

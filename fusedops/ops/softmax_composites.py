@@ -2,57 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from fusedops.ops.checks import wide
 from fusedops.ops.masked_softmax import Visibility, multiplier
-from fusedops.ops.registration.forward_mode import register_composite, register_composite_of_call
+from fusedops.ops.registration.forward_mode import register_composite
 from fusedops.ops.softmax_stats import shift_of
 
 # --- softmax and log_softmax --------------------------------------------------------------------
 
 
-def _softmax_backward(
-    grad_output: torch.Tensor, output: torch.Tensor, dim: int, _: torch.dtype
-) -> torch.Tensor:
-    g, y = wide(grad_output), wide(output)
-    return y * (g - (g * y).sum(dim, keepdim=True))
+def _softmax(softmax: Callable[..., torch.Tensor], call: Any) -> torch.Tensor:
+    return softmax(call.input, call.dim, call.dtype)
 
 
-def _log_softmax_backward(
-    grad_output: torch.Tensor, output: torch.Tensor, dim: int, _: torch.dtype
-) -> torch.Tensor:
-    g, y = wide(grad_output), wide(output)
-    return g - y.exp() * g.sum(dim, keepdim=True)
+def _stack(softmax: Callable[..., torch.Tensor], call: Any) -> torch.Tensor:
+    return torch.stack([softmax(input, call.dim) for input in call.inputs], call.stack_dim)
 
 
-def _stacked(
-    softmax: Callable[..., torch.Tensor],
-) -> Callable[[Sequence[torch.Tensor], int, int], torch.Tensor]:
-    def stacked(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int) -> torch.Tensor:
-        return torch.stack([softmax(input, dim, None) for input in inputs], stack_dim)
+def _softmax_backward(call: Any) -> torch.Tensor:
+    g, y = wide(call.grad_output), wide(call.output)
+    return y * (g - (g * y).sum(call.dim, keepdim=True))
 
-    return stacked
+
+def _log_softmax_backward(call: Any) -> torch.Tensor:
+    g, y = wide(call.grad_output), wide(call.output)
+    return g - y.exp() * g.sum(call.dim, keepdim=True)
 
 
 # --- softmax in two steps -----------------------------------------------------------------------
 
 
-def _softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _softmax_stats(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes the statistics, and treats ``max`` as a constant, as reverse mode does."""
-    x = wide(input)
-    max = x.detach().amax(dim, keepdim=True)
-    return max, (x - shift_of(max)).exp().sum(dim, keepdim=True)
+    x = wide(call.input)
+    max = x.detach().amax(call.dim, keepdim=True)
+    return max, (x - shift_of(max)).exp().sum(call.dim, keepdim=True)
 
 
-def _softmax_apply(
-    input: torch.Tensor, max: torch.Tensor, sum: torch.Tensor, dim: int, _: torch.dtype | None
-) -> torch.Tensor:
-    x = wide(input)
-    return (x - max).exp() / sum
+def _softmax_apply(call: Any) -> torch.Tensor:
+    result: torch.Tensor = (wide(call.input) - call.max).exp() / call.sum
+    return result
 
 
 # --- masked softmax -----------------------------------------------------------------------------
@@ -125,18 +119,15 @@ def _masked_softmax_sinks_backward(call: Any) -> tuple[torch.Tensor, torch.Tenso
     return to_input, call.sink_probabilities * to_sinks
 
 
-_COMPOSITES: dict[str, Callable[..., Any]] = {
-    "softmax": torch.softmax,
-    "log_softmax": torch.log_softmax,
+_COMPOSITES: dict[str, Callable[[Any], Any]] = {
+    "softmax": partial(_softmax, torch.softmax),
+    "log_softmax": partial(_softmax, torch.log_softmax),
     "softmax_backward": _softmax_backward,
     "log_softmax_backward": _log_softmax_backward,
-    "stack_softmax": _stacked(torch.softmax),
-    "stack_log_softmax": _stacked(torch.log_softmax),
+    "stack_softmax": partial(_stack, torch.softmax),
+    "stack_log_softmax": partial(_stack, torch.log_softmax),
     "softmax_stats": _softmax_stats,
     "softmax_apply": _softmax_apply,
-}
-#: These composites take a named tuple of arguments, because there are many.
-_MASKED: dict[str, Callable[[Any], Any]] = {
     "masked_softmax": lambda call: _probabilities(call)[0],
     "masked_softmax_backward": lambda call: _gradients(call)[0],
     "masked_softmax_dropout": _masked_softmax_dropout,
@@ -148,5 +139,3 @@ _MASKED: dict[str, Callable[[Any], Any]] = {
 
 for _op, _composite in _COMPOSITES.items():
     register_composite(_op, _composite)
-for _op, _composite in _MASKED.items():
-    register_composite_of_call(_op, _composite)

@@ -17,7 +17,6 @@ import torch
 from fusedops.ops import checks
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import register_autograd
-from fusedops.ops.registration.signature import Signature
 from fusedops.ops.registration.variants import register_fake
 
 ops = torch.ops.fusedops
@@ -33,8 +32,8 @@ def shift_of(max: torch.Tensor) -> torch.Tensor:
 # --- fake kernels -------------------------------------------------------------------------------
 
 
-def _fake_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    op = "softmax_stats"
+def _fake_stats(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    op, input, dim = "softmax_stats", call.input, call.dim
     checks.check_dtype_of(op, "input", input)
     checks.check_dim(op, input, dim)
     checks.check(
@@ -93,7 +92,7 @@ def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
 
 
 register_fake("softmax_stats", _fake_stats)
-register_fake("softmax_apply", Signature("softmax_apply").of_call(_fake_apply))
+register_fake("softmax_apply", _fake_apply)
 register_autograd("softmax_stats", _stats_formula, _setup_stats)
 register_autograd("softmax_apply", _apply_formula, _setup_apply)
 vmap.register_rows("softmax_stats")

@@ -23,7 +23,7 @@ from fusedops.ops.registration.autograd import (
     register_autograd,
     register_composed_autograd,
 )
-from fusedops.ops.registration.forward_mode import register_composite_of_call
+from fusedops.ops.registration.forward_mode import register_composite
 from fusedops.ops.registration.signature import Signature
 from fusedops.ops.registration.variants import register_fake, register_vmap
 
@@ -107,11 +107,11 @@ def _check_norm(op: str, call: Any) -> checks.Like:
 # --- fake kernels -------------------------------------------------------------------------------
 
 
-def _fake_softmax(op: str, inputs: Tensors, dim: int, stack_dim: int) -> torch.Tensor:
-    _, input = _check_inputs(op, inputs)
-    checks.check_dim(op, input, dim)
-    _check_stack_dim(op, input.dim(), stack_dim)
-    return input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
+def _fake_softmax(op: str, call: Any) -> torch.Tensor:
+    _, input = _check_inputs(op, call.inputs)
+    checks.check_dim(op, input, call.dim)
+    _check_stack_dim(op, input.dim(), call.stack_dim)
+    return input.new_empty(_stacked(input.shape, call.stack_dim, len(call.inputs)))
 
 
 def _fake_layer_norm(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -299,13 +299,13 @@ for _op, _backward in (
     register_fake(_op, partial(_fake_softmax, _op))
     _register_softmax_formula(_op, _backward)
     _register_softmax_vmap(_op)
-register_fake(_FORWARD.name, _FORWARD.of_call(_fake_layer_norm))
-register_fake(_BACKWARD.name, _BACKWARD.of_call(_fake_layer_norm_backward))
+register_fake(_FORWARD.name, _fake_layer_norm)
+register_fake(_BACKWARD.name, _fake_layer_norm_backward)
 _register_layer_norm_vmap()
 register_autograd(_FORWARD.name, _layer_norm_formula, _setup_layer_norm)
-register_composed_autograd(_BACKWARD.name, _BACKWARD.of_call(_gradients_one_by_one))
-register_composite_of_call(_FORWARD.name, _norms_one_by_one)
-register_composite_of_call(_BACKWARD.name, _gradients_one_by_one)
+register_composed_autograd(_BACKWARD.name, _gradients_one_by_one)
+register_composite(_FORWARD.name, _norms_one_by_one)
+register_composite(_BACKWARD.name, _gradients_one_by_one)
 vmap.register_loop(_BACKWARD.name)
 for _op in ("stack_softmax", "stack_log_softmax", "stack_layer_norm"):
     register_float32_inputs(_op)

@@ -35,6 +35,7 @@ from fusedops.ops.registration.call import (
 from fusedops.ops.registration.forward_mode import composite_results, has_tangent
 from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT, argument_names
 from fusedops.ops.registration.schema_errors import explained
+from fusedops.ops.registration.signature import Signature
 
 #: Holds each op's derivative formula, and the function that saves tensors for it.
 _FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
@@ -100,17 +101,18 @@ def register_autograd(
     op: str,
     backward: Callable[..., Any],
     setup_context: Callable[..., Any],
-    other_op: Callable[..., Any] | None = None,
+    other_op: Callable[[Any], Any] | None = None,
 ) -> None:
     """Registers a derivative formula for ``fusedops::op``.
 
     ``backward(ctx, *grads)`` returns a gradient or None for each tensor among the arguments, also
     for one that is None and for each element of a list, from what ``setup_context(ctx, args,
     results)`` has saved. ``ctx.needs_input_grad`` has one unused entry before those of the tensors.
-    ``other_op(*args)`` returns NotImplemented where this formula serves the call, and otherwise the
-    results of the op whose formula does.
+    ``other_op(call)`` returns NotImplemented where this formula serves the call, whose arguments it
+    gets as a named tuple, and otherwise the results of the op whose formula does.
     """
     _FORMULAS[op] = backward, setup_context
+    bind = Signature(op).bind
 
     def record(ctx: Any, call: tuple[Callable[..., Any], tuple[Any, ...]], *_: Any) -> Any:
         return _record(ctx, setup_context, *call)
@@ -119,16 +121,17 @@ def register_autograd(
 
     def recorded(run: Callable[..., Any], args: tuple[Any, ...], tensors: list[Any]) -> Any:
         # The call may need a gradient that only the formula of another op has.
-        other = NotImplemented if other_op is None else other_op(*args)
-        return _recorded(apply, run, args, tensors) if other is NotImplemented else other
+        results = NotImplemented if other_op is None else other_op(bind(*args))
+        return _recorded(apply, run, args, tensors) if results is NotImplemented else results
 
     _register_kernel(op, recorded)
 
 
-def register_composed_autograd(op: str, composed: Callable[..., Any]) -> None:
-    """Registers that a call of ``fusedops::op`` that autograd records is ``composed(*args)``, which
-    calls ops that have formulas."""
-    _register_kernel(op, lambda run, args, tensors: composed(*args))
+def register_composed_autograd(op: str, composed: Callable[[Any], Any]) -> None:
+    """Registers that a call of ``fusedops::op`` that autograd records is ``composed(call)``, which
+    gets the arguments as a named tuple, and calls ops that have formulas."""
+    bind = Signature(op).bind
+    _register_kernel(op, lambda run, args, tensors: composed(bind(*args)))
 
 
 def _register_kernel(op: str, recorded: Callable[..., Any]) -> None:

@@ -26,16 +26,11 @@ from fusedops.ops.registration.variants import check_and_make_fakes
 _COMPOSITES: dict[str, Callable[..., Any]] = {}
 
 
-def register_composite(op: str, composite: Callable[..., Any]) -> None:
-    """Registers what ``fusedops::op`` runs in forward mode. ``composite(*args)`` returns the op's
-    results in any floating dtype and layout, and may compute those that the op leaves empty."""
-    _COMPOSITES[op] = composite
-
-
-def register_composite_of_call(op: str, composite: Callable[[Any], Any]) -> None:
-    """Does what :func:`register_composite` does for a composite that takes the arguments as a named
-    tuple."""
-    register_composite(op, Signature(op).of_call(composite))
+def register_composite(op: str, composite: Callable[[Any], Any]) -> None:
+    """Registers what ``fusedops::op`` runs in forward mode. ``composite(call)`` gets the arguments
+    as a named tuple, and returns the op's results in any floating dtype and layout. It may compute
+    those that the op leaves empty."""
+    _COMPOSITES[op] = Signature(op).of_call(composite)
 
 
 def _is_dual(value: Any) -> bool:

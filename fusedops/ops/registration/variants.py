@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
-from fusedops.ops.registration.libraries import check_defined, with_variant
+from fusedops.ops.registration.libraries import with_variant
+from fusedops.ops.registration.signature import Signature
 
 _fakes: dict[str, Callable[..., Any]] = {}
 
 
-def register_fake(op: str, fake: Callable[..., Any]) -> None:
-    check_defined(op)
-    _fakes[op] = fake
+def register_fake(op: str, fake: Callable[[Any], Any]) -> None:
+    """Registers ``fake(call)``, which gets the arguments as a named tuple."""
+    _fakes[op] = Signature(op).of_call(fake)
     for name in with_variant(op):
-        torch.library.register_fake(f"fusedops::{name}", fake)
+        torch.library.register_fake(f"fusedops::{name}", _fakes[op])
 
 
 def check_and_make_fakes(op: str, args: Sequence[Any]) -> Any:
