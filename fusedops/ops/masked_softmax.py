@@ -30,7 +30,13 @@ from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.mutation import register_mutation
 from fusedops.ops.registration.signature import MaybeTensor, Signature
 from fusedops.ops.registration.variants import register_fake
-from fusedops.ops.softmax import contiguous_like, second_derivative
+from fusedops.ops.softmax import (
+    fake_forward,
+    fake_gradient,
+    fake_in_place,
+    fake_out,
+    second_derivative,
+)
 
 ops = torch.ops.fusedops
 
@@ -119,7 +125,10 @@ def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> No
 
 
 def _check_forward(op: str, call: Any, computed: torch.dtype) -> None:
-    """Checks the arguments that all forward ops have, for scores of dtype ``computed``."""
+    """Checks the arguments of a forward op, for scores of dtype ``computed``."""
+    _check_dropout(op, call, ("input", call.input))
+    if _has_sinks(op):
+        checks.check_given(op, "sinks", call.sinks)
     _check_hiding(op, call.input, call)
     if call.bias is not None:
         checks.check_dtype(op, "bias", call.bias.dtype)
@@ -143,38 +152,15 @@ def _has_sinks(op: str) -> bool:
     return op.startswith("masked_softmax_sinks")
 
 
-def _fake_output(op: str, call: Any) -> torch.Tensor:
-    result = checks.result_dtype(op, call.input, call.dtype)
-    _check_dropout(op, call, ("input", call.input))
-    if _has_sinks(op):
-        checks.check_given(op, "sinks", call.sinks)
-    _check_forward(op, call, result)
-    return contiguous_like(call.input, result)
-
-
 def _fake_results(op: str, call: Any) -> tuple[torch.Tensor, ...]:
     """Returns the output, the probabilities before dropout and, with sinks, theirs."""
-    output = _fake_output(op, call)
+    output = fake_forward(_check_forward, op, call)
     probabilities = output.new_empty([0]) if call.seed is None else torch.empty_like(output)
     return (output, probabilities, _fake_statistic(output))[: 3 if _has_sinks(op) else 2]
 
 
 def _fake_statistic(scores: torch.Tensor) -> torch.Tensor:
     return scores.new_empty(scores.shape[:-1], dtype=checks.statistics_dtype(scores.dtype))
-
-
-def _fake_out(call: Any) -> None:
-    op = "masked_softmax"
-    checks.check_given(op, "input", call.input)
-    checks.check_out(op, call.out, call.input)
-    _check_forward(op, call, call.out.dtype)
-
-
-def _fake_in_place(call: Any) -> None:
-    op = "masked_softmax_"
-    checks.check_dtype_of(op, "input", call.input)
-    checks.check_distinct(op, "input", call.input)
-    _check_forward(op, call, call.input.dtype)
 
 
 def _fake_backward(op: str, call: Any) -> Any:
@@ -186,14 +172,11 @@ def _fake_backward(op: str, call: Any) -> Any:
     checks.check_dtype_of(op, "probabilities", y)
     checks.check_like(op, "grad_output", call.grad_output, like)
     _check_hiding(op, y, call)
-    if "input_dtype" not in call._fields:  # the op writes into grad_output
-        checks.check_distinct(op, "grad_output", call.grad_output)
-        return None
-    checks.check_dtype(op, "input_dtype", call.input_dtype)
+    to_input = fake_gradient(op, call, y)
     if not _has_sinks(op):
-        return contiguous_like(y, call.input_dtype)
+        return to_input
     checks.check_statistic(op, "sink_probabilities", call.sink_probabilities, like, y.shape[:-1])
-    return contiguous_like(y, call.input_dtype), _fake_statistic(y)
+    return to_input, _fake_statistic(y)
 
 
 # --- derivatives --------------------------------------------------------------------------------
@@ -413,7 +396,8 @@ def _backward_formula(
 
 def _register_forward(op: str) -> None:
     signature = Signature(op)
-    fake = _fake_output if op == "masked_softmax" else _fake_results
+    one_result = partial(fake_forward, _check_forward)
+    fake = one_result if op == "masked_softmax" else _fake_results
     register_fake(op, partial(fake, op))
     formula, setup = partial(_forward_formula, signature), partial(_setup_forward, signature)
     register_autograd(op, formula, setup, None if _has_sinks(op) else _with_learned_sinks)
@@ -435,10 +419,14 @@ for _op in ("masked_softmax", "masked_softmax_dropout", "masked_softmax_sinks"):
     _register_backward(f"{_op}_backward")
 for _op in ("masked_softmax_backward_", "masked_softmax_dropout_backward_"):
     _register_backward(_op)
-for _op, _fake in (("masked_softmax_out", _fake_out), ("masked_softmax_", _fake_in_place)):
-    register_fake(_op, _fake)
+for _op, _fake, _name in (
+    ("masked_softmax_out", fake_out, "masked_softmax"),
+    ("masked_softmax_", fake_in_place, "masked_softmax_"),
+    ("_masked_softmax_dropout", fake_forward, "masked_softmax_dropout"),
+):
+    register_fake(_op, partial(_fake, _check_forward, _name))
+for _op in ("masked_softmax_out", "masked_softmax_"):
     register_mutation(_op)
-register_fake("_masked_softmax_dropout", partial(_fake_output, "masked_softmax_dropout"))
 register_float32_output("_masked_softmax_dropout")
 
 for _op in ("masked_softmax", "masked_softmax_out", "masked_softmax_", "masked_softmax_backward"):

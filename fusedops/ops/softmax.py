@@ -7,6 +7,8 @@ a few torch functions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autocast import register_float32_output
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.mutation import register_mutation
+from fusedops.ops.registration.signature import MaybeTensor
 from fusedops.ops.registration.variants import register_fake
 
 ops = torch.ops.fusedops
@@ -25,56 +28,52 @@ def contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _check_backward(op: str, call: Any) -> None:
+# --- fake kernels, also those of masked_softmax -------------------------------------------------
+
+#: Checks the arguments of the named op that not all softmaxes have, for a result of this dtype.
+Check = Callable[[str, Any, torch.dtype], None]
+
+
+def fake_forward(check: Check, op: str, call: Any) -> torch.Tensor:
+    result = checks.result_dtype(op, call.input, call.dtype)
+    check(op, call, result)
+    return contiguous_like(call.input, result)
+
+
+def fake_out(check: Check, op: str, call: Any) -> None:
+    checks.check_given(op, "input", call.input)
+    checks.check_out(op, call.out, call.input)
+    check(op, call, call.out.dtype)
+
+
+def fake_in_place(check: Check, op: str, call: Any) -> None:
+    checks.check_dtype_of(op, "input", call.input)
+    checks.check_distinct(op, "input", call.input)
+    check(op, call, call.input.dtype)
+
+
+def fake_gradient(op: str, call: Any, output: torch.Tensor) -> MaybeTensor:
+    """Returns the result of a backward op that has no ``input_dtype`` if it writes into
+    grad_output."""
+    if "input_dtype" not in call._fields:
+        checks.check_distinct(op, "grad_output", call.grad_output)
+        return None
+    checks.check_dtype(op, "input_dtype", call.input_dtype)
+    return contiguous_like(output, call.input_dtype)
+
+
+def _check_dim(op: str, call: Any, _: torch.dtype) -> None:
+    checks.check_dim(op, call.input, call.dim)
+
+
+def _fake_backward(op: str, call: Any) -> MaybeTensor:
     checks.check_dtype_of(op, "output", call.output)
     checks.check_like(op, "grad_output", call.grad_output, ("output", call.output))
     checks.check_dim(op, call.output, call.dim)
+    return fake_gradient(op, call, call.output)
 
 
-def _register_fakes(op: str) -> None:
-    """Registers the fake kernels of ``op``, of the form with ``out`` and of the backward op."""
-
-    def forward(call: Any) -> torch.Tensor:
-        result = checks.result_dtype(op, call.input, call.dtype)
-        checks.check_dim(op, call.input, call.dim)
-        return contiguous_like(call.input, result)
-
-    def backward(call: Any) -> torch.Tensor:
-        name = f"{op}_backward"
-        _check_backward(name, call)
-        checks.check_dtype(name, "input_dtype", call.input_dtype)
-        return contiguous_like(call.output, call.input_dtype)
-
-    def forward_out(call: Any) -> None:
-        checks.check_given(op, "input", call.input)
-        checks.check_out(op, call.out, call.input)
-        checks.check_dim(op, call.input, call.dim)
-
-    register_fake(op, forward)
-    register_fake(f"{op}_out", forward_out)
-    register_fake(f"{op}_backward", backward)
-
-
-def _register_in_place(op: str) -> None:
-    """Registers the ops that write into an argument. The fake kernel of the one with ``out`` is in
-    _register_fakes. The in-place backward op, which overwrites grad_output, is for graphs in which
-    nothing else uses that gradient."""
-
-    def forward(call: Any) -> None:
-        checks.check_dtype_of(f"{op}_", "input", call.input)
-        checks.check_distinct(f"{op}_", "input", call.input)
-        checks.check_dim(f"{op}_", call.input, call.dim)
-
-    def backward(call: Any) -> None:
-        name = f"{op}_backward_"
-        _check_backward(name, call)
-        checks.check_distinct(name, "grad_output", call.grad_output)
-
-    register_fake(f"{op}_", forward)
-    register_fake(f"{op}_backward_", backward)
-    register_mutation(f"{op}_", functional=op)
-    register_mutation(f"{op}_backward_")
-    register_mutation(f"{op}_out")
+# --- derivatives --------------------------------------------------------------------------------
 
 
 def _register_forward_formula(op: str) -> None:
@@ -139,9 +138,18 @@ def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[An
     return to_g, to_y
 
 
+# --- registration -------------------------------------------------------------------------------
+
 for _op in ("softmax", "log_softmax"):
-    _register_fakes(_op)
-    _register_in_place(_op)
+    register_fake(_op, partial(fake_forward, _check_dim, _op))
+    register_fake(f"{_op}_out", partial(fake_out, _check_dim, _op))
+    register_fake(f"{_op}_", partial(fake_in_place, _check_dim, f"{_op}_"))
+    # The in-place backward op is for graphs in which nothing else uses grad_output.
+    for _backward in (f"{_op}_backward", f"{_op}_backward_"):
+        register_fake(_backward, partial(_fake_backward, _backward))
+    register_mutation(f"{_op}_", functional=_op)
+    register_mutation(f"{_op}_backward_")
+    register_mutation(f"{_op}_out")
     _register_forward_formula(_op)
     register_float32_output(_op)
     for _variant in ("", "_", "_out", "_backward"):
