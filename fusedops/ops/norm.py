@@ -19,7 +19,14 @@ import torch
 from fusedops.ops import checks
 from fusedops.ops.norm_fakes import fake_backward, fake_forward, needed_of_inputs, share_gradient
 from fusedops.ops.norm_kinds import NORM_OPS, NormOp
-from fusedops.ops.norm_second_order import SecondDerivative, multiplier, sum_of_rows
+from fusedops.ops.norm_second_order import (
+    SecondDerivative,
+    moved_back,
+    multiplier,
+    normalized_rank,
+    sum_of_rows,
+    with_dim_last,
+)
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autocast import register_float32_inputs
 from fusedops.ops.registration.autograd import gradient, register_autograd
@@ -200,10 +207,6 @@ def _returned(named: dict[str, Any], dtype: torch.dtype) -> list[bool]:
     return [*needed_of_inputs(mask, shared=share_gradient(named["p"], *terms)), *mask[2:]]
 
 
-def _moved(tensor: MaybeTensor, source: int, destination: int) -> MaybeTensor:
-    return None if tensor is None else tensor.movedim(source, destination)
-
-
 def _register_second_derivative(op: NormOp) -> None:
     """Registers the derivative of ``op``, a backward op: the gradients of its tensor arguments."""
     tensors = ("grad_output", op.input, "mean", "rstd", "weight", "seed")
@@ -235,21 +238,21 @@ def _second_derivatives(
     if op.has_residual:
         to_input = _cotangent_of_total(named, to_input, rest.pop(0), normalized, seed)
     to_weight, to_bias = (*rest, None)[:2]
-    dim = named.get("dim", -1)
+    dim = named.get("dim")
     by_grad_output, by_input, by_weight = SecondDerivative.apply(
         op.name.removesuffix("_backward"),
-        len(named.get("normalized_shape", [1])),
+        normalized_rank(named),
         named.get("weight_offset", 0.0),
-        _moved(to_input, dim, -1),
+        with_dim_last(to_input, dim),
         to_weight,
         to_bias,
-        *(_moved(tensor, dim, -1) for tensor in row_tensors),
+        *(with_dim_last(tensor, dim) for tensor in row_tensors),
         weight,
         named.get("eps", 0.0),
     )
     return {
-        "grad_output": _moved(by_grad_output, -1, dim),
-        op.input: _moved(by_input, -1, dim),
+        "grad_output": moved_back(by_grad_output, normalized, dim),
+        op.input: moved_back(by_input, normalized, dim),
         "weight": by_weight,
         "grad_sum": to_input if ctx.has_grad_sum else None,
     }

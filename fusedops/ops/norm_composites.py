@@ -13,7 +13,14 @@ import torch
 
 from fusedops.ops.checks import wide
 from fusedops.ops.norm_kinds import NORM_OPS, NormOp
-from fusedops.ops.norm_second_order import multiplier, projection, sum_of_rows
+from fusedops.ops.norm_second_order import (
+    moved_back,
+    multiplier,
+    normalized_rank,
+    projection,
+    sum_of_rows,
+    with_dim_last,
+)
 from fusedops.ops.registration.forward_mode import register_composite
 
 Named = dict[str, Any]
@@ -23,7 +30,7 @@ Results = tuple[torch.Tensor, ...]
 def _norm(op: NormOp, input: torch.Tensor, named: Named) -> dict[str, torch.Tensor]:
     """Returns the output, and the statistics that the kind has, by their names."""
     kind, weight, bias = op.kind, named["weight"], named.get("bias")
-    dims, x = tuple(range(-_rank(named), 0)), wide(input)
+    dims, x = tuple(range(-normalized_rank(named), 0)), wide(input)
     statistics = {"mean": x.mean(dims, keepdim=True)} if kind.has_mean else {}
     centered = x - statistics["mean"] if kind.has_mean else x
     statistics["rstd"] = kind.scale.differentiable_rstd(centered, dims, named["eps"])
@@ -39,7 +46,7 @@ def _norm(op: NormOp, input: torch.Tensor, named: Named) -> dict[str, torch.Tens
 
 def _gradients(op: NormOp, input: torch.Tensor, named: Named) -> dict[str, torch.Tensor]:
     """Returns the gradients of input, weight and bias, by the names of the results."""
-    rank, rstd, weight = _rank(named), named["rstd"], named["weight"]
+    rank, rstd, weight = normalized_rank(named), named["rstd"], named["weight"]
     project = projection(op.name, input, named.get("mean"), rstd, rank, named.get("eps", 0.0))
     g = dy = named["grad_output"].to(rstd.dtype)
     if weight is not None:
@@ -58,8 +65,8 @@ def _forward(op: NormOp, call: Any) -> Results:
     """Returns the results of a norm of its input or of dropout(input) + residual."""
     named = call._asdict()
     dim, input = named.get("dim"), _sum(named) if op.has_residual else named["input"]
-    results = _norm(op, _with_dim_last(input, dim), named) | {"sum": input}
-    return tuple(_moved_back(results[name], input, dim) for name in op.results)
+    results = _norm(op, with_dim_last(input, dim), named) | {"sum": input}
+    return tuple(moved_back(results[name], input, dim) for name in op.results)
 
 
 def _sum(named: Named) -> torch.Tensor:
@@ -76,9 +83,9 @@ def _backward(op: NormOp, call: Any) -> Results:
     named = call._asdict()
     dim, input = named.get("dim"), named[op.input]
     of_rows = ("grad_output", "mean", "rstd")
-    moved = {name: _with_dim_last(named[name], dim) for name in of_rows if name in named}
-    grads = _gradients(op, _with_dim_last(input, dim), named | moved)
-    grads["grad_input"] = _moved_back(grads["grad_input"], input, dim)
+    moved = {name: with_dim_last(named[name], dim) for name in of_rows if name in named}
+    grads = _gradients(op, with_dim_last(input, dim), named | moved)
+    grads["grad_input"] = moved_back(grads["grad_input"], input, dim)
     if op.has_residual:
         total = grads["grad_input"]
         if named["grad_sum"] is not None:
@@ -88,25 +95,6 @@ def _backward(op: NormOp, call: Any) -> Results:
             dropout = named["normalized_shape"], named["p"], named["seed"]
             grads["grad_input"] = total * multiplier(total, *dropout)
     return tuple(grads[name] for name in op.results)
-
-
-def _rank(named: Named) -> int:
-    """Returns how many dimensions are normalised: one for a spatial norm."""
-    return len(named.get("normalized_shape", [1]))
-
-
-def _with_dim_last(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """Moves ``dim``, unless it is None, to the end; a tensor without dimensions gets one."""
-    if dim is None:
-        return tensor
-    return tensor[None] if tensor.dim() == 0 else tensor.movedim(dim, -1)
-
-
-def _moved_back(moved: torch.Tensor, input: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """Undoes :func:`_with_dim_last` for a result."""
-    if dim is None:
-        return moved
-    return moved.squeeze(0) if input.dim() == 0 else moved.movedim(-1, dim)
 
 
 for _op in NORM_OPS:

@@ -19,6 +19,26 @@ def sum_of_rows(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     return tensor.sum(rows) if rows else tensor
 
 
+def normalized_rank(named: dict[str, Any]) -> int:
+    """Returns how many dimensions an op normalises: one for a spatial norm."""
+    return len(named.get("normalized_shape", [1]))
+
+
+def with_dim_last(tensor: Any, dim: int | None) -> Any:
+    """Moves ``dim``, unless it is None, to the end; a tensor without dimensions gets one. Returns
+    None for None."""
+    if tensor is None or dim is None:
+        return tensor
+    return tensor[None] if tensor.dim() == 0 else tensor.movedim(dim, -1)
+
+
+def moved_back(moved: torch.Tensor, input: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """Undoes :func:`with_dim_last` for a result."""
+    if dim is None:
+        return moved
+    return moved.squeeze(0) if input.dim() == 0 else moved.movedim(-1, dim)
+
+
 class SecondDerivative(torch.autograd.Function):
     """Computes the gradients of dy, x and weight from cotangents of dx, dweight and dbias.
 

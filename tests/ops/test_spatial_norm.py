@@ -280,6 +280,12 @@ def test_gradcheck_and_gradgradcheck(kind, parameters, dim):
     assert gradgradcheck(lambda x, *p: norm(kind, x, dim, *p), inputs)
 
 
+@every_kind
+def test_a_tensor_without_dimensions_has_second_derivatives_beside_a_weight(kind):
+    inputs = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((), 1)]
+    assert gradgradcheck(lambda x, w: norm(kind, x, 0, w, eps=0.01), inputs)
+
+
 # --- modules ----------------------------------------------------------------------------------
 
 
