@@ -183,13 +183,16 @@ def _checked(function: str, settings: _Settings) -> _Settings:
     """Returns the settings with numbers converted. The op checks those that are not checked
     here."""
     reduction, ignore_index, smoothing, z_loss, softcap = settings
-    smoothing = _arguments.number(function, "label_smoothing", smoothing)
-    z_loss = _arguments.number(function, "z_loss", z_loss)
+    if type(smoothing) is not float:
+        smoothing = _arguments.number(function, "label_smoothing", smoothing)
+    if type(z_loss) is not float:
+        z_loss = _arguments.number(function, "z_loss", z_loss)
     if softcap is not None:
         softcap = _arguments.number(function, "softcap", softcap)
     if not 0 <= z_loss < math.inf:
         raise RuntimeError(f"{function}: z_loss is {z_loss:g}, wanted a finite number >= 0")
-    _arguments.one_of("reduction", reduction, _REDUCTIONS)
+    if type(reduction) is not str or reduction not in _REDUCTIONS:
+        _arguments.one_of("reduction", reduction, _REDUCTIONS)
     return reduction, ignore_index, smoothing, z_loss, softcap
 
 

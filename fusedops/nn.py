@@ -26,9 +26,18 @@ class _Unscriptable:
         )
 
 
+#: Settings of modules, by the names that their attributes and the functions' arguments have.
+_OF_MASKED_SOFTMAX = ("scale", "causal", "mask_value", "p", "masked_rows", "window", "softcap")
+_OF_LOSSES = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap")
+
+
+def _settings(module: nn.Module, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in names}
+
+
 def _shown(module: nn.Module, *names: str) -> str:
-    """Returns attributes of a module by name, as repr() shows them."""
-    return ", ".join(f"{name}={getattr(module, name)!r}" for name in names)
+    """Returns settings of a module as repr() shows them."""
+    return ", ".join(f"{name}={value!r}" for name, value in _settings(module, names).items())
 
 
 class Softmax(_Unscriptable, nn.Softmax):
@@ -138,23 +147,17 @@ class MaskedSoftmax(_Unscriptable, nn.Module):
         return F.masked_softmax_dropout(
             input,
             mask,
-            p=self.p,
             training=self.training and self.p > 0,  # avoids drawing an unused seed
-            scale=self.scale,
-            causal=self.causal,
-            mask_value=self.mask_value,
             bias=bias,
-            masked_rows=self.masked_rows,
-            window=self.window,
             start=start,
             end=end,
             sinks=_value_or(sinks, self.sinks),
-            softcap=self.softcap,
+            **_settings(self, _OF_MASKED_SOFTMAX),
         )
 
     def extra_repr(self) -> str:
-        names = ("scale", "causal", "mask_value", "p", "masked_rows", "window", "sinks", "softcap")
-        return _shown(self, *names)
+        *names, softcap = _OF_MASKED_SOFTMAX
+        return _shown(self, *names, "sinks", softcap)
 
 
 def _value_or(value: torch.Tensor | None, default: float | None) -> torch.Tensor | float | None:
@@ -206,21 +209,13 @@ class CrossEntropyLoss(_Unscriptable, nn.CrossEntropyLoss):
         self.softcap = _arguments.optional_number(name, "softcap", softcap)
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        reduction: Reduction = self.reduction  # type: ignore[assignment]
-        return cross_entropy(
-            input,
-            target,
-            self.weight,
-            ignore_index=self.ignore_index,
-            reduction=reduction,
-            label_smoothing=self.label_smoothing,
-            z_loss=self.z_loss,
-            softcap=self.softcap,
-        )
+        settings = _settings(self, _OF_LOSSES)
+        loss: torch.Tensor = cross_entropy(input, target, self.weight, **settings)
+        return loss
 
     def extra_repr(self) -> str:
-        names = ("ignore_index", "reduction", "label_smoothing", "z_loss", "softcap")
-        return _shown(self, *names)
+        reduction, ignore_index, *names = _OF_LOSSES
+        return _shown(self, ignore_index, reduction, *names)
 
 
 class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
@@ -299,16 +294,11 @@ class LinearCrossEntropyLoss(_Unscriptable, nn.Module):
             target,
             linear_bias=linear_bias,
             weight=self.weight,
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            z_loss=self.z_loss,
-            softcap=self.softcap,
+            **_settings(self, _OF_LOSSES),
         )
 
     def extra_repr(self) -> str:
-        names = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap")
-        return _shown(self, "out_features", *names)
+        return _shown(self, "out_features", *_OF_LOSSES)
 
 
 class LayerNorm(_Unscriptable, nn.LayerNorm):

@@ -256,38 +256,28 @@ def _all_in_front(info: Any, in_dims: Sequence[Any], tensors: Tensors) -> list[t
     ]
 
 
-def _register_softmax_vmap(op: str) -> None:
-    """Registers a rule that makes one call for the batch, to which each slice adds rows."""
-    overload = getattr(ops, op).default
-
-    def rule(
-        info: Any, in_dims: tuple[Any, ...], inputs: Tensors, dim: int, stack_dim: int
-    ) -> tuple[Any, ...]:
-        batched = _all_in_front(info, in_dims[0], inputs)
-        rank = batched[0].dim() - 1
-        batched_stack_dim = _wrapped(stack_dim, rank) + 1
-        if rank == 0:
-            columns = [tensor.unsqueeze(1) for tensor in batched]
-            return overload(columns, 1, batched_stack_dim).squeeze(-1), 0
-        return overload(batched, vmap.shifted_dim(dim, rank), batched_stack_dim), 0
-
-    register_vmap(op, rule)
+def _softmax_rule(
+    op: str, info: Any, in_dims: tuple[Any, ...], inputs: Tensors, dim: int, stack_dim: int
+) -> tuple[Any, ...]:
+    """Makes one call for the batch, to which each slice adds rows."""
+    overload, batched = getattr(ops, op).default, _all_in_front(info, in_dims[0], inputs)
+    rank = batched[0].dim() - 1
+    batched_stack_dim = _wrapped(stack_dim, rank) + 1
+    if rank == 0:
+        columns = [tensor.unsqueeze(1) for tensor in batched]
+        return overload(columns, 1, batched_stack_dim).squeeze(-1), 0
+    return overload(batched, vmap.shifted_dim(dim, rank), batched_stack_dim), 0
 
 
-def _register_layer_norm_vmap() -> None:
-    """Registers a rule that makes one call for the batch, to which each slice adds rows. It makes
-    one call per slice where slices have parameters of their own."""
-    overload = ops.stack_layer_norm.default
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, ...]:
-        inputs, shape, weights, biases, eps, stack_dim = args
-        if any(dim is not None for dims in (in_dims[2], in_dims[3]) for dim in dims or ()):
-            return vmap.loop(overload, info.batch_size, in_dims, args)
-        batched = _all_in_front(info, in_dims[0], inputs)
-        batched_stack_dim = _wrapped(stack_dim, batched[0].dim() - 1) + 1
-        return overload(batched, shape, weights, biases, eps, batched_stack_dim), (0, 1, 1)
-
-    register_vmap("stack_layer_norm", rule)
+def _layer_norm_rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, ...]:
+    """Makes one call for the batch, to which each slice adds rows, or one call per slice where
+    slices have parameters of their own."""
+    inputs, shape, weights, biases, eps, stack_dim = args
+    if any(dim is not None for dims in (in_dims[2], in_dims[3]) for dim in dims or ()):
+        return vmap.loop(_FORWARD.overload, info.batch_size, in_dims, args)
+    batched = _all_in_front(info, in_dims[0], inputs)
+    batched_stack_dim = _wrapped(stack_dim, batched[0].dim() - 1) + 1
+    return _FORWARD.overload(batched, shape, weights, biases, eps, batched_stack_dim), (0, 1, 1)
 
 
 # --- registration -------------------------------------------------------------------------------
@@ -298,10 +288,10 @@ for _op, _backward in (
 ):
     register_fake(_op, partial(_fake_softmax, _op))
     _register_softmax_formula(_op, _backward)
-    _register_softmax_vmap(_op)
+    register_vmap(_op, partial(_softmax_rule, _op))
 register_fake(_FORWARD.name, _fake_layer_norm)
 register_fake(_BACKWARD.name, _fake_layer_norm_backward)
-_register_layer_norm_vmap()
+register_vmap(_FORWARD.name, _layer_norm_rule)
 register_autograd(_FORWARD.name, _layer_norm_formula, _setup_layer_norm)
 register_composed_autograd(_BACKWARD.name, _gradients_one_by_one)
 register_composite(_FORWARD.name, _norms_one_by_one)
