@@ -101,11 +101,9 @@ def _fake_loss(call: Any) -> torch.Tensor:
 def _fakes_of_gradients(call: Any) -> tuple[torch.Tensor, ...]:
     """Returns uninitialised tensors for the gradients, of shape [0] where output_mask is False, and
     for the bias also where there is none."""
-    tensors = [getattr(call, name) for name in _DIFFERENTIABLE]
-    return tuple(
-        call.input.new_empty(tensor.shape if wanted and tensor is not None else 0)
-        for tensor, wanted in zip(tensors, call.output_mask, strict=True)
-    )
+    tensors = {name: getattr(call, name) for name in _DIFFERENTIABLE}
+    of = {name: call.input.new_empty(t.shape) for name, t in tensors.items() if t is not None}
+    return _selected(call, of)
 
 
 def _fake_gradients(call: Any) -> tuple[torch.Tensor, ...]:

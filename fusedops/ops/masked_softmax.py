@@ -217,19 +217,20 @@ class Visibility(NamedTuple):
         causal, diagonal, lower_diagonal = ctx.options
         return cls(mask, causal, diagonal, lower_diagonal, start, end), tensors
 
-    def visible(self, scores: torch.Tensor) -> torch.Tensor:
-        """Returns k of the formulas, as a tensor of zeros and ones."""
-        visible = torch.ones_like(scores)
-        if self.causal:
-            visible = visible.tril(_clamped_diagonal(self.diagonal, scores))
-        if self.lower_diagonal is not None:
-            visible = visible.triu(_clamped_diagonal(self.lower_diagonal, scores))
-        columns = torch.arange(scores.shape[-1], device=scores.device)
-        if self.start is not None:
-            visible = visible * (columns >= self.start.unsqueeze(-1))
-        if self.end is not None:
-            visible = visible * (columns < self.end.unsqueeze(-1))
-        return visible if self.mask is None else visible * self.mask
+
+def visible_columns(call: Any, scores: torch.Tensor) -> torch.Tensor:
+    """Returns k of the formulas, as a tensor of zeros and ones. ``call`` may be a Visibility."""
+    visible = torch.ones_like(scores)
+    if call.causal:
+        visible = visible.tril(_clamped_diagonal(call.diagonal, scores))
+    if call.lower_diagonal is not None:
+        visible = visible.triu(_clamped_diagonal(call.lower_diagonal, scores))
+    columns = torch.arange(scores.shape[-1], device=scores.device)
+    if call.start is not None:
+        visible = visible * (columns >= call.start.unsqueeze(-1))
+    if call.end is not None:
+        visible = visible * (columns < call.end.unsqueeze(-1))
+    return visible * call.mask if _is_bool(call.mask) else visible
 
 
 def _clamped_diagonal(diagonal: int, scores: torch.Tensor) -> Any:
@@ -376,7 +377,7 @@ def _backward_formula(
     its grad_output g and probabilities y, from the cotangents of dx and ds."""
     visibility, (g, y, seed, sink_probabilities) = Visibility.saved(ctx)
     m: Any = 1.0 if seed is None else multiplier(ctx.p, seed, y).to(y.dtype)
-    dropped, scaled = g * m, to_input.to(y.dtype) * ctx.scale * visibility.visible(y)
+    dropped, scaled = g * m, to_input.to(y.dtype) * ctx.scale * visible_columns(visibility, y)
     by_dropped, by_y = second_derivative(scaled, dropped, y, -1)
     if to_sinks is not None:
         # The saved t is a constant for autograd. Adding rest - rest.detach(), which is 0, gives it

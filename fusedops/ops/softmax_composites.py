@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fusedops.ops.checks import wide
-from fusedops.ops.masked_softmax import Visibility, multiplier
+from fusedops.ops.masked_softmax import multiplier, visible_columns
 from fusedops.ops.registration.forward_mode import register_composite
 from fusedops.ops.softmax_stats import shift_of
 
@@ -52,13 +52,6 @@ def _softmax_apply(call: Any) -> torch.Tensor:
 # --- masked softmax -----------------------------------------------------------------------------
 
 
-def _visibility(call: Any) -> Visibility:
-    """Returns the arguments of a call that hide columns."""
-    mask = call.mask if call.mask is not None and call.mask.dtype == torch.bool else None
-    interval = (call.diagonal, call.lower_diagonal, call.start, call.end)
-    return Visibility(mask, call.causal, *interval)
-
-
 def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the scores, with the mask value where hidden, and which rows have no visible score
     above -inf."""
@@ -69,7 +62,7 @@ def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     for added in (call.bias, call.mask):
         if added is not None and added.dtype != torch.bool:
             scores = scores + added.to(scores.dtype)
-    hidden = _visibility(call).visible(scores) == 0
+    hidden = visible_columns(call, scores) == 0
     value = -torch.inf if call.mask_value is None else call.mask_value
     hidden_rows = (hidden | (scores == -torch.inf)).all(-1, keepdim=True)
     return scores.masked_fill(hidden, value), hidden_rows
@@ -101,7 +94,7 @@ def masked_gradient(
     """Returns ``scale`` times the gradient of the scores, which without a soft cap is the gradient
     of the input; ``total`` is the sum of g y over each row."""
     scale: float = call.scale
-    return _visibility(call).visible(y) * scale * y * (g - total)
+    return visible_columns(call, y) * scale * y * (g - total)
 
 
 def _gradients(call: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,16 +44,27 @@ _FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 # --- at the dispatcher --------------------------------------------------------------------------
 
 
-def _apply_of(op: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the ``apply`` of an autograd function with this forward and the op's formula. It
-    takes a tuple that has the op's arguments, and then the tensors among them. If all arguments
-    were passed one by one, torch would take 50 ns for each to find out that it is no tensor.
+def _apply_of(
+    op: str, run: Callable[..., Any] | None = None, returned: int | None = None
+) -> Callable[..., Any]:
+    """Returns the ``apply`` of an autograd function that runs ``run(*args)`` and has the op's
+    formula. It takes the tuple ``args`` or, where ``run`` is None, ``(run, args)``, and then the
+    tensors among the arguments. If all arguments were passed one by one, torch would take 50 ns for
+    each to find out that it is no tensor. It returns the first ``returned`` results, as call.first
+    does.
 
     The ``apply`` is that of Function's base class. ``Function.apply`` itself refuses transforms if
     there is no ``setup_context``; if there is one, it inspects a signature at each call, which
     takes 10 us.
     """
-    backward, _ = _FORMULAS[op]
+    backward, setup_context = _FORMULAS[op]
+    selected = 0 if returned == 1 else slice(returned)
+
+    def forward(ctx: Any, call: tuple[Any, ...], *_: torch.Tensor | None) -> Any:
+        run_now, args = call if run is None else (run, call)
+        results = run_now(*args)
+        setup_context(ctx, args, results)
+        return results if isinstance(results, torch.Tensor) else results[selected]
 
     def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         return None, *backward(ctx, *grads)
@@ -114,10 +125,7 @@ def register_autograd(
     _FORMULAS[op] = backward, setup_context
     bind = Signature(op).bind
 
-    def record(ctx: Any, call: tuple[Callable[..., Any], tuple[Any, ...]], *_: Any) -> Any:
-        return _record(ctx, setup_context, *call)
-
-    apply = _apply_of(op, record)
+    apply = _apply_of(op)
 
     def recorded(run: Callable[..., Any], args: tuple[Any, ...], tensors: list[Any]) -> Any:
         # The call may need a gradient that only the formula of another op has.
@@ -159,26 +167,6 @@ def requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _record(ctx: Any, setup_context: Callable[..., Any], run: Callable[..., Any], args: Any) -> Any:
-    """Returns ``run(*args)``, of which ``setup_context`` saves what the formula needs."""
-    results = run(*args)
-    setup_context(ctx, args, results)
-    return results
-
-
-def _recorder(op: str, run: Callable[..., Any], returned: int | None = None) -> Callable[..., Any]:
-    """Returns the forward of an autograd function that takes ``args`` and the tensors among them.
-    That forward returns the first ``returned`` results of ``run(*args)``, as call.first does."""
-    _, setup_context = _FORMULAS[op]
-    selected = 0 if returned == 1 else slice(returned)
-
-    def record(ctx: Any, args: tuple[Any, ...], *_: torch.Tensor | None) -> Any:
-        results = _record(ctx, setup_context, run, args)
-        return results if isinstance(results, torch.Tensor) else results[selected]
-
-    return record
-
-
 # --- eager calls --------------------------------------------------------------------------------
 
 
@@ -193,7 +181,7 @@ def eager_op(op: str, plain: str | None = None, returned: int | None = None) -> 
     """
     overload = getattr(torch.ops.fusedops, op).default
     select = _argument_selector(op, plain or op)
-    apply = _apply_of(op, _recorder(op, _unrecorded(op), returned))
+    apply = _apply_of(op, _unrecorded(op), returned)
     dispatched = first(returned, overload)
     by_schema = explained(op, overload, dispatched)
     eager = by_path(
