@@ -83,14 +83,6 @@ def _register_formula(op: NormOp) -> None:
     register_autograd(op.name, formula, setup_context)
 
 
-def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Tensor) -> None:
-    """Marks the statistics, and the sum if neither input nor residual requires grad. A sum without
-    the mark would require grad where only weight or bias does."""
-    _, of_input, of_residual, *_ = ctx.needs_input_grad
-    has_gradient = of_input or of_residual
-    ctx.mark_non_differentiable(*statistics, *(() if has_gradient else (sum,)))
-
-
 def _register_formula_of_sum(op: NormOp) -> None:
     """Registers the derivative of ``op``, a forward op with a residual. Its second result is the
     sum that it normalises."""
@@ -103,7 +95,9 @@ def _register_formula_of_sum(op: NormOp) -> None:
         same = input.dtype == residual.dtype
         ctx.dtypes = (None, None) if same else (input.dtype, residual.dtype)
         ctx.settings = inputs[settings]
-        _mark_non_differentiable(ctx, sum, *statistics)
+        # A sum without the mark would require grad where only weight or bias does.
+        _, of_input, of_residual, *_ = ctx.needs_input_grad
+        ctx.mark_non_differentiable(*(statistics if of_input or of_residual else output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(sum, *statistics, *inputs[parameters], seed)
 

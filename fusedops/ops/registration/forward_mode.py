@@ -5,8 +5,8 @@ tangents, and reverse mode or another forward level records them like those of a
 derivatives of every order and in every nesting follow from them. A formula on top of our kernels
 would not do: what the kernels save for reverse mode would lose its tangents.
 
-The composites are in softmax_composites.py, norm_composites.py, cross_entropy_composites.py and
-linear_cross_entropy.py.
+The composites are in softmax_composites.py, norm_composites.py, cross_entropy_composites.py,
+linear_cross_entropy.py and stack.py.
 """
 
 from __future__ import annotations
