@@ -9,7 +9,7 @@ of a stack of norms that autograd records, or that have tangents, are computed b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from fusedops.ops.registration.autograd import (
     register_autograd,
     register_composed_autograd,
 )
-from fusedops.ops.registration.forward_mode import register_composite
+from fusedops.ops.registration.forward_mode import composite_results, register_composite
 from fusedops.ops.registration.signature import Signature
 from fusedops.ops.registration.variants import register_fake, register_vmap
 
@@ -216,16 +216,20 @@ def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
 
 
 def _norms_one_by_one(call: Any) -> tuple[torch.Tensor, ...]:
-    """Returns the results of the forward op by one call per slot."""
+    """Returns the results of the forward op by one composite per slot."""
     none = [None] * len(call.inputs)
     slots = zip(call.inputs, call.weights or none, call.biases or none, strict=True)
-    of_each = [ops.layer_norm(x, call.normalized_shape, w, b, call.eps) for x, w, b in slots]
+    shape, eps = call.normalized_shape, call.eps
+    of_each = [composite_results("layer_norm", (x, shape, w, b, eps)) for x, w, b in slots]
     output, mean, rstd = zip(*of_each, strict=True)
     return torch.stack(output, call.stack_dim), torch.stack(mean), torch.stack(rstd)
 
 
-def _gradients_one_by_one(call: Any) -> tuple[torch.Tensor, ...]:
-    """Returns the results of the backward op, with the same bits, by one call per slot."""
+def _gradients_one_by_one(
+    call: Any, single: Callable[..., Any] = ops.layer_norm_backward
+) -> tuple[torch.Tensor, ...]:
+    """Returns the results of the backward op, with the same bits, by one call of ``single`` per
+    slot."""
     none = [None] * len(call.inputs)
     slots = zip(
         call.grad_output.unbind(call.stack_dim),
@@ -237,13 +241,17 @@ def _gradients_one_by_one(call: Any) -> tuple[torch.Tensor, ...]:
         strict=True,
     )
     of_each = [
-        ops.layer_norm_backward(g, x, call.normalized_shape, *rest, call.output_mask)
-        for g, x, *rest in slots
+        single(g, x, call.normalized_shape, *rest, call.output_mask) for g, x, *rest in slots
     ]
     return tuple(
         torch.stack(grads) if is_needed else grads[0]
         for grads, is_needed in zip(zip(*of_each, strict=True), call.output_mask, strict=True)
     )
+
+
+def _gradient_composites(call: Any) -> tuple[torch.Tensor, ...]:
+    """Does the same by composites, also for slots without a tangent: all are rounded alike."""
+    return _gradients_one_by_one(call, lambda *args: composite_results("layer_norm_backward", args))
 
 
 # --- vmap ---------------------------------------------------------------------------------------
@@ -295,7 +303,7 @@ register_vmap(_FORWARD.name, _layer_norm_rule)
 register_autograd(_FORWARD.name, _layer_norm_formula, _setup_layer_norm)
 register_composed_autograd(_BACKWARD.name, _gradients_one_by_one)
 register_composite(_FORWARD.name, _norms_one_by_one)
-register_composite(_BACKWARD.name, _gradients_one_by_one)
+register_composite(_BACKWARD.name, _gradient_composites)
 vmap.register_loop(_BACKWARD.name)
 for _op in ("stack_softmax", "stack_log_softmax", "stack_layer_norm"):
     register_float32_inputs(_op)
