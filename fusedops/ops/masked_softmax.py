@@ -152,9 +152,12 @@ def _has_sinks(op: str) -> bool:
     return op.startswith("masked_softmax_sinks")
 
 
-def _fake_results(op: str, call: Any) -> tuple[torch.Tensor, ...]:
-    """Returns the output, the probabilities before dropout and, with sinks, theirs."""
+def _fake_results(op: str, call: Any) -> Any:
+    """Returns the output and, of an op that has dropout, the probabilities before it and those of
+    the sinks."""
     output = fake_forward(_check_forward, op, call)
+    if "seed" not in call._fields:
+        return output
     probabilities = output.new_empty([0]) if call.seed is None else torch.empty_like(output)
     return (output, probabilities, _fake_statistic(output))[: 3 if _has_sinks(op) else 2]
 
@@ -397,9 +400,7 @@ def _backward_formula(
 
 def _register_forward(op: str) -> None:
     signature = Signature(op)
-    one_result = partial(fake_forward, _check_forward)
-    fake = one_result if op == "masked_softmax" else _fake_results
-    register_fake(op, partial(fake, op))
+    register_fake(op, partial(_fake_results, op))
     formula, setup = partial(_forward_formula, signature), partial(_setup_forward, signature)
     register_autograd(op, formula, setup, None if _has_sinks(op) else _with_learned_sinks)
     register_float32_output(op)
