@@ -93,7 +93,7 @@ def test_results_that_depend_on_the_run_the_threads_or_the_batch_are_found():
 def test_a_site_that_stays_and_a_wrong_result_are_found(monkeypatch):
     monkeypatch.setattr(compiler, "TOLERANCE", 0.0)
     monkeypatch.setattr(compiler, "FUSE", "always,layer_norm=never")
-    sites, *differences = compiler.compilation("cpu")
+    sites, *differences = compiler.compilation()
     assert sites.found == "3 of 4 sites replaced" and not sites.passed
     assert not any(difference.passed for difference in differences)
 

@@ -62,8 +62,8 @@ def chosen_checks() -> dict[str, Check]:
         ulps = "root mean square of the errors in ulps"
         checks[f"accuracy on {device}: {ulps}"] = partial(accuracy, device)
         checks[f"determinism on {device}"] = partial(determinism, device)
-    checks['torch.compile(model, backend="fusedops")'] = partial(compilation, "cpu")
-    checks["torch.export"] = partial(exporting, "cpu")
+    checks['torch.compile(model, backend="fusedops")'] = compilation
+    checks["torch.export"] = exporting
     return checks
 
 

@@ -37,15 +37,15 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states = self.projection(self.before(x))
-        future = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device).triu(1)
+        future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
         scores = states @ states.mT / WIDTH**0.5
         probabilities = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
         return F.log_softmax(self.head(self.after(x + probabilities @ states)), dim=-1)
 
 
-def compilation(device: str) -> Iterator[Result]:
+def compilation() -> Iterator[Result]:
     """Checks torch.compile: how many softmaxes and norms it replaces, its result and gradients."""
-    model, x = _model_and_input(device)
+    model, x = _model_and_input()
     with fusedops.config.patch(fuse=FUSE):
         report = fusedops.explain(model, x)
         compiled = torch.compile(model, backend="fusedops")
@@ -57,9 +57,9 @@ def compilation(device: str) -> Iterator[Result]:
     yield from _compare(found, _result_and_gradients(exact, exact, x.double()))
 
 
-def exporting(device: str) -> Iterator[Result]:
+def exporting() -> Iterator[Result]:
     """Checks torch.export: the program is rewritten, saved, loaded and run."""
-    model, x = _model_and_input(device)
+    model, x = _model_and_input()
     # torch.export of torch 2.13 warns about a deprecated function of torch that it calls itself.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -77,10 +77,10 @@ def _rewritten_saved_and_loaded(exported: torch.export.ExportedProgram) -> Graph
         return torch.export.load(path).module()
 
 
-def _model_and_input(device: str) -> tuple[Model, Tensor]:
+def _model_and_input() -> tuple[Model, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Model().to(device), torch.randn(BATCH, LENGTH, WIDTH).to(device)
+        return Model(), torch.randn(BATCH, LENGTH, WIDTH)
 
 
 def _result_and_gradients(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,18 +44,17 @@ class Inputs(NamedTuple):
 class Operator(NamedTuple):
     """An operator and its definition in float64.
 
-    leaves: the names of the inputs for which it has gradients.
     exact: a function of the inputs and of the operator's own result, from which the backward pass
         of a softmax starts. Returns the result in float64, and the gradients of the leaves.
-    ulps, gradient_ulps: the root mean square of errors, in ulps, that docs/numerics.md allows for
-        float32 and float64, for the result and for the gradient of each leaf.
+    ulps: the root mean square of errors, in ulps, that docs/numerics.md allows for the result in
+        float32 and float64.
+    leaves: the name of each input that has a gradient -> the same for this gradient.
     """
 
     call: Callable[[Inputs], Tensor]
-    leaves: tuple[str, ...]
     exact: Callable[[Inputs, Tensor], list[Tensor]]
     ulps: float
-    gradient_ulps: tuple[float, ...]
+    leaves: dict[str, float]
 
 
 # --- definitions ----------------------------------------------------------------------------------
@@ -86,23 +84,6 @@ def _exact_cross_entropy(inputs: Inputs, output: Tensor) -> list[Tensor]:
     return [result.detach(), gradient]
 
 
-def _exact_norm(norm: Callable[..., Tensor], inputs: Inputs, output: Tensor) -> list[Tensor]:
-    names = ("x", "weight", "bias") if norm is reference.layer_norm else ("x", "weight")
-    leaves = [getattr(inputs, name).detach().double().requires_grad_() for name in names]
-    result = norm(leaves[0], leaves[1].shape, *leaves[1:], eps=EPS)
-    return [result.detach(), *torch.autograd.grad(result, leaves, inputs.grad_output.double())]
-
-
-def _exact_residual_norm(
-    norm: Callable[..., Tensor], inputs: Inputs, output: Tensor
-) -> list[Tensor]:
-    """Returns the norm of the sum x + residual, and the gradients. The sum is rounded to the dtype
-    of x before the norm. The gradients of x and of the residual both equal that of the sum."""
-    total = (inputs.x.double() + inputs.residual.double()).to(inputs.x.dtype)
-    result, gradient, *others = _exact_norm(norm, inputs._replace(x=total), output)
-    return [result, gradient, gradient, *others]
-
-
 def _masked_softmax(inputs: Inputs) -> Tensor:
     return fusedops.masked_softmax(inputs.x, inputs.mask, scale=SCALE, causal=True)
 
@@ -118,48 +99,50 @@ def _classes(x: Tensor) -> Tensor:
     return torch.arange(len(x), device=x.device)
 
 
-def _layer_norm(inputs: Inputs) -> Tensor:
-    return fusedops.layer_norm(inputs.x, inputs.weight.shape, inputs.weight, inputs.bias, EPS)
-
-
-def _rms_norm(inputs: Inputs) -> Tensor:
-    return fusedops.rms_norm(inputs.x, inputs.weight.shape, inputs.weight, EPS)
-
-
-def _add_layer_norm(inputs: Inputs) -> Tensor:
-    parameters = inputs.weight.shape, inputs.weight, inputs.bias, EPS
-    return fusedops.add_layer_norm(inputs.x, inputs.residual, *parameters)[0]
-
-
-def _add_rms_norm(inputs: Inputs) -> Tensor:
-    parameters = inputs.weight.shape, inputs.weight, EPS
-    return fusedops.add_rms_norm(inputs.x, inputs.residual, *parameters)[0]
-
-
-_LAYER_NORM = partial(_exact_norm, reference.layer_norm)
-_RMS_NORM = partial(_exact_norm, reference.rms_norm)
-_ADD_LAYER_NORM = partial(_exact_residual_norm, reference.layer_norm)
-_ADD_RMS_NORM = partial(_exact_residual_norm, reference.rms_norm)
 _TERMS = ("x", "residual")
 
-#: The numbers are `ulps` and, for each leaf, `gradient_ulps`.
+
+def _norm(name: str, ulps: float, leaves: dict[str, float]) -> Operator:
+    """Returns a norm of x, or of the sum x + residual. The sum is rounded to the dtype of x before
+    the norm. The gradients of x and of the residual both equal that of the sum."""
+    fused, norm = getattr(fusedops, name), getattr(reference, name.removeprefix("add_"))
+    terms = sum(leaf in _TERMS for leaf in leaves)  # they are the first leaves
+
+    def call(inputs: Inputs) -> Tensor:
+        given = [getattr(inputs, leaf) for leaf in leaves]
+        result = fused(*given[:terms], inputs.weight.shape, *given[terms:], eps=EPS)
+        output: Tensor = result[0] if terms > 1 else result
+        return output
+
+    def exact(inputs: Inputs, output: Tensor) -> list[Tensor]:
+        given = [getattr(inputs, leaf).detach().double() for leaf in leaves]
+        total = torch.stack(given[:terms]).sum(0).to(inputs.x.dtype).double()
+        of = [each.requires_grad_() for each in (total, *given[terms:])]
+        result = norm(of[0], inputs.weight.shape, *of[1:], eps=EPS)
+        gradient, *others = torch.autograd.grad(result, of, inputs.grad_output.double())
+        return [result.detach(), *[gradient] * terms, *others]
+
+    return Operator(call, exact, ulps, leaves)
+
+
 OPERATORS = {
     "softmax": Operator(
-        lambda inputs: fusedops.softmax(inputs.x, -1), ("x",), _exact_softmax, 4.0, (1.2,)
+        lambda inputs: fusedops.softmax(inputs.x, -1), _exact_softmax, 4.0, {"x": 1.2}
     ),
     "log_softmax": Operator(
-        lambda inputs: fusedops.log_softmax(inputs.x, -1), ("x",), _exact_log_softmax, 1.6, (1.2,)
+        lambda inputs: fusedops.log_softmax(inputs.x, -1), _exact_log_softmax, 1.6, {"x": 1.2}
     ),
-    "masked_softmax": Operator(_masked_softmax, ("x",), _exact_masked_softmax, 4.0, (1.2,)),
-    "cross_entropy": Operator(_cross_entropy, ("x",), _exact_cross_entropy, 1.6, (4.0,)),
-    "layer_norm": Operator(_layer_norm, ("x", "weight", "bias"), _LAYER_NORM, 2.7, (5.0, 8.0, 4.0)),
-    "rms_norm": Operator(_rms_norm, ("x", "weight"), _RMS_NORM, 2.0, (5.0, 8.0)),
-    "add_layer_norm": Operator(
-        _add_layer_norm, (*_TERMS, "weight", "bias"), _ADD_LAYER_NORM, 2.7, (5.0, 5.0, 8.0, 4.0)
-    ),
-    "add_rms_norm": Operator(
-        _add_rms_norm, (*_TERMS, "weight"), _ADD_RMS_NORM, 2.0, (5.0, 5.0, 8.0)
-    ),
+    "masked_softmax": Operator(_masked_softmax, _exact_masked_softmax, 4.0, {"x": 1.2}),
+    "cross_entropy": Operator(_cross_entropy, _exact_cross_entropy, 1.6, {"x": 4.0}),
+}
+_NORMS = (
+    ("layer_norm", 2.7, {"x": 5.0, "weight": 8.0, "bias": 4.0}),
+    ("rms_norm", 2.0, {"x": 5.0, "weight": 8.0}),
+)
+OPERATORS |= {name: _norm(name, ulps, leaves) for name, ulps, leaves in _NORMS}
+OPERATORS |= {
+    f"add_{name}": _norm(f"add_{name}", ulps, {"x": 5.0, "residual": 5.0} | leaves)
+    for name, ulps, leaves in _NORMS
 }
 
 
@@ -171,9 +154,8 @@ def accuracy(device: str) -> Iterator[Result]:
     drawn = {dtype: draw(dtype, device) for dtype in DTYPES}
     for name, operator in OPERATORS.items():
         errors = {dtype: errors_of(operator, inputs) for dtype, inputs in drawn.items()}
-        passes = (name, *(f"{name}, gradient of {leaf}" for leaf in operator.leaves))
-        limits = (operator.ulps, *operator.gradient_ulps)
-        for index, (each, limit) in enumerate(zip(passes, limits, strict=True)):
+        gradients = {f"{name}, gradient of {leaf}": ulps for leaf, ulps in operator.leaves.items()}
+        for index, (each, limit) in enumerate({name: operator.ulps, **gradients}.items()):
             error_of = {dtype: of[index] for dtype, of in errors.items()}
             passed = all(error <= _limit(dtype, limit) for dtype, error in error_of.items())
             yield Result(
