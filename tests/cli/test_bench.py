@@ -262,8 +262,8 @@ def test_a_case_that_fails_does_not_stop_the_others(capsys):
             raise KeyboardInterrupt
         return [this]
 
-    assert bench.measure_each(["one", "bad", "two"], measure) == (["one", "two"], 1, False)
-    assert bench.measure_each(["one", "interrupt", "two"], measure) == (["one"], 0, True)
+    assert bench.measure_each(["one", "bad", "two"], measure) == (["one", "two"], ["bad"], False)
+    assert bench.measure_each(["one", "interrupt", "two"], measure) == (["one"], [], True)
     with pytest.raises(KeyboardInterrupt):
         bench.measure_each(["interrupt", "two"], measure)
     assert "bad is left out: RuntimeError" in capsys.readouterr().err
@@ -285,7 +285,7 @@ def measured(monkeypatch):
     """Replaces the measurements: three providers, and one case left out."""
     rows = [a_row(provider=name) for name in ("copy", "eager", "inductor", "fusedops")]
     monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)
-    measured = bench.Measured(rows, left_out=1, interrupted=False)
+    measured = bench.Measured(rows, left_out=["a case"], interrupted=False)
     monkeypatch.setattr(bench, "measure_each", lambda *_: measured)
     return measured
 

@@ -163,45 +163,53 @@ def times(args: argparse.Namespace) -> Work:
 class Measured(NamedTuple):
     """The results of all cases.
 
-    rows: the lines of the CSV for the cases that were measured.
-    left_out: the number of cases that failed.
+    rows: what was measured: for `bench`, the lines of the CSV.
+    left_out: the cases that failed.
     interrupted: whether an interrupt came before all cases were measured.
     """
 
     rows: list[Any]
-    left_out: int
+    left_out: list[Any]
     interrupted: bool
 
 
-def measure_each(cases: Sequence[Any], measure: Callable[[Any, Say], Iterable[Any]]) -> Measured:
+def measure_each(
+    cases: Sequence[Any],
+    measure: Callable[[Any, Say], Iterable[Any]],
+    why_nothing: str = "the lines above say why",
+    auto_refresh: bool = True,
+) -> Measured:
     """Returns the results of `measure` for all cases, or for those before an interrupt.
 
     A case that fails is reported on standard error, and the others are still measured.
+    `why_nothing` ends the error that says that nothing was measured.
     """
     rows: list[Any] = []
-    left_out, interrupted = 0, False
+    left_out: list[Any] = []
+    interrupted = False
     try:
-        for case, say in announced(cases):
+        for case, say in announced(cases, len(cases), auto_refresh):
             try:
                 rows += measure(case, say)
             except Exception as error:
-                left_out += 1
+                left_out.append(case)
                 print(one_line(f"{case} is left out: {describe(error)}"), file=sys.stderr)
     except KeyboardInterrupt:
         interrupted = True
         if not rows:
             raise
     if not rows:
-        raise UserError("nothing was measured; the lines above say why")
+        raise UserError(f"nothing was measured; {why_nothing}")
     return Measured(rows, left_out, interrupted)
 
 
-def announced(cases: Sequence[T]) -> Iterator[tuple[T, Say]]:
-    """Yields each case with a function that shows its progress on standard error."""
+def announced(cases: Iterable[T], total: int, auto_refresh: bool = True) -> Iterator[tuple[T, Say]]:
+    """Yields each case with a function that shows its progress on standard error. Without
+    `auto_refresh` no thread runs beside the cases, and the display changes with each case alone."""
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-    what = TextColumn("{task.description}")
-    with Progress(*columns, what, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(cases))
+    what, console = TextColumn("{task.description}"), Console(stderr=True)
+    with Progress(*columns, what, console=console, auto_refresh=auto_refresh) as progress:
+        task = progress.add_task("", total=total)
         for case in cases:
-            yield case, lambda line: progress.update(task, description=escape(line))
+            yield case, lambda line: progress.update(task, description=escape(line), refresh=True)
             progress.advance(task)

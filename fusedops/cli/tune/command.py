@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
+import pandas as pd
 import torch
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fusedops.cli.bench.command import keep_freed_memory
+from fusedops.cli.bench.command import Measured, Say, announced, keep_freed_memory, measure_each
 from fusedops.cli.env import PACKAGE, describe_machine
-from fusedops.cli.errors import UsageError, UserError, describe, one_line
+from fusedops.cli.errors import UsageError, UserError
 from fusedops.cli.files import check_writable, write_atomically
 from fusedops.cli.tune.graphs import Graph, all_graphs
 from fusedops.cli.tune.measurement import compile_ahead, measure
@@ -32,23 +29,8 @@ COMPILING = 0.65
 #: `_plausible` allows for them when it decides whether a call has waited for a core.
 WAKING_MS = 0.1
 
-
-@dataclass
-class Measured:
-    """The results of a run.
-
-    costs: compiled graph -> its measurements, one for each size.
-    disturbed: the number of sizes that are left out because other programs disturbed their times.
-    late: the graphs for which there was no time.
-    failed: the graphs that could not be compiled or run.
-    interrupted: whether an interrupt ended the timing. The graphs after it count as late.
-    """
-
-    costs: dict[Graph, list[costs.Cost]] = field(default_factory=dict)
-    disturbed: int = 0
-    late: list[Graph] = field(default_factory=list)
-    failed: list[Graph] = field(default_factory=list)
-    interrupted: bool = False
+#: Compiled graph -> its measurements, one for each size that no other program disturbed.
+Found = dict[Graph, list[costs.Cost]]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,15 +44,15 @@ def run(args: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     console.print(f"{describe_machine()}, device {args.device}")
     graphs = all_graphs(str(args.device), [machine.threads for machine in machines])
-    measured = measure_all(graphs, start, args.budget)
+    found, measured = measure_all(graphs, start, args.budget)
     for file, those in files.items():
-        if content := as_csv(measured, those):
+        if content := as_csv(found, those):
             console.print(_write_table(file, content, measured.interrupted), soft_wrap=True)
-    for line in _summary(measured):
+    for line in _summary(graphs, found, measured):
         console.print(line, soft_wrap=True)
     if measured.interrupted:
         raise KeyboardInterrupt
-    return 1 if measured.failed else 0
+    return 1 if measured.left_out else 0
 
 
 def _write_table(file: Path, content: str, interrupted: bool) -> str:
@@ -121,59 +103,35 @@ def _slug(machine: Machine) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", f"{name} torch {machine.torch}".lower())
 
 
-def measure_all(graphs: Sequence[Graph], start: float, budget: float) -> Measured:
+def measure_all(graphs: Sequence[Graph], start: float, budget: float) -> tuple[Found, Measured]:
     """Compiles graphs ahead for a part of the budget, which is in seconds. Then times the graphs in
-    order until the whole budget is spent."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, TextColumn("{task.description}"), console=Console(stderr=True), auto_refresh=False
-    ) as progress:
-        ahead = compile_ahead(graphs, start + COMPILING * budget)
-        for _ in _shown(progress, "compiling", ahead, len(graphs)):
-            pass
-        return _timed(progress, graphs, start + budget)
+    order until the whole budget is spent, but at least one. Raises UserError if nothing was
+    measured."""
+    found: Found = {}
+    # No thread shows progress, because compiling ahead forks this process.
+    ahead = compile_ahead(graphs, start + COMPILING * budget)
+    for graph, say in announced(ahead, len(graphs), auto_refresh=False):
+        say(f"compiling {graph}")
+
+    def time_one(graph: Graph, say: Say) -> list[costs.Cost]:
+        if found and time.monotonic() > start + budget:
+            return []
+        say(f"timing {graph}")
+        found[graph] = _plausible(graph, measure(graph), found)
+        return found[graph]
+
+    why_nothing = "other programs disturbed it, or see the lines above"
+    return found, measure_each(graphs, time_one, why_nothing, auto_refresh=False)
 
 
-def _shown(progress: Progress, what: str, graphs: Iterator[Graph], total: int) -> Iterator[Graph]:
-    """Yields the graphs, and shows each of them and their number as progress."""
-    task = progress.add_task(what, total=total)
-    for graph in graphs:
-        progress.update(task, advance=1, description=escape(f"{what} {graph}"), refresh=True)
-        yield graph
-
-
-def _timed(progress: Progress, graphs: Sequence[Graph], deadline: float) -> Measured:
-    """Times graphs until the deadline, but at least one. A graph that fails is reported, and the
-    others are still timed. Raises UserError if nothing was measured."""
-    measured = Measured()
-    for graph in _shown(progress, "timing", iter(graphs), len(graphs)):
-        if measured.interrupted or (measured.costs and time.monotonic() > deadline):
-            measured.late.append(graph)
-            continue
-        try:
-            measured.costs[graph] = _plausible(graph, measure(graph), measured)
-            measured.disturbed += len(graph.rows) - len(measured.costs[graph])
-        except KeyboardInterrupt:
-            measured.interrupted = True
-            measured.late.append(graph)
-        except Exception as error:
-            measured.failed.append(graph)
-            print(one_line(f"{graph} is left out: {describe(error)}"), file=sys.stderr)
-    if not any(measured.costs.values()):
-        if measured.interrupted:
-            raise KeyboardInterrupt
-        raise UserError("nothing was measured; other programs disturbed it, or see the lines above")
-    return measured
-
-
-def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) -> list[costs.Cost]:
-    """Returns the measurements `found`, without those in which several threads took far longer than
-    one thread did in `measured`. In these a thread has waited for a core that another program
+def _plausible(graph: Graph, measured: Iterable[costs.Cost], found: Found) -> list[costs.Cost]:
+    """Returns the measurements `measured`, without those in which several threads took far longer
+    than one thread did in `found`. In these a thread has waited for a core that another program
     used."""
     single = replace(graph, threads=1, rows=())
     alone = {
         (cost.rows, cost.cols): cost
-        for other, those in measured.costs.items()
+        for other, those in found.items()
         if replace(other, rows=()) == single
         for cost in those
     }
@@ -185,54 +143,43 @@ def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) ->
         # them. Only more than twice the time of one thread counts as waiting.
         return any(several > 2 * one + WAKING_MS for several, one in pairs)
 
-    return [cost for cost in found if not has_waited_for_a_core(cost)]
+    return [cost for cost in measured if not has_waited_for_a_core(cost)]
 
 
-def as_csv(measured: Measured, machines: Sequence[Machine]) -> str:
-    """Returns the table of these machines as CSV; empty if nothing was measured on them."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+def as_csv(found: Found, machines: Sequence[Machine]) -> str:
+    """Returns the table of these machines as CSV; empty if nothing was measured on them. Times and
+    speed are written with four digits, which is more than their accuracy."""
     version = (PACKAGE / "VERSION").read_text().strip()
     rows = [
-        (*astuple(machine), version, *_case(graph), *_numbers(cost))
+        (*astuple(machine), version, graph.op, graph.mode, str(graph.dtype).removeprefix("torch."))
+        + (cost.rows, cost.cols, cost.inductor, cost.ours, 1e-6 / cost.ms_per_byte)
         for machine in machines
-        for graph, found in measured.costs.items()
-        for cost in found
+        for graph, costs_of_sizes in found.items()
+        for cost in costs_of_sizes
         if graph.threads == machine.threads
     ]
     if not rows:
         return ""
-    writer.writerows([costs.COLUMNS, *rows])
-    return text.getvalue()
+    table = pd.DataFrame(rows, columns=costs.COLUMNS)
+    text: str = table.to_csv(index=False, float_format="%.4g", lineterminator="\n")
+    return text
 
 
-def _case(graph: Graph) -> tuple[str, str, str]:
-    return graph.op, graph.mode, str(graph.dtype).removeprefix("torch.")
-
-
-def _numbers(cost: costs.Cost) -> tuple[str | int, ...]:
-    """Returns the numbers of a line of the table: the size, both times and the speed of a copy.
-    Times and speed are written with four digits, which is more than their accuracy."""
-    copy_gb_per_s = 1e-6 / cost.ms_per_byte
-    measured = cost.inductor, cost.ours, copy_gb_per_s
-    return cost.rows, cost.cols, *(f"{number:.4g}" for number in measured)
-
-
-def _summary(measured: Measured) -> Iterator[str]:
+def _summary(graphs: Sequence[Graph], found: Found, measured: Measured) -> Iterator[str]:
     """Yields lines that say how many sizes were measured, on how many of them fusedops is faster,
     and what was left out."""
-    found = [cost for each in measured.costs.values() for cost in each]
-    faster = sum(cost.ours < cost.inductor for cost in found)
-    yield f"{len(found)} sizes measured; fusedops is faster than Inductor on {faster} of them"
-    if measured.disturbed:
+    faster = sum(cost.ours < cost.inductor for cost in measured.rows)
+    sizes = len(measured.rows)
+    yield f"{sizes} sizes measured; fusedops is faster than Inductor on {faster} of them"
+    if disturbed := sum(len(graph.rows) for graph in found) - sizes:
         yield (
-            f"left out, for other programs disturbed them: {measured.disturbed} sizes; their "
+            f"left out, for other programs disturbed them: {disturbed} sizes; their "
             "nearest neighbours count. Run it again when the machine is quiet"
         )
-    if late := measured.late:
+    if late := [graph for graph in graphs if graph not in (*found, *measured.left_out)]:
         yield (
             f"left out, for {'you interrupted it' if measured.interrupted else 'the time was up'}: "
-            f"{len(late)} of {len(late) + len(measured.costs)} "
+            f"{len(late)} of {len(late) + len(found)} "
             f"graphs, from {late[0]} on; their nearest neighbours count. Run it again, or with a "
             "larger --budget: what is compiled is kept"
         )
