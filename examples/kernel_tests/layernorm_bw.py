@@ -6,6 +6,7 @@ The primitives compute the statistics again, because no kernel has saved them.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 from comparison import EPS, KernelTest, Shapes, main
@@ -37,21 +38,19 @@ def primitives(
     return (grad_output * normalized).sum(0), grad_output.sum(0), grad_input
 
 
-def eager(grad_output: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *parameters) -> Gradients:
-    grad_input, grad_gamma, grad_beta = torch.ops.aten.native_layer_norm_backward(
-        grad_output, x, x.shape[-1:], mean, rstd, *parameters, [True, True, True]
-    )
-    return grad_gamma, grad_beta, grad_input
+def gradients_by(op: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """What computes the gradients by an operator, which returns the input's first."""
+
+    def gradients(grad_output: Tensor, x: Tensor, *saved: Tensor) -> Gradients:
+        grad_input, *of_parameters = op(grad_output, x, x.shape[-1:], *saved, [True, True, True])
+        return *of_parameters, grad_input
+
+    return gradients
 
 
+eager = gradients_by(torch.ops.aten.native_layer_norm_backward)
 # The no-autograd variant is what a backward pass calls.
-def ours(grad_output: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *parameters) -> Gradients:
-    grad_input, grad_gamma, grad_beta = torch.ops.fusedops._layer_norm_backward(
-        grad_output, x, x.shape[-1:], mean, rstd, *parameters, [True, True, True]
-    )
-    return grad_gamma, grad_beta, grad_input
-
-
+ours = gradients_by(torch.ops.fusedops._layer_norm_backward)
 TEST = KernelTest(
     "layernorm_bw", draw, primitives, eager, ours, atol=1e-3, rtol=1e-2, asked_for=3.7
 )

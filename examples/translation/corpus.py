@@ -16,34 +16,27 @@ SHOWN = 3  # the number of malformed lines that a message lists
 
 
 @dataclass(frozen=True)
-class Malformed:
-    """The number, starting at 1, of a line without a valid pair, and the reason."""
-
-    line: int
-    reason: str
-
-
-@dataclass(frozen=True)
 class Corpus:
-    """The pairs of a source, and the lines that were skipped."""
+    """The pairs of a source, and why lines were skipped, by their numbers, which start at 1."""
 
     pairs: list[Pair]
-    malformed: list[Malformed]
+    malformed: dict[int, str]
 
     @classmethod
-    def of(cls, lines: Iterable[Pair | Malformed]) -> Corpus:
-        lines = list(lines)
-        skipped = [line for line in lines if isinstance(line, Malformed)]
-        return cls([line for line in lines if not isinstance(line, Malformed)], skipped)
+    def of(cls, lines: Iterable[Pair | str]) -> Corpus:
+        """The corpus of lines, each of which is a pair or the reason why it has none."""
+        numbered = dict(enumerate(lines, 1))
+        malformed = {number: line for number, line in numbered.items() if isinstance(line, str)}
+        return cls([line for line in numbered.values() if not isinstance(line, str)], malformed)
 
     def describe(self) -> str:
         """The number of pairs, and the lines that were skipped."""
         text = f"{len(self.pairs):,} sentence pairs"
         if self.malformed:
-            quoted = [f"line {line.line}: {line.reason}" for line in self.malformed[:SHOWN]]
-            more = ["..."] if len(self.malformed) > SHOWN else []
-            text += f"; {len(self.malformed):,} malformed lines skipped: "
-            text += "; ".join(quoted + more)
+            quoted = [f"line {number}: {reason}" for number, reason in self.malformed.items()]
+            more = ["..."] if len(quoted) > SHOWN else []
+            text += f"; {len(quoted):,} malformed lines skipped: "
+            text += "; ".join(quoted[:SHOWN] + more)
         return text
 
 
@@ -73,7 +66,7 @@ def load_corpus(data: str, languages: Sequence[str], cache: Path) -> Corpus:
     return corpus
 
 
-def read_tsv(path: Path) -> Iterator[Pair | Malformed]:
+def read_tsv(path: Path) -> Iterator[Pair | str]:
     """Reads lines of source<TAB>target in UTF-8."""
     try:
         content = path.read_bytes()
@@ -82,28 +75,28 @@ def read_tsv(path: Path) -> Iterator[Pair | Malformed]:
             f"--data {path}: {getattr(error, 'strerror', None) or error}; wanted a file of lines "
             "source<TAB>target, hf:NAME, or auto"
         ) from error
-    for number, line in enumerate(content.splitlines(), 1):
-        yield _parse(number, line)
+    return map(_parse, content.splitlines())
 
 
-def _parse(number: int, line: bytes) -> Pair | Malformed:
+def _parse(line: bytes) -> Pair | str:
+    """The pair of a line, or why it has none."""
     try:
         fields = line.decode("utf-8-sig").split("\t")
     except UnicodeDecodeError:
-        return Malformed(number, "is not UTF-8")
+        return "is not UTF-8"
     if len(fields) != 2:
-        return Malformed(number, f"has {len(fields) - 1} tabs, wanted 1")
-    return _pair(number, *fields)
+        return f"has {len(fields) - 1} tabs, wanted 1"
+    return _pair(*fields)
 
 
-def _pair(number: int, source: str, target: str) -> Pair | Malformed:
+def _pair(source: str, target: str) -> Pair | str:
     source, target = source.strip(), target.strip()
     if not (source and target):
-        return Malformed(number, f"has an empty {'target' if source else 'source'}")
+        return f"has an empty {'target' if source else 'source'}"
     return source, target
 
 
-def read_hub(name: str, languages: Sequence[str]) -> Iterator[Pair | Malformed]:
+def read_hub(name: str, languages: Sequence[str]) -> Iterator[Pair | str]:
     """Reads the split "train" of a data set of the Hugging Face hub with a column `translation`."""
     try:
         import datasets
@@ -115,19 +108,16 @@ def read_hub(name: str, languages: Sequence[str]) -> Iterator[Pair | Malformed]:
         raise UserError(
             f"--data {HUB}{name}: {error}; without a network pass --data FILE.tsv or auto"
         ) from error
-    for number, row in enumerate(rows, 1):
-        yield _parse_row(number, row, languages)
+    return (_parse_row(row, languages) for row in rows)
 
 
-def _parse_row(number: int, row: dict[str, Any], languages: Sequence[str]) -> Pair | Malformed:
+def _parse_row(row: dict[str, Any], languages: Sequence[str]) -> Pair | str:
     translation = row.get("translation")
     if not isinstance(translation, dict):
-        return Malformed(number, f"has no translation, only {', '.join(row)}")
+        return f"has no translation, only {', '.join(row)}"
     if lacking := [name for name in languages if not isinstance(translation.get(name), str)]:
-        return Malformed(
-            number, f"has no {' and no '.join(lacking)}, only {', '.join(translation)}"
-        )
-    return _pair(number, *(translation[name] for name in languages))
+        return f"has no {' and no '.join(lacking)}, only {', '.join(translation)}"
+    return _pair(*(translation[name] for name in languages))
 
 
 def split_by_target(pairs: Iterable[Pair]) -> Split:
