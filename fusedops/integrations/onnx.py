@@ -84,7 +84,7 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
         for norm in NORM_OPS
         if not norm.is_backward and norm.kind.scale in _SCALES
     }
-    public = _PUBLIC | norms
+    public = {name: _translation(name, f) for name, f in _TRANSLATED.items()} | norms
     variants = {f"_{name}": f for name, f in public.items() if hasattr(ops, f"_{name}")}
     translations = variants | public
     return {getattr(ops, name).default: f for name, f in translations.items()}
@@ -213,17 +213,10 @@ _TYPES: dict[str, Any] = {"IntType": int, "FloatType": float, "BoolType": bool}
 # --- softmax ------------------------------------------------------------------------------------
 
 
-def _softmax(input: Value, dim: int, dtype: ir.DataType | None = None) -> Value:
-    return _along(op.Softmax, input, dim, _result_dtype(input, dtype))
-
-
-def _log_softmax(input: Value, dim: int, dtype: ir.DataType | None = None) -> Value:
-    return _along(op.LogSoftmax, input, dim, _result_dtype(input, dtype))
-
-
-def _along(operator: Callable[..., Any], input: Value, dim: int, result: ir.DataType) -> Value:
-    """Returns ``operator``, a softmax, along ``dim`` of the input converted to the dtype
-    ``result``."""
+def _softmax(operator: Callable[..., Any], input: Value, dim: int, dtype: Any = None) -> Value:
+    """Returns ``operator``, a softmax, along ``dim`` of the input converted to the dtype that the
+    result has."""
+    result = _result_dtype(input, dtype)
     computed = _arithmetic(result)
     x = _convert(input, input.dtype, result, computed)
     is_scalar = len(input.shape) == 0  # ONNX's operators do not accept scalars
@@ -231,32 +224,31 @@ def _along(operator: Callable[..., Any], input: Value, dim: int, result: ir.Data
     return _convert(op.Squeeze(output, [0]) if is_scalar else output, computed, result)
 
 
-def _softmax_stats(input: Value, dim: int) -> tuple[Value, Value]:
-    x = _convert(input, input.dtype, _arithmetic(input.dtype))
-    dims = [dim] if len(input.shape) else None  # a scalar has no dimension to reduce over
-    largest = op.ReduceMax(x, dims, keepdims=1)
-    return largest, op.ReduceSum(op.Exp(op.Sub(x, largest)), dims, keepdims=1)
+def _softmax_of_call(operator: Callable[..., Any], call: Any) -> dict[str, Any]:
+    return {"output": _softmax(operator, call.input, call.dim, call.dtype)}
 
 
-def _softmax_apply(
-    input: Value, max: Value, sum: Value, dim: int, dtype: ir.DataType | None = None
-) -> Value:
-    computed = _arithmetic(input.dtype)
-    x = _convert(input, input.dtype, computed)
-    output = op.Div(op.Exp(op.Sub(x, max)), sum)
-    return _convert(output, computed, _result_dtype(input, dtype))
+def _stack_of_softmaxes(operator: Callable[..., Any], call: Any) -> dict[str, Any]:
+    outputs = [_softmax(operator, input, call.dim) for input in call.inputs]
+    return {"output": _stack(outputs, call.stack_dim)}
 
 
 def _stack(values: Sequence[Value], dim: int) -> Value:
     return op.Concat(*(op.Unsqueeze(value, [dim]) for value in values), axis=dim)
 
 
-def _stack_softmax(inputs: Sequence[Value], dim: int, stack_dim: int) -> Value:
-    return _stack([_softmax(input, dim) for input in inputs], stack_dim)
+def _softmax_stats(call: Any) -> dict[str, Any]:
+    x = _convert(call.input, call.input.dtype, _arithmetic(call.input.dtype))
+    dims = [call.dim] if len(call.input.shape) else None  # a scalar has nothing to reduce over
+    largest = op.ReduceMax(x, dims, keepdims=1)
+    return {"max": largest, "sum": op.ReduceSum(op.Exp(op.Sub(x, largest)), dims, keepdims=1)}
 
 
-def _stack_log_softmax(inputs: Sequence[Value], dim: int, stack_dim: int) -> Value:
-    return _stack([_log_softmax(input, dim) for input in inputs], stack_dim)
+def _softmax_apply(call: Any) -> dict[str, Any]:
+    computed = _arithmetic(call.input.dtype)
+    x = _convert(call.input, call.input.dtype, computed)
+    output = op.Div(op.Exp(op.Sub(x, call.max)), call.sum)
+    return {"output": _convert(output, computed, _result_dtype(call.input, call.dtype))}
 
 
 def _masked_softmax(call: Any) -> dict[str, Any]:
@@ -434,24 +426,43 @@ def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, 
     total, dtype = named["input"], named["input"].dtype
     if norm.has_residual:  # the sum is returned too, even if wants_sum is False
         total, dtype = _sum(total, named["residual"], named["p"])
-    computed = _arithmetic(dtype)
+    computed, rank = _arithmetic(dtype), len(named["input"].shape)
     x = _convert(total, dtype, computed)
-    parameters = {
-        name: None if named[name] is None else _convert(named[name], named[name].dtype, computed)
-        for name in ("weight", "bias")
-        if name in named
-    }
-    named = named | parameters
-    if norm.is_spatial:
-        results = _spatial_norm(norm.kind, x, len(total.shape), named)
-    elif norm.kind is KINDS["layer_norm"]:
-        results = _layer_norm(x, computed, named)
-    elif norm.kind is KINDS["rms_norm"]:
-        results = _rms_norm(x, (dtype, computed), named, is_operator=opset_version >= OPSET)
+    weight, bias = (_parameter(named, name, computed, rank) for name in ("weight", "bias"))
+    if weight is not None and named.get("weight_offset"):  # the op ignores it without a weight
+        weight = op.Add(weight, _like(named["weight_offset"], x))
+    rounds = named.get("rounds_normalized") and dtype != computed
+    operator = None if norm.is_spatial else _OPERATORS.get(norm.kind)
+    if operator is None or (operator is _rms_norm and opset_version < OPSET):
+        # ONNX's norms take the last dimensions only, and a scalar has no dimension.
+        last = list(range(-len(named.get("normalized_shape", ())), 0))
+        dims = last or ([named["dim"]] if rank else None)
+        results, is_weighted = _normalized(norm.kind, x, dims, named["eps"]), False
     else:
-        dims = list(range(-len(named["normalized_shape"]), 0))
-        results = _decomposed_norm(norm.kind, x, dims, named)
-    return results | {"output": _convert(results["output"], computed, dtype), "sum": total}
+        factors = _ones(x, named) if weight is None or rounds else weight, bias
+        results, is_weighted = operator(x, *factors, named, computed), not rounds
+    output = results["output"]
+    if rounds:
+        output = _convert(output, computed, dtype, computed)
+    if weight is not None and not is_weighted:
+        output = op.Mul(output, weight)
+    if bias is not None and not is_weighted:
+        output = op.Add(output, bias)
+    return results | {"output": _convert(output, computed, dtype), "sum": total}
+
+
+def _parameter(named: dict[str, Any], name: str, computed: ir.DataType, rank: int) -> Value | None:
+    """Returns a weight or bias, converted, in a shape that broadcasts to an input of ``rank``
+    dimensions; None if the call has none."""
+    parameter = named.get(name)
+    if parameter is None:
+        return None
+    parameter = _convert(parameter, parameter.dtype, computed)
+    if "dim" not in named:
+        return parameter
+    # These are the dimensions of the parameter of a spatial norm after its first one.
+    after = list(range(1, rank - named["dim"] % max(rank, 1)))
+    return op.Unsqueeze(parameter, after) if rank else op.Squeeze(parameter, [0])
 
 
 def _sum(input: Value, residual: Value, p: float) -> tuple[Value, ir.DataType]:
@@ -463,110 +474,70 @@ def _sum(input: Value, residual: Value, p: float) -> tuple[Value, ir.DataType]:
     return _convert(op.Add(*terms), computed, dtype), dtype
 
 
-def _layer_norm(x: Value, computed: ir.DataType, named: dict[str, Any]) -> dict[str, Any]:
-    rank, weight = len(named["normalized_shape"]), named["weight"]
-    weight = _ones(x, rank) if weight is None else weight
+def _ones(x: Value, named: dict[str, Any]) -> Value:
+    """Returns ones in the shape of a weight, for a norm over the last dimensions without one."""
+    return op.Expand(_like(1.0, x), op.Shape(x, start=-len(named["normalized_shape"])))
+
+
+def _layer_norm(
+    x: Value, weight: Value, bias: Value | None, named: dict[str, Any], computed: ir.DataType
+) -> dict[str, Any]:
     output, *statistics = op.LayerNormalization(
-        x, weight, named["bias"], axis=-rank, epsilon=named["eps"]
+        x, weight, bias, axis=-len(named["normalized_shape"]), epsilon=named["eps"]
     )
     mean, rstd = (_convert(each, ir.DataType.FLOAT, computed) for each in statistics)
     return {"output": output, "mean": mean, "rstd": rstd}
 
 
-def _ones(x: Value, rank: int) -> Value:
-    """Returns ones in the shape of a weight, for a norm over the last ``rank`` dimensions that has
-    no weight."""
-    return op.Expand(_like(1.0, x), op.Shape(x, start=-rank))
-
-
 def _rms_norm(
-    x: Value, dtypes: tuple[ir.DataType, ir.DataType], named: dict[str, Any], *, is_operator: bool
+    x: Value, weight: Value, bias: None, named: dict[str, Any], computed: ir.DataType
 ) -> dict[str, Any]:
-    """Translates rms_norm to ONNX's RMSNormalization if ``is_operator``, else to several operators.
-    ``dtypes`` has the dtype of the result, and the one in which the norm is computed."""
-    rank, eps, weight = len(named["normalized_shape"]), named["eps"], named["weight"]
-    rstd = _reciprocal_rms(x, list(range(-rank, 0)), eps)
-    ones = _ones(x, rank)
-    if weight is None:  # the op ignores weight_offset then
-        weight = ones
-    elif named["weight_offset"]:
-        weight = op.Add(weight, _like(named["weight_offset"], x))
-    dtype, computed = dtypes
-    rounds = named["rounds_normalized"] and dtype != computed
-    factor = ones if rounds else weight
-    if is_operator:
-        output = opset23.RMSNormalization(x, factor, axis=-rank, epsilon=eps)
-    else:
-        output = op.Mul(op.Mul(x, rstd), factor)
-    if rounds:
-        output = op.Mul(_convert(output, computed, dtype, computed), weight)
-    return {"output": output, "rstd": rstd}
+    rank, eps = len(named["normalized_shape"]), named["eps"]
+    output = opset23.RMSNormalization(x, weight, axis=-rank, epsilon=eps)
+    return {"output": output, "rstd": op.Reciprocal(_root(x, list(range(-rank, 0)), eps))}
 
 
-def _spatial_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) -> dict[str, Any]:
-    """Translates a norm over one dimension to several operators, since ONNX's norms take the last
-    dimensions only."""
-    dim = named["dim"]
-    # These are the dimensions of a parameter after its first one.
-    after = list(range(1, rank - dim % max(rank, 1)))
-    aligned = {
-        name: op.Unsqueeze(named[name], after) if rank else op.Squeeze(named[name], [0])
-        for name in ("weight", "bias")
-        if named.get(name) is not None
-    }
-    return _decomposed_norm(kind, x, [dim] if rank else None, named | aligned)
+#: Kind of norm -> the function that translates it to one operator, where the last dimensions are
+#: normalised.
+_OPERATORS = {KINDS["layer_norm"]: _layer_norm, KINDS["rms_norm"]: _rms_norm}
 
 
-def _decomposed_norm(
-    kind: NormKind, x: Value, dims: list[int] | None, named: dict[str, Any]
-) -> dict[str, Any]:
-    """Translates a norm to several operators: (x - mean) * rstd * weight + bias. A kind of norm
-    without a mean subtracts nothing. ``dims`` is None for a scalar x."""
-    results = {}
+def _normalized(kind: NormKind, x: Value, dims: list[int] | None, eps: float) -> dict[str, Any]:
+    """Translates a norm without its parameters to several operators, (x - mean) / scale. A kind of
+    norm without a mean subtracts nothing. ``dims`` is None for a scalar x."""
+    statistics = {}
     if kind.has_mean:
-        results["mean"] = op.ReduceMean(x, dims, keepdims=1)
-        x = op.Sub(x, results["mean"])
-    output, results["rstd"] = _SCALES[kind.scale](x, dims, named["eps"])
-    for name, apply in (("weight", op.Mul), ("bias", op.Add)):
-        if named.get(name) is not None:
-            output = apply(output, named[name])
-    return {"output": output, **results}
+        statistics["mean"] = op.ReduceMean(x, dims, keepdims=1)
+        x = op.Sub(x, statistics["mean"])
+    scale = _SCALES[kind.scale](x, dims, eps)
+    return {"output": op.Div(x, scale), **statistics, "rstd": op.Reciprocal(scale)}
 
 
-def _over_root(centered: Value, dims: list[int] | None, eps: float) -> tuple[Value, Value]:
-    """Returns ``centered`` / root(mean square + eps), and rstd, the reciprocal of the divisor."""
-    rstd = _reciprocal_rms(centered, dims, eps)
-    return op.Mul(centered, rstd), rstd
+def _root(centered: Value, dims: list[int] | None, eps: float) -> Value:
+    """Returns root(mean square + eps)."""
+    mean_square = op.ReduceMean(op.Mul(centered, centered), dims, keepdims=1)
+    return op.Sqrt(op.Add(mean_square, _like(eps, centered)))
 
 
-def _reciprocal_rms(x: Value, dims: list[int] | None, eps: float) -> Value:
-    """Returns 1 / root(mean square + eps)."""
-    mean_square = op.ReduceMean(op.Mul(x, x), dims, keepdims=1)
-    return op.Reciprocal(op.Sqrt(op.Add(mean_square, _like(eps, x))))
-
-
-def _over_deviation(centered: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
-    """Returns ``centered`` / (unbiased standard deviation + eps), and rstd, the reciprocal of the
-    divisor."""
+def _deviation(centered: Value, dims: list[int], eps: float) -> Value:
+    """Returns the unbiased standard deviation + eps."""
     count = op.ReduceProd(op.Shape(centered, start=dims[0]), keepdims=0)
     degrees = op.CastLike(op.Sub(count, op.Constant(value_int=1)), centered)
     variance = op.Div(op.ReduceSumSquare(centered, dims, keepdims=1), degrees)
-    rstd = op.Reciprocal(op.Add(op.Sqrt(variance), _like(eps, centered)))
-    return op.Mul(centered, rstd), rstd
+    return op.Add(op.Sqrt(variance), _like(eps, centered))
 
 
-def _over_norm(x: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
-    """Returns x / max(Euclidean norm, eps), and rstd, the reciprocal of the divisor. ONNX's
-    LpNormalization is not used, because it takes a single axis and no eps."""
-    norm = op.Max(op.ReduceL2(x, dims, keepdims=1), _like(eps, x))
-    return op.Div(x, norm), op.Reciprocal(norm)
+def _norm_or_eps(x: Value, dims: list[int], eps: float) -> Value:
+    """Returns max(Euclidean norm, eps). ONNX's LpNormalization is not used, because it takes a
+    single axis and no eps."""
+    return op.Max(op.ReduceL2(x, dims, keepdims=1), _like(eps, x))
 
 
-#: Scale of a kind of norm -> the function that returns the normalised values and rstd.
-_SCALES: dict[type[MeanSquare], Callable[..., tuple[Value, Value]]] = {
-    MeanSquare: _over_root,
-    DeviationPlusEps: _over_deviation,
-    NormOrEps: _over_norm,
+#: Scale of a kind of norm -> the function that returns it for each row.
+_SCALES: dict[type[MeanSquare], Callable[..., Value]] = {
+    MeanSquare: _root,
+    DeviationPlusEps: _deviation,
+    NormOrEps: _norm_or_eps,
 }
 
 
@@ -586,19 +557,17 @@ _MASKED_SOFTMAXES = (
     *("masked_softmax", "masked_softmax_dropout", "masked_softmax_sinks"),
     "_masked_softmax_dropout",  # it is here because it has fewer results than the public op
 )
-#: Name of an op -> its translation, for all public ops except those in NORM_OPS.
-_PUBLIC: dict[str, Callable[..., Any]] = {
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
+#: Name of an op -> what translates a call of it, for all public ops except those in NORM_OPS.
+_TRANSLATED: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "softmax": functools.partial(_softmax_of_call, op.Softmax),
+    "log_softmax": functools.partial(_softmax_of_call, op.LogSoftmax),
     "softmax_stats": _softmax_stats,
     "softmax_apply": _softmax_apply,
-    "stack_softmax": _stack_softmax,
-    "stack_log_softmax": _stack_log_softmax,
-    "stack_layer_norm": _translation("stack_layer_norm", _stack_layer_norm),
-    "cross_entropy": _translation("cross_entropy", _cross_entropy),
-    "linear_cross_entropy": _translation("linear_cross_entropy", _linear_cross_entropy),
-    "linear_cross_entropy_losses": _translation(
-        "linear_cross_entropy_losses", _linear_cross_entropy_losses
-    ),
-    **{op: _translation(op, _masked_softmax) for op in _MASKED_SOFTMAXES},
+    "stack_softmax": functools.partial(_stack_of_softmaxes, op.Softmax),
+    "stack_log_softmax": functools.partial(_stack_of_softmaxes, op.LogSoftmax),
+    "stack_layer_norm": _stack_layer_norm,
+    "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
+    "linear_cross_entropy_losses": _linear_cross_entropy_losses,
+    **dict.fromkeys(_MASKED_SOFTMAXES, _masked_softmax),
 }
