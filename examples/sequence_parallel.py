@@ -14,6 +14,7 @@ import argparse
 import math
 import os
 import sys
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -70,27 +71,16 @@ class Model(nn.Module):
 
 
 def parallelized(model: Model, mesh) -> Model:
-    def split():
-        return ColwiseParallel(input_layouts=Shard(1), use_local_output=False)
-
-    def joined():
-        return RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
-
+    columns = partial(ColwiseParallel, input_layouts=Shard(1), use_local_output=False)
+    rows = partial(RowwiseParallel, output_layouts=Shard(1), use_local_output=False)
     plan = {
-        "embed": RowwiseParallel(
-            input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False
-        ),
+        "embed": rows(input_layouts=Replicate()),
         "norm": SequenceParallel(),
-        "head": ColwiseParallel(
-            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
-        ),
+        "head": columns(output_layouts=Shard(-1)),
+        **{f"blocks.*.{name}": columns() for name in ("q", "k", "v", "up")},
+        **{f"blocks.*.{name}": rows() for name in ("out", "down")},
+        **{f"blocks.*.{name}": SequenceParallel() for name in ("norm1", "norm2")},
     }
-    for name in ("q", "k", "v", "up"):
-        plan[f"blocks.*.{name}"] = split()
-    for name in ("out", "down"):
-        plan[f"blocks.*.{name}"] = joined()
-    for name in ("norm1", "norm2"):
-        plan[f"blocks.*.{name}"] = SequenceParallel()
     return parallelize_module(model, mesh, plan)
 
 
