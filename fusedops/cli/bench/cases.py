@@ -56,10 +56,7 @@ def as_they_are(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Provider:
-    """A way to compute a case: a call of `function` with the results of `prepare(*inputs)`.
-
-    For a backward pass `prepare` adds the tensors that the provider's own forward pass saves.
-    """
+    """A way to compute a case: a call of `function` with the results of `prepare(*inputs)`."""
 
     function: Callable[..., Any]
     prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
@@ -130,8 +127,6 @@ class Operator:
         operands: a function that computes the operands, which are weights, masks and biases.
         layout: the layout of the inputs. Shapes with fewer dimensions are filled up with ones.
         moved: direction -> how much memory must be read and written, in units of the input.
-        backward: the providers of the backward pass, if that is an operator of its own; by default
-            autograd's backward passes of `eager` and of `fused`.
         differentiated: the number of arguments that get a gradient in autograd's backward; None for
             all.
         split: a function that converts the tensor and the operands to the arguments of `eager` and
@@ -146,7 +141,6 @@ class Operator:
     operands: Callable[[Case], tuple[Tensor, ...]] = lambda case: ()
     layout: Layout = Layout.MATRIX
     moved: dict[str, float] = field(default_factory=lambda: {FORWARD: 2, BACKWARD: 3})
-    backward: dict[str, Provider] | None = None
     differentiated: int | None = 1
     split: Callable[..., tuple[Tensor, ...]] = as_they_are
     dropout: Dropout | None = None
@@ -154,8 +148,6 @@ class Operator:
     def providers(self, direction: str) -> Mapping[str, Provider | Gradient]:
         """Maps the names of the providers to compare to the providers, eager first."""
         functions = {"eager": self.eager, "fusedops": self.fused}
-        if direction == BACKWARD and self.backward:
-            return self.backward
         return {name: self.provider(direction, function) for name, function in functions.items()}
 
     def provider(self, direction: str, function: Function) -> Provider | Gradient:
@@ -231,7 +223,12 @@ class Case:
         """Returns the inputs of every provider: the incoming gradient if the direction is backward,
         then the input and the operands."""
         inputs = (self.random(seed=0), *self.operator.operands(self))
-        return inputs if self.direction == FORWARD else (self.random(seed=1), *inputs)
+        if self.direction == FORWARD:
+            return inputs
+        grad = self.random(seed=1)
+        if self.operator.layout is Layout.LOGITS:  # the result has one number for each row
+            grad = grad.flatten(0, -2)[:, 0].contiguous()
+        return grad, *inputs
 
     def __str__(self) -> str:
         return f"{self.op} {self.direction} {self.dtype_name} {'x'.join(map(str, self.shape))}"

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import fusedops
 from fusedops.cli.bench.attention import ATTENTION
-from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Operator, Provider
+from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Operator
 
-LAYER_NORM_EPS, STD_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6, 1e-6
+STD_NORM_EPS, RMS_NORM_EPS = 1e-6, 1e-6
 
 
 def family(op: str) -> str:
@@ -33,23 +33,8 @@ def selected(names: list[str]) -> list[str]:
 
 
 def _softmax(name: str) -> Operator:
-    """Returns the operator `name`, which is softmax or log_softmax. Both save their output for the
-    backward pass, and their backward ops have the same arguments."""
     eager, fused = getattr(F, name), getattr(fusedops, name)
-    eager_backward = getattr(torch.ops.aten, f"_{name}_backward_data").default
-    fused_backward = getattr(torch.ops.fusedops, f"{name}_backward").default
-
-    def with_output(grad: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        return grad, eager(x, dim=-1)
-
-    return Operator(
-        eager=lambda x: eager(x, dim=-1),
-        fused=lambda x: fused(x, dim=-1),
-        backward={
-            "eager": Provider(lambda grad, y: eager_backward(grad, y, -1, y.dtype), with_output),
-            "fusedops": Provider(lambda grad, y: fused_backward(grad, y, -1, y.dtype), with_output),
-        },
-    )
+    return Operator(eager=lambda x: eager(x, dim=-1), fused=lambda x: fused(x, dim=-1))
 
 
 def _weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
@@ -57,34 +42,11 @@ def _weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
     return weight, weight - 1
 
 
-def _layer_norm_backward(forward: Callable[..., Any], backward: Callable[..., Any]) -> Provider:
-    """Returns the provider that computes the gradients of input, weight and bias by the op
-    `backward`, from the statistics that the op `forward` saves."""
-
-    def prepare(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        _, mean, rstd = forward(x, x.shape[-1:], weight, bias, LAYER_NORM_EPS)
-        return grad, x, mean, rstd, weight, bias
-
-    def gradients(grad: Tensor, x: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        grads: tuple[Tensor, ...] = backward(grad, x, x.shape[-1:], *saved, [True, True, True])
-        return grads
-
-    return Provider(gradients, prepare)
-
-
 LAYER_NORM = Operator(
     eager=lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias),
     fused=lambda x, weight, bias: fusedops.layer_norm(x, x.shape[-1:], weight, bias),
     operands=_weight_and_bias,
-    backward={
-        "eager": _layer_norm_backward(
-            torch.ops.aten.native_layer_norm.default,
-            torch.ops.aten.native_layer_norm_backward.default,
-        ),
-        "fusedops": _layer_norm_backward(
-            torch.ops.fusedops.layer_norm.default, torch.ops.fusedops.layer_norm_backward.default
-        ),
-    },
+    differentiated=3,
 )
 
 
@@ -233,42 +195,13 @@ def _rows_of(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x, target: loss(x.flatten(0, -2), target, reduction="none")
 
 
-def _cross_entropy() -> Operator:
-    """Returns the operator that computes the loss of each row. The case draws a gradient of the
-    input's shape; the first element of a row is the incoming gradient of the row's loss."""
-    # 0 is ATen's number of the reduction "none".
-    aten, ours, reduction = torch.ops.aten, torch.ops.fusedops, 0
-
-    def with_log_softmax(grad: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        grad, x = grad.flatten(0, -2), x.flatten(0, -2)
-        return grad[:, 0].contiguous(), F.log_softmax(x, -1), target
-
-    def eager(grad: Tensor, log_p: Tensor, target: Tensor) -> Tensor:
-        losses = (target, None, reduction, -100, grad.new_zeros(()))
-        to_log_p = aten.nll_loss_backward.default(grad, log_p, *losses)
-        result: Tensor = aten._log_softmax_backward_data.default(to_log_p, log_p, -1, log_p.dtype)
-        return result
-
-    def arguments_of_fused(grad: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        grad, x = grad.flatten(0, -2), x.flatten(0, -2)
-        saved = ours.cross_entropy.default(x, target)
-        return x, target, *saved, grad[:, 0].to(saved[0].dtype)
-
-    def fused(*saved: Tensor) -> Tensor:
-        result: Tensor = ours.cross_entropy_backward.default(*saved, None)
-        return result
-
-    return Operator(
-        eager=_rows_of(F.cross_entropy),
-        fused=_rows_of(fusedops.cross_entropy),
-        operands=classes,
-        layout=Layout.LOGITS,
-        moved={FORWARD: 1, BACKWARD: 2},
-        backward={
-            "eager": Provider(eager, with_log_softmax),
-            "fusedops": Provider(fused, arguments_of_fused),
-        },
-    )
+CROSS_ENTROPY = Operator(
+    eager=_rows_of(F.cross_entropy),
+    fused=_rows_of(fusedops.cross_entropy),
+    operands=classes,
+    layout=Layout.LOGITS,
+    moved={FORWARD: 1, BACKWARD: 2},
+)
 
 
 OPERATORS: dict[str, Operator] = {
@@ -284,7 +217,7 @@ OPERATORS: dict[str, Operator] = {
     "add_rms_norm": ADD_RMS_NORM,
     "concurrent_softmax": replace(_softmax("softmax"), layout=Layout.LONG_ROWS),
     "concurrent_layer_norm": replace(LAYER_NORM, layout=Layout.LONG_ROWS),
-    "cross_entropy": _cross_entropy(),
+    "cross_entropy": CROSS_ENTROPY,
     "stack_softmax": _stack_of_softmaxes("softmax"),
     "stack_log_softmax": _stack_of_softmaxes("log_softmax"),
     "stack_layer_norm": _stack_of_norms(),
