@@ -100,9 +100,9 @@ def test_fusedops_and_eager_agree_on_every_case(op, dtype):
     shapes = (2, 3, 32, 32), (1, 1), (8, 1), (1, 8), (3, 2)
     for direction, shape in product(("forward", "backward"), shapes):
         this = case(op, direction, dtype, shape)
-        inputs, providers = this.inputs(), this.operator.providers(direction)
-        assert providers.keys() == {"eager", "fusedops"}
-        calls = {name: provider.call(*inputs) for name, provider in providers.items()}
+        inputs, operator = this.inputs(), this.operator
+        functions = {"eager": operator.eager, "fusedops": operator.fused}
+        calls = {name: this.call(function, *inputs) for name, function in functions.items()}
         measurement.check_all(this, inputs, calls)
 
 
@@ -116,8 +116,8 @@ def test_fusedops_and_eager_agree_on_every_case(op, dtype):
     ],
 )
 def test_compiled_graphs_of_both_can_be_timed_again_and_again(op, direction, monkeypatch):
-    captured, compiled = [], cases.compiled
-    monkeypatch.setattr(cases, "compiled", lambda f: captured.append(f) or compiled(f))
+    captured = []
+    monkeypatch.setattr(measurement, "compiled", lambda f: captured.append(f) or cases.compiled(f))
     this = case(op, direction, shape=(2, 3, 32, 32))
     calls = measurement.prepare(this)
     assert captured == [this.operator.eager, this.operator.fused]
@@ -130,8 +130,8 @@ def test_compiled_graphs_of_both_can_be_timed_again_and_again(op, direction, mon
 def test_dropout_at_another_rate_is_not_timed():
     this = case("softmax_dropout[causal]", shape=(2, 3, 32, 32))
     x, future = inputs = this.inputs()
-    survivors = this.operator.dropout.survivors(x, future)
-    check = partial(measurement.check_keep_rate, this, this.operator.dropout)
+    survivors = this.operator.survivors(x, future)
+    check = partial(measurement.check_keep_rate, this, this.operator.survivors)
     check("right", F.dropout(survivors, 0.1), inputs)
     with pytest.raises(RuntimeError, match=r"'wrong' kept \d+ of 3168, wanted about 2851"):
         check("wrong", F.dropout(survivors, 0.2), inputs)
@@ -140,7 +140,7 @@ def test_dropout_at_another_rate_is_not_timed():
 def test_dropout_that_does_not_rescale_is_not_timed():
     this = case("softmax_dropout[causal]", shape=(2, 3, 32, 32))
     x, future = inputs = this.inputs()
-    unscaled = F.dropout(this.operator.dropout.survivors(x, future), 0.1) * 0.9
+    unscaled = F.dropout(this.operator.survivors(x, future), 0.1) * 0.9
     wrong = partial(lambda: unscaled)
     with pytest.raises(RuntimeError, match="differs from eager by 1.0e-01"):
         measurement.check_all(this, inputs, {"eager": wrong})
@@ -162,9 +162,9 @@ def test_scores_that_causality_hides_are_written_but_need_not_be_read():
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_kernel_that_leaves_out_the_soft_cap_is_not_timed(direction):
     this = case("masked_softmax[causal+softcap]", direction, shape=(2, 3, 32, 32))
-    inputs, right = this.inputs(), this.operator.providers(direction)
-    uncapped = OPERATORS["masked_softmax[causal]"].providers(direction)["fusedops"]
-    calls = {"eager": right["eager"].call(*inputs), "uncapped": uncapped.call(*inputs)}
+    inputs, uncapped = this.inputs(), OPERATORS["masked_softmax[causal]"].fused
+    functions = {"eager": this.operator.eager, "uncapped": uncapped}
+    calls = {name: this.call(function, *inputs) for name, function in functions.items()}
     with pytest.raises(RuntimeError, match="'uncapped' differs from eager"):
         measurement.check_all(this, inputs, calls)
 

@@ -107,7 +107,7 @@ def test_autograd_refuses_the_other_ways(provider):
         memory.bind(case("softmax", TRAINING), way)()
 
 
-@pytest.mark.parametrize("op", [op for op in OPERATORS if not OPERATORS[op].dropout])
+@pytest.mark.parametrize("op", [op for op in OPERATORS if not OPERATORS[op].survivors])
 def test_every_way_computes_the_same(op):
     # Float64, as rows of few channels that nearly agree lose most digits of floats in both ways.
     this = case(op, dtype=torch.float64)

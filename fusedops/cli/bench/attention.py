@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusedops
-from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Dropout, Layout, Operator
+from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Operator
+from fusedops.cli.bench.cases import DROPOUT as DROPOUT
 
 SCALE = 1 / math.sqrt(64)  # 64 features in each head, as in BERT
-DROPOUT = 0.1
 MASKED = -math.inf
 
 SOFTCAP = 50.0  # the soft cap of Gemma 2
@@ -144,7 +144,7 @@ CAUSAL_WITH_DROPOUT = replace(
     CAUSAL,
     eager=lambda x, future: F.dropout(_causal_softmax(x, future), DROPOUT),
     fused=lambda x, future: fusedops.masked_softmax_dropout(x, p=DROPOUT, causal=True),
-    dropout=Dropout(DROPOUT, survivors=_causal_softmax),
+    survivors=_causal_softmax,
 )
 
 ATTENTION: dict[str, Operator] = {

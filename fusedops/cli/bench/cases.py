@@ -7,8 +7,8 @@ The operators themselves are in `operators.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 FORWARD, BACKWARD = "forward", "backward"
+DROPOUT = 0.1
 
 Shape = tuple[int, ...]
 #: A function that returns one or several tensors.
@@ -50,24 +51,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_they_are(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Returns its arguments. This is the `prepare` of a provider that needs no preparation."""
+    """Returns its arguments. This is the `split` of most operators."""
     return inputs
-
-
-@dataclass(frozen=True)
-class Provider:
-    """A way to compute a case: a call of `function` with the results of `prepare(*inputs)`."""
-
-    function: Callable[..., Any]
-    prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
-
-    def call(self, *inputs: Tensor) -> partial[Any]:
-        """Returns the call that is timed: the function with its arguments bound."""
-        return partial(self.function, *self.prepare(*inputs))
-
-    def compiled(self) -> Provider:
-        """Returns the provider that runs the compiled function."""
-        return replace(self, function=compiled(self.function))
 
 
 def gradients(
@@ -79,42 +64,6 @@ def gradients(
     """Returns the gradients of `leaves`, where each output has the incoming gradient `grad`."""
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return torch.autograd.grad(outputs, leaves, [grad] * len(outputs), retain_graph=retain_graph)
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """A way to compute a case: autograd's backward pass of `forward`, without the forward pass.
-
-    The first input is the incoming gradient, which each result of `forward` gets. `prepare`
-    converts the other inputs to the arguments of `forward`. The first `differentiated` arguments
-    get a gradient; None means all.
-    """
-
-    forward: Function
-    differentiated: int | None = 1
-    prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
-
-    def call(self, grad: Tensor, *inputs: Tensor) -> partial[Any]:
-        """Returns the call that is timed: a backward pass through the graph of one forward pass."""
-        tensors = self.prepare(*inputs)
-        leaves = [x.detach().requires_grad_() for x in tensors[: self.differentiated]]
-        outputs = self.forward(*leaves, *tensors[len(leaves) :])
-        # retain_graph keeps the graph for the next call.
-        return partial(gradients, outputs, leaves, grad, retain_graph=True)
-
-    def compiled(self) -> Gradient:
-        """Returns the provider whose forward and backward passes are compiled together."""
-        return replace(self, forward=compiled(self.forward))
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """The dropout of an operator. `survivors(x, *operands)` is the operator's result without
-    dropout. Each of its elements becomes zero with probability `p`, and is divided by 1 - p
-    otherwise."""
-
-    p: float
-    survivors: Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -131,9 +80,9 @@ class Operator:
             all.
         split: a function that converts the tensor and the operands to the arguments of `eager` and
             `fused`.
-        dropout: the dropout, if the result is random.
-
-    "inductor" is not among the providers, because it is "eager" compiled.
+        survivors: a function that returns the result without dropout, if the operator has dropout.
+            Each element of its result becomes zero with probability DROPOUT, and is divided by
+            1 - DROPOUT otherwise.
     """
 
     eager: Function
@@ -143,18 +92,7 @@ class Operator:
     moved: dict[str, float] = field(default_factory=lambda: {FORWARD: 2, BACKWARD: 3})
     differentiated: int | None = 1
     split: Callable[..., tuple[Tensor, ...]] = as_they_are
-    dropout: Dropout | None = None
-
-    def providers(self, direction: str) -> Mapping[str, Provider | Gradient]:
-        """Maps the names of the providers to compare to the providers, eager first."""
-        functions = {"eager": self.eager, "fusedops": self.fused}
-        return {name: self.provider(direction, function) for name, function in functions.items()}
-
-    def provider(self, direction: str, function: Function) -> Provider | Gradient:
-        """Returns the provider that computes `function`, or for the backward pass its gradients."""
-        if direction == FORWARD:
-            return Provider(function, self.split)
-        return Gradient(function, self.differentiated, self.split)
+    survivors: Function | None = None
 
     def of_whole(self, function: Function) -> Function:
         """Returns a function of the tensor and the operands. It calls `function` with the arguments
@@ -229,6 +167,18 @@ class Case:
         if self.operator.layout is Layout.LOGITS:  # the result has one number for each row
             grad = grad.flatten(0, -2)[:, 0].contiguous()
         return grad, *inputs
+
+    def call(self, function: Function, *inputs: Tensor) -> partial[Any]:
+        """Returns the call that is timed, with its arguments bound: a call of `function`, which is
+        one of the operator's, or a backward pass through the graph of one such call."""
+        if self.direction == FORWARD:
+            return partial(function, *self.operator.split(*inputs))
+        grad, *others = inputs
+        tensors = self.operator.split(*others)
+        leaves = [x.detach().requires_grad_() for x in tensors[: self.operator.differentiated]]
+        outputs = function(*leaves, *tensors[len(leaves) :])
+        # retain_graph keeps the graph for the next call.
+        return partial(gradients, outputs, leaves, grad, retain_graph=True)
 
     def __str__(self) -> str:
         return f"{self.op} {self.direction} {self.dtype_name} {'x'.join(map(str, self.shape))}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops.cli.bench.cases import FORWARD, Case, Dropout
+from fusedops.cli.bench.cases import DROPOUT, FORWARD, Case, Function, compiled
 from fusedops.cli.timing import Call, Clock, interleave, median_ratio, relative_spread
 
 REFERENCE, COPY, OURS = "eager", "copy", "fusedops"
@@ -31,15 +31,17 @@ def prepare(case: Case) -> dict[str, Call]:
     """Returns a call for each provider, whose results have been checked, and one for a copy of as
     many bytes. fusedops runs in a compiled graph, as Inductor's code does. Dynamo's guards, which
     take longer than a small kernel, are then in the times of both."""
-    eager, *others = case.operator.providers(case.direction).items()
-    inputs = case.inputs()
+    operator, inputs = case.operator, case.inputs()
     # Every shape is compiled anew. Without a reset, that would reach Dynamo's recompilation limit.
     torch.compiler.reset()
-    graphs = {name: provider.compiled() for name, provider in (("inductor", eager[1]), *others)}
-    providers = dict([eager]) | graphs
+    functions = {
+        REFERENCE: operator.eager,
+        "inductor": compiled(operator.eager),
+        OURS: compiled(operator.fused),
+    }
     # With donated buffers a compiled backward pass overwrites saved tensors, and can run only once.
     with torch._functorch.config.patch(donated_buffer=False):
-        calls = {name: provider.call(*inputs) for name, provider in providers.items()}
+        calls = {name: case.call(function, *inputs) for name, function in functions.items()}
         check_all(case, inputs, calls)
     return {COPY: _copy_of_same_bytes(case), **calls}
 
@@ -80,18 +82,18 @@ def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial[Any
     eager = _main_output(calls[REFERENCE]())
     for name, call in calls.items():
         result = _main_output(call())
-        dropout = case.operator.dropout
-        if dropout is None:
+        survivors = case.operator.survivors
+        if survivors is None:
             check_agreement(case, name, result, eager)
         else:
             # A backward call has the result of the forward pass as its first argument.
             output = result if case.direction == FORWARD else call.args[0]
-            check_keep_rate(case, dropout, name, output, inputs)
-            check_agreement(case, name, result, with_dropout_of(output, case, dropout, inputs))
+            check_keep_rate(case, survivors, name, output, inputs)
+            check_agreement(case, name, result, with_dropout_of(output, case, survivors, inputs))
 
 
 def with_dropout_of(
-    output: Tensor, case: Case, dropout: Dropout, inputs: Sequence[Tensor]
+    output: Tensor, case: Case, survivors: Function, inputs: Sequence[Tensor]
 ) -> Tensor:
     """Returns eager's result or gradient for the dropout of another provider.
 
@@ -100,20 +102,21 @@ def with_dropout_of(
     """
 
     def chain(x: Tensor, *operands: Tensor) -> Tensor:
-        return dropout.survivors(x, *operands) * (output != 0) / (1 - dropout.p)
+        result: Tensor = survivors(x, *operands) * (output != 0) / (1 - DROPOUT)
+        return result
 
-    return _main_output(case.operator.provider(case.direction, chain).call(*inputs)())
+    return _main_output(case.call(chain, *inputs)())
 
 
 def check_keep_rate(
-    case: Case, dropout: Dropout, name: str, output: Tensor, inputs: Sequence[Tensor]
+    case: Case, survivors: Function, name: str, output: Tensor, inputs: Sequence[Tensor]
 ) -> None:
     """Raises RuntimeError if the number of elements that dropout kept differs by more than six
     standard deviations from the expected one."""
     x_and_operands = inputs if case.direction == FORWARD else inputs[1:]
-    total = dropout.survivors(*x_and_operands).count_nonzero().item()
-    kept, expected = output.count_nonzero().item(), total * (1 - dropout.p)
-    if abs(kept - expected) > 6 * math.sqrt(total * dropout.p * (1 - dropout.p)):
+    total = survivors(*x_and_operands).count_nonzero().item()
+    kept, expected = output.count_nonzero().item(), total * (1 - DROPOUT)
+    if abs(kept - expected) > 6 * math.sqrt(total * DROPOUT * (1 - DROPOUT)):
         raise RuntimeError(
             f"{case}: {name!r} kept {kept} of {total}, wanted about {expected:.0f}. "
             "Nothing was timed; please report this."

@@ -67,13 +67,6 @@ class Graph:
             shape = (rows // self.cols, 1, self.cols, self.cols)
         return Case(self.op, operator, FORWARD, self.dtype, shape, self.device)
 
-    @property
-    def differentiated(self) -> int | None:
-        """Returns how many of the first inputs get a gradient in training; None means all. For
-        attention these are the scores alone, and for losses the two factors of the product that
-        computes the logits."""
-        return {Layout.SCORES: 1, Layout.LOGITS: 2}.get(self.operator.layout)
-
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{self.op} {self.mode} {dtype}, rows of {self.cols}, {count_of(self.threads)}"

@@ -50,6 +50,7 @@ def _cross_entropy(keeps_logits: bool) -> Operator:
         fused=of_logits(fusedops.cross_entropy),
         operands=_weight_and_classes,
         layout=Layout.LOGITS,
+        differentiated=2,  # the two factors of the product
         split=_few_features,
     )
 

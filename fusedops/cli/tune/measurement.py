@@ -76,7 +76,7 @@ def prepare(graph: Graph) -> Callable[[int], dict[str, Call]]:
     def calls(rows: int) -> dict[str, Call]:
         inputs = _inputs(graph, rows)
         step = _infer if graph.mode == INFERENCE else _train
-        leaves = inputs[: graph.differentiated]
+        leaves = inputs[: graph.operator.differentiated]
         return {
             name: functools.partial(step, function, leaves, inputs[len(leaves) :])
             for name, function in functions.items()
@@ -105,7 +105,7 @@ def _inputs(graph: Graph, rows: int) -> tuple[Tensor, ...]:
     for several numbers of rows, Dynamo is told to make this number a symbol."""
     case = graph.case(rows)
     inputs = graph.operator.split(*case.inputs())
-    for tensor in inputs[: graph.differentiated]:
+    for tensor in inputs[: graph.operator.differentiated]:
         tensor.requires_grad_(graph.mode == TRAINING)
     if len(graph.rows) > 1:
         for tensor in inputs:
