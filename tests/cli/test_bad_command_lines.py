@@ -204,9 +204,6 @@ BENCH = [
     (["--plot", "{FILE}"], USAGE, f"--plot: .*{A_FOLDER}: Not a directory"),
     (["--plot", "/proc/charts"], USAGE, f"--plot: .*{A_FOLDER}: "),
     (["--quick=3"], USAGE, "--quick"),
-    (["--batch", "2", "--models", "bert"], USAGE, "--models: moved .*-m tools.bench models"),
-    (["--memory"], USAGE, "--memory: moved .*: python -m tools.bench memory"),
-    (["--host"], USAGE, "--host: moved .*: python -m tools.bench host"),
 ]
 
 TUNE = [

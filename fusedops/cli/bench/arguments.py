@@ -23,17 +23,6 @@ DTYPES = ["float32", "bfloat16", "float16", "float64"]
 TENSORS_OF_A_CASE = 4
 
 
-class Moved(argparse.Action):
-    """The action of an option whose benchmark has moved out of the package. It raises an error that
-    names the new place."""
-
-    def __call__(self, *args: object, **kwargs: object) -> None:
-        raise UsageError(
-            f"--{self.dest}: moved out of the package; in a checkout of fusedops run: "
-            f"python -m tools.bench {self.dest}"
-        )
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `bench`."""
     add_case_arguments(parser)
@@ -45,8 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write bar charts (needs matplotlib)",
     )
-    for name in ("models", "memory", "host"):
-        add(f"--{name}", nargs="*", action=Moved, help=argparse.SUPPRESS)
 
 
 def add_case_arguments(parser: argparse.ArgumentParser) -> None:
