@@ -22,7 +22,8 @@ from fusedops.integrations.dtensor.partition import (
     partition,
 )
 
-#: The type of functions that compute a rank's results from its part of the arguments.
+#: The type of functions that compute a rank's results from its part of the arguments. The results
+#: are converted to the dtypes of the op's, and those that the caller does not need are dropped.
 Compute = Callable[["Call", Partition, dict[str, Any]], Any]
 
 
@@ -150,16 +151,16 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 def _wrapped(
     part: Partition, local: torch.Tensor | None, meta: torch.Tensor, result: Result
 ) -> DTensor:
-    """Returns a result as a DTensor with the shape and strides of ``meta``. ``local``, this rank's
-    part, is None on a rank outside of the mesh."""
-    # A result that the caller does not need has shape [0] on every rank.
-    dims = Result(()) if meta.shape == (0,) else result
+    """Returns a result as a DTensor with the dtype, shape and strides of ``meta``. ``local``, this
+    rank's part, is None on a rank outside of the mesh."""
     if local is None:
-        local = torch.empty(0, dtype=meta.dtype, device=part.mesh.device_type)
+        local = torch.empty(0, device=part.mesh.device_type)
+    if meta.shape == (0,):  # the caller does not need the result; it has this shape on every rank
+        local, result = local.new_empty(0), Result(())
     return DTensor.from_local(
-        local,
+        local.to(meta.dtype),
         part.mesh,
-        part.placements(dims),
+        part.placements(result),
         run_check=False,
         shape=meta.shape,
         stride=meta.stride(),

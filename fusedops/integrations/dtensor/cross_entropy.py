@@ -105,7 +105,7 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> tuple[
         total = total.masked_fill(ignored, 0)
     rounded = total.to(lse.dtype)
     left = (total - rounded).masked_fill(~total.isfinite(), 0)
-    return losses.to(lse.dtype), rounded, left.to(lse.dtype)
+    return losses, rounded, left
 
 
 def _local_losses(part: Partition, local: dict[str, Any]) -> tuple[torch.Tensor, ...]:

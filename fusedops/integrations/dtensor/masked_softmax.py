@@ -51,11 +51,9 @@ def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     dtype = local["dtype"] or local["input"].dtype
     wide = torch.promote_types(dtype, torch.float32)
     undropped = call.run(local | {"input": local["input"].to(dtype), "p": 0.0, "dtype": wide})
-    results = undropped if isinstance(undropped, (list, tuple)) else [undropped]
-    output = (results[0] * multiplier(call, part, results[0], row_dim_count=1)).to(dtype)
-    if not isinstance(undropped, (list, tuple)):
-        return output
-    return [output, results[1].to(dtype), *results[2:]]
+    output, *others = undropped if isinstance(undropped, (list, tuple)) else [undropped]
+    dropped = output * multiplier(call, part, output, row_dim_count=1)
+    return [dropped, *others] if others else dropped
 
 
 def _dropping_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:

@@ -81,7 +81,6 @@ def backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     g, y = arguments.grad_output, arguments.probabilities.to(wide)
     total = part.all_reduce((g * y).sum(_KEYS, keepdim=True), _keys(part))
     grad = masked_gradient(arguments, g, y, total)
-    grad = grad.to(local.get("input_dtype", arguments.grad_output.dtype))
     by_name = {"grad_input": grad}
     if "grad_sinks" in call.results:
         by_name["grad_sinks"] = arguments.sink_probabilities * -total.squeeze(_KEYS)

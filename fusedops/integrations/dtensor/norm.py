@@ -21,7 +21,6 @@ from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.dropout import draws_for_part, drops, multiplier
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
 from fusedops.ops.checks import wide
-from fusedops.ops.norm_fakes import needed_of_inputs, share_gradient
 from fusedops.ops.norm_kinds import NORM_OPS, NormKind, kind_of
 
 #: The arguments and results with the dimensions of the input, of its rows, and of its columns.
@@ -80,11 +79,9 @@ def _backward_with_dropout(
     needed = [of_input or of_residual, False, *of_parameters]
     sum_dtypes = {"input_dtype": None, "residual_dtype": None}
     undropped = {"output_mask": needed, "p": 0.0, "seed": None, **sum_dtypes}
-    grad, empty, *grads = call.run(local | undropped)
-    dropped = grad * multiplier(call, part, grad, row_dim_count) if of_input else empty
-    by_name = {"grad_input": dropped, "grad_residual": grad if of_residual else empty}
-    terms = [t.to(_dtype_of_gradient(name, local, local["sum"])) for name, t in by_name.items()]
-    return [*terms, *grads]
+    grad, _, *grads = call.run(local | undropped)
+    dropped = grad * multiplier(call, part, grad, row_dim_count) if of_input else grad
+    return [dropped, grad, *grads]
 
 
 # --- rows that are divided among ranks ----------------------------------------------------------
@@ -167,8 +164,7 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     if local.get("rounds_normalized"):
         normalized = normalized.to(input.dtype).to(rstd.dtype)
     output = normalized * norm.column("weight", rstd.dtype) + norm.column("bias", rstd.dtype)
-    of_sum = [input if local.get("wants_sum", True) else input.new_empty(0)]
-    every = [output.to(input.dtype), *(of_sum if "residual" in local else []), *statistics, rstd]
+    every = [output, *([input] if "residual" in local else []), *statistics, rstd]
     # A variant without statistics returns fewer results. The statistics are the last ones.
     return every[0] if len(call.results) == 1 else every[: len(call.results)]
 
@@ -191,31 +187,7 @@ def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
         "grad_weight": of_weight,
         "grad_bias": of_bias,
     }
-    return [
-        (by_name[name] if is_needed else input.new_empty(0)).to(
-            _dtype_of_gradient(name, local, input)
-        )
-        for name, is_needed in zip(call.results, _needed(local), strict=True)
-    ]
-
-
-def _needed(local: dict[str, Any]) -> list[bool]:
-    """Returns which gradients the op computes. The dropout probability is 0, since rows that are
-    divided have no dropout."""
-    mask: list[bool] = local["output_mask"]
-    if "sum" not in local:
-        return mask
-    shared = share_gradient(0.0, local["input_dtype"], local["residual_dtype"])
-    return [*needed_of_inputs(mask, shared=shared), *mask[2:]]
-
-
-def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) -> torch.dtype:
-    """Returns the dtype of the gradient ``name``: that of the input, residual, weight or bias."""
-    what = name.removeprefix("grad_")
-    parameter = local.get(what) if what in _OF_COLUMNS else None
-    like = input if parameter is None else parameter
-    dtype: torch.dtype = local.get(f"{what}_dtype") or like.dtype
-    return dtype
+    return [by_name[name] for name in call.results]
 
 
 def _projected(

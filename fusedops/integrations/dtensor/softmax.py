@@ -92,7 +92,7 @@ def _split_softmax(call: Call, part: Partition, local: dict[str, Any]) -> torch.
 def _split_log_softmax(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
     input = _converted(local)
     max, sum = _statistics(part, input, _dim(call))
-    return (input - max - sum.log()).to(input.dtype)
+    return input - max - sum.log()
 
 
 def _converted(local: dict[str, Any]) -> torch.Tensor:
@@ -101,21 +101,17 @@ def _converted(local: dict[str, Any]) -> torch.Tensor:
 
 
 def _split_softmax_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
-    g, y, dim = local["grad_output"], local["output"], _dim(call)
-    product = wide(g) * y
+    y: torch.Tensor = local["output"]
+    product, dim = wide(local["grad_output"]) * y, _dim(call)
     total = part.all_reduce(product.sum(dim, keepdim=True), (dim,))
-    return _as_gradient(product - y * total, local)
+    return product - y * total
 
 
 def _split_log_softmax_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
-    g, y, dim = local["grad_output"], wide(local["output"]), _dim(call)
+    g: torch.Tensor = local["grad_output"]
+    y, dim = wide(local["output"]), _dim(call)
     total = part.all_reduce(g.sum(dim, keepdim=True, dtype=y.dtype), (dim,))
-    return _as_gradient(g - y.exp() * total, local)
-
-
-def _as_gradient(gradient: torch.Tensor, local: dict[str, Any]) -> torch.Tensor:
-    dtype: torch.dtype = local.get("input_dtype", local["output"].dtype)
-    return gradient.to(dtype)
+    return g - y.exp() * total
 
 
 def _rules() -> dict[str, Rule]:
