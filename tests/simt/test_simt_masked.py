@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from dataclasses import replace
 from itertools import product
 
@@ -302,6 +304,36 @@ def test_columns_that_causality_hides_are_not_read(emulator, op, cols, width, di
     emulator.launch(prepared.args)
     assert same_bits(prepared.outputs(), expected)
     assert not any(values[hidden].any() for values in expected.values())
+
+
+def resident_pages(space: mmap.mmap) -> bytes:
+    """For each page of new anonymous memory, whether anything has read or written it."""
+    pages = ctypes.create_string_buffer(len(space) // mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(space))
+    assert (
+        ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(space)), pages) == 0
+    )
+    return pages.raw
+
+
+@pytest.mark.parametrize("op, name", [(FORWARD, "input"), (BACKWARD, "grad_output")])
+@pytest.mark.parametrize("cols, clusters", [(8192, False), (20_480, False), (32_768, True)])
+def test_memory_that_causality_hides_is_not_touched(emulator, op, name, cols, clusters):
+    """A row takes as many bytes as it has visible columns, to the next page."""
+    case = MaskedCase(op, "float32", "float32", (1, 2), cols, 4, diagonal=cols // 4)
+    prepared = prepare(emulator, replace(case, clusters=clusters), inputs(case))
+    rows, row_bytes = getattr(prepared.args, name), 4 * cols
+    space = mmap.mmap(-1, case.rows * row_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    space.madvise(mmap.MADV_NOHUGEPAGE)
+    for row in range(case.rows):
+        visible = ctypes.string_at(rows.data + 4 * row * rows.spacing.stride, row_bytes // 4 + 4)
+        space[row * row_bytes : row * row_bytes + len(visible)] = visible
+    before = resident_pages(space)
+    assert 0 < sum(before) < len(before) / 2
+    rows.data = ctypes.addressof(ctypes.c_char.from_buffer(space))
+    rows.spacing.stride = cols
+    emulator.launch(prepared.args)
+    assert resident_pages(space) == before
 
 
 @pytest.mark.parametrize("op", OPS)
