@@ -4,8 +4,8 @@
 #   make lint    formatting and static checks; builds nothing
 #   make test    the tests of a change: each value of each parameter, built for this machine alone,
 #                CUDA kernels on the emulator
-#   make cuda-check  nvcc for one architecture: spills, registers, widths of accesses, and its host
-#                code on a stand-in for the CUDA runtime; needs no GPU
+#   make cuda-check  nvcc for one architecture: spills, registers, instructions, accesses, and its
+#                host code on a stand-in for the CUDA runtime; needs no GPU
 #   make test-all  the parts that `make test` leaves out; PART="graph isas" runs some of them
 #   make mutants  plants MUTANTS=60 small faults, drawn by SEED=1, and counts those that tests catch
 #   make coverage  the branch coverage of fusedops/ by `make test`

@@ -109,7 +109,7 @@ PARTS = {
         ((*PYTEST, "--exhaustive", _SANITIZED),),
     ),
     "cuda": Part(
-        "the machine code of all architectures: registers, spills, widths",
+        "the machine code of all architectures: registers, spills, instructions, accesses",
         13,
         (*_KERNELS_ON_CUDA, *_BUILD),
         (("make", ".venv/.built-all"), _tests("tests/tools", "tests/cudart", "-m", "nvcc")),

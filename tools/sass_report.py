@@ -2,127 +2,85 @@
 """Reports on the machine code of the CUDA kernels, without a GPU.
 
     python tools/sass_report.py [--arch 80 90 100 120] [--all] [--csv FILE]
-    python tools/sass_report.py --shapes           # instructions and bytes of each shape
     python tools/sass_report.py --check            # the gates; exit code 1 if one fails
     python tools/sass_report.py --write-budget     # after an intended change
 
-The tool reads the library that is in fusedops/lib, built for the architectures, and needs g++ for
-the shapes.
+The tool reads the library that is in fusedops/lib, built for the architectures.
 
-These are the gates. No kernel has spills or a stack. Hot kernels are those for 16-byte vectors of
-float, half or bfloat16. Every load and store of a hot kernel is 128 bits wide, except for the few
-that sass_budget.csv lists (a row's mean and rstd, partial results of columns and of rows, 16-bit
-inputs and results beside float vectors, masks of bytes, operands with one value for each row, the
-seed of dropout, and the ends of rows that are not aligned). A hot kernel has no more registers and
-no fewer bytes in flight than that file says. The instructions and bytes of each shape do not exceed
-those in sass_shapes.csv by more than 3 %.
-
-docs/cuda_counts.md says how the instructions and bytes of a shape are counted.
+These are the gates. No kernel has spills or a stack, and no kernel of clusters has fences. Hot
+kernels are those for 16-byte vectors of float, half or bfloat16. Every load and store of a hot
+kernel is 128 bits wide, except for the few that sass_budget.csv lists (a row's mean and rstd,
+partial results of columns and of rows, 16-bit inputs and results beside float vectors, masks of
+bytes, operands with one value for each row, the seed of dropout, and the ends of rows that are not
+aligned). A hot kernel has no more registers, loads and stores, no fewer bytes in flight, and at
+most 1 % more instructions than that file says. docs/cuda_counts.md says what these counts show.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+import pandas as pd
 from sass import gates
-from sass.chips import CHIPS
-from sass.errors import ReportError
-from sass.kernels import Kernel
-from sass.limits import limit_lines
-from sass.output import SHAPE_COLUMNS, print_table, print_tables
-from sass.shapes import COUNTED_ARCH, shapes_of, table_cases
-from sass.tables import write_csv
-from sass.toolchain import LIBRARY, codes_of, kernels_in
+from sass.kernels import CHIPS, SUSTAINED
+from sass.toolchain import LIBRARY, kernels_in
+
+from fusedops.cli.errors import Parser, UsageError, end_in_one_line
+from fusedops.cli.files import write_atomically
+from fusedops.cli.options import output_file
 
 
-def output_file(text: str) -> Path:
-    """Returns the path of a file that can be written. argparse calls this function, so that a wrong
-    path is found before the report is made, which takes a minute."""
-    path = Path(text)
-    if not text or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"got {text!r}, wanted a file that can be written")
-    return path
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, without the list of all options."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--arch", nargs="+", choices=list(CHIPS), default=list(CHIPS))
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="sass_report", description=__doc__.partition("\n")[0])
+    parser.add_argument("--arch", nargs="+", type=int, choices=list(CHIPS), default=list(CHIPS))
     parser.add_argument("--all", action="store_true", help="kernels that are not hot too")
     parser.add_argument("--csv", type=output_file, metavar="FILE", help="write every column there")
-    parser.add_argument("--shapes", action="store_true", help="count for each shape")
     parser.add_argument("--check", action="store_true", help="fail where a gate is broken")
-    parser.add_argument("--write-budget", action="store_true", help="write both budgets")
+    parser.add_argument("--write-budget", action="store_true", help="write the budget")
     parser.add_argument(
         "--library", type=Path, metavar="FILE", default=LIBRARY, help="read another library"
     )
     args = parser.parse_args(argv)
-    args.arch = list(dict.fromkeys(args.arch))
     if args.write_budget and args.arch != list(CHIPS):
-        parser.error("--write-budget writes all architectures: leave --arch out")
+        raise UsageError("--write-budget writes all architectures: leave --arch out")
     return args
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the report, and returns the exit code: 1 if a gate fails, or if an error prevents the
-    report."""
-    args = parse_arguments(argv)
-    try:
-        return report_shapes(args) if args.shapes else report(args)
-    except (ReportError, OSError) as error:
-        print(f"sass_report: {error}", file=sys.stderr)
-        return 1
-
-
-def report_shapes(args: argparse.Namespace) -> int:
-    """Prints the counts of each shape, and which limits they keep. With --check, also checks the
-    gates of shapes. Returns the exit code."""
-    budget = gates.read_shapes() if args.check else {}
-    rows = shapes_of(codes_of([COUNTED_ARCH], args.library)[COUNTED_ARCH], table_cases())
-    print_table(SHAPE_COLUMNS, rows)
-    print(*limit_lines(rows), sep="\n")
-    if args.csv:
-        write_csv(type(rows[0]), rows, args.csv)
-    return print_failures(list(gates.shape_failures(rows, budget)), len(rows)) if args.check else 0
-
-
-def report(args: argparse.Namespace) -> int:
+def report(argv: Sequence[str] | None) -> int:
     """Prints the kernels, and writes the files that the options ask for. With --check, also checks
-    the gates of kernels. Returns the exit code."""
-    budget = gates.read_budget() if args.check and not args.write_budget else {}
-    codes = codes_of(args.arch, args.library)
-    kernels = kernels_in(codes)
-    shown = [kernel for kernel in kernels if args.all or kernel.is_hot]
-    print_tables(shown)
+    the gates. Returns the exit code, which is 1 if a gate fails."""
+    args = parse_arguments(argv)
+    kernels = kernels_in(args.library, list(dict.fromkeys(args.arch)))
+    hot = kernels[kernels.is_hot]
+    shown = kernels if args.all else hot
+    print_kernels(shown)
     if args.csv:
-        write_csv(Kernel, shown, args.csv)
+        write_atomically(args.csv, shown.to_csv(index=False).encode())
     if args.write_budget:
-        budgets = [gates.Budget.of(kernel) for kernel in kernels if kernel.is_hot]
-        write_csv(gates.Budget, budgets, gates.BUDGET)
-        rows = shapes_of(codes[COUNTED_ARCH], table_cases())
-        write_csv(gates.ShapeBudget, rows, gates.SHAPES)
-        budget = gates.read_budget()
+        hot[gates.COLUMNS].to_csv(gates.BUDGET, index=False)
     if not args.check:
         return 0
-    failures = [*gates.local_memory_failures(kernels), *gates.budget_failures(kernels, budget)]
-    return print_failures(failures, len(kernels))
+    failures = list(gates.failures(kernels, gates.read_budget()))
+    print(*failures, f"{len(kernels)} checked, {len(failures)} failures", sep="\n")
+    return int(bool(failures))
 
 
-def print_failures(failures: Sequence[str], checked: int) -> int:
-    """Prints the failures, and returns the exit code: 1 if there are any."""
-    print(*failures, f"{checked} checked, {len(failures)} failures", sep="\n")
-    return 1 if failures else 0
+def print_kernels(kernels: pd.DataFrame) -> None:
+    for arch, of_arch in kernels.groupby("arch"):
+        chip = CHIPS[arch]
+        print(
+            f"\nsm_{arch} as on a {chip.name}: {chip.needed_in_flight / 1024:.0f} KB in flight a "
+            f"multiprocessor keep {SUSTAINED * chip.peak_bandwidth / 1e12:.1f} TB/s busy"
+        )
+        print(of_arch.drop(columns=["arch", "is_hot"]).to_string(index=False))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code. An error is one line on standard error."""
+    return end_in_one_line("sass_report", lambda: report(argv))
 
 
 if __name__ == "__main__":

@@ -11,19 +11,12 @@ from dataclasses import dataclass
 ACCESS_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 
-def access_bytes(parts: Iterable[str]) -> int:
-    """Returns the bytes that an access with these parts of its opcode moves for each thread."""
-    return next((ACCESS_BYTES[part] for part in parts if part in ACCESS_BYTES), 4)
-
-
 @dataclass(frozen=True)
 class Instruction:
     """One line of SASS."""
 
-    address: int
     opcode: str  # such as LDG.E.NA.128
     operands: str
-    guard: str = ""  # the predicate under which it executes, such as !P0 for @!P0
 
     _WITHOUT_RESULT = ("STG", "STS", "STL", "BRA", "RED", "BAR", "EXIT")
 
@@ -36,7 +29,8 @@ class Instruction:
         """The bytes of global memory that the instruction moves for each thread."""
         if self.name not in ("LDG", "STG"):
             return 0
-        return access_bytes(self.opcode.split("."))
+        parts = self.opcode.split(".")
+        return next((ACCESS_BYTES[part] for part in parts if part in ACCESS_BYTES), 4)
 
     def loaded_registers(self) -> dict[int, int]:
         """Returns the registers that a load from global memory writes, and the bytes of each."""
@@ -55,15 +49,14 @@ class Instruction:
 
 def parse_sass(text: str) -> dict[str, list[Instruction]]:
     """Returns the instructions of every function in the output of `cuobjdump -sass`."""
-    pattern = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
+    pattern = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
     functions: dict[str, list[Instruction]] = {}
     body: list[Instruction] = []
     for line in text.splitlines():
         if function := re.match(r"\s*Function : (\S+)", line):
             body = functions.setdefault(function[1], [])
-        elif (found := pattern.match(line)) and found[3] != "NOP":
-            operands = found[4].strip()
-            body.append(Instruction(int(found[1], 16), found[3], operands, found[2] or ""))
+        elif (found := pattern.match(line)) and found[1] != "NOP":
+            body.append(Instruction(found[1], found[2].strip()))
     return functions
 
 

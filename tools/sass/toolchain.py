@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
-import pickle
 import re
 import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+import pandas as pd
+
+from fusedops.cli.errors import UserError
+
 from .code import Instruction, parse_sass
-from .errors import MissingTool, ReportError
-from .kernels import Kernel, Usage, analyse
+from .kernels import CHIPS, Usage, is_hot, numbers_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "fusedops" / "lib" / "libfusedops_kernels_cuda.so"
-CACHE = ROOT / "build" / "sass"
 TO_BUILD = (
     "Build it for the architectures: TORCH_CUDA_ARCH_LIST='9.0' FUSEDOPS_BUILD_CUDA=1 "
     "python setup.py build_ext --inplace"
@@ -31,22 +28,14 @@ TO_BUILD = (
 PIP_INSTALL = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
 
-def find_nvcc() -> str | None:
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    folders = [os.path.join(home, "bin") for home in homes if home]
-    return os.environ.get("CUDACXX") or shutil.which("nvcc") or find_in(folders, "nvcc")
-
-
-def find_in(folders: Iterable[str], name: str) -> str | None:
-    return shutil.which(name, path=os.pathsep.join(folders))
-
-
 def tool_environment() -> dict[str, str]:
     """Returns the environment with the toolkit's folder, and those of NVIDIA's pip packages, added
     to PATH. cuobjdump looks for nvdisasm there."""
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     folders = [os.environ.get("PATH", "")]
-    if nvcc := find_nvcc():
+    if nvcc := os.environ.get("CUDACXX") or shutil.which("nvcc"):
         folders.append(str(Path(nvcc).resolve().parent))
+    folders += [os.path.join(home, "bin") for home in homes if home]
     packages = Path(sysconfig.get_path("purelib"), "nvidia")
     folders += map(str, sorted(packages.glob("cu*/bin"), reverse=True))
     return os.environ | {"PATH": os.pathsep.join(folders)}
@@ -54,157 +43,84 @@ def tool_environment() -> dict[str, str]:
 
 def find_disassembler() -> tuple[str, dict[str, str]]:
     """Returns the path of cuobjdump, and the environment in which it finds nvdisasm. Raises
-    MissingTool if one of the two is not installed."""
+    UserError if one of the two is not installed."""
     environment = tool_environment()
-    found = {tool: find_in([environment["PATH"]], tool) for tool in ("cuobjdump", "nvdisasm")}
+    tools = ("cuobjdump", "nvdisasm")
+    found = {tool: shutil.which(tool, path=environment["PATH"]) for tool in tools}
     if missing := [tool for tool, path in found.items() if path is None]:
-        raise MissingTool(f"found no {' and no '.join(missing)}: {PIP_INSTALL}")
+        raise UserError(f"found no {' and no '.join(missing)}: {PIP_INSTALL}")
     return found["cuobjdump"], environment
 
 
 def run(*command: str | Path, **options) -> str:
-    """Returns the output of a command. Raises ReportError if it cannot be run or fails."""
+    """Returns the output of a command. Raises UserError if it cannot be run or fails."""
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
     except OSError as error:
-        raise MissingTool(f"{command[0]}: {error.strerror}") from error
+        raise UserError(f"{command[0]}: {error.strerror}") from error
     except subprocess.CalledProcessError as error:
         said = (error.stderr or error.stdout).strip().splitlines() or ["nothing"]
-        raise ReportError(
+        raise UserError(
             f"{command[0]} failed with exit code {error.returncode} and said: {said[0]}"
         ) from error
 
 
-@dataclass(frozen=True)
-class Code:
-    """A compiled kernel: its instructions, its resources, and where its parameters are."""
+def kernels_in(library: Path, architectures: Sequence[int]) -> pd.DataFrame:
+    """Returns the report: a row about each kernel of a library for each architecture, with its
+    name, whether it is hot, and its numbers (`numbers_of`)."""
+    if not library.exists():
+        raise UserError(f"{library} is missing. {TO_BUILD}")
+    rows = []
+    for arch in architectures:
+        for name, (body, usage) in disassemble(library, arch).items():
+            numbers = numbers_of(body, usage, CHIPS[arch])
+            rows.append({"arch": arch, "kernel": name, "is_hot": is_hot(name), **numbers})
+    return pd.DataFrame(rows).sort_values(["arch", "kernel"], ignore_index=True)
 
-    body: list[Instruction]
-    usage: Usage
-    parameters_at: int  # the offset of the parameters in the constant bank
 
-
-def read_codes(cubin: Path) -> dict[str, Code]:
-    """Returns the kernels of a cubin, which is a file of machine code for a GPU, by their
-    symbols."""
+def disassemble(library: Path, arch: int) -> dict[str, tuple[list[Instruction], Usage]]:
+    """Returns the instructions and resources of a library's kernels for an architecture, by their
+    short names. Runs as many disassemblers at a time as there are CPUs."""
     cuobjdump, environment = find_disassembler()
-    dump = run(cuobjdump, "-sass", "-res-usage", "-elf", cubin, env=environment)
-    bodies, usages, offsets = parse_sass(dump), parse_usage(dump), parse_parameters(dump)
-    if unknown := [key for key in bodies if key not in usages]:
-        raise ReportError(
-            f"{cubin.name}: {cuobjdump} has neither registers nor launch bounds of "
-            f"{demangle(unknown[:1])[unknown[0]]}"
-        )
-    return {key: Code(body, usages[key], offsets.get(key, 0)) for key, body in bodies.items()}
 
+    def read(cubin: Path) -> str:
+        return run(cuobjdump, "-sass", "-res-usage", "-elf", cubin, env=environment)
 
-def parse_parameters(dump: str) -> dict[str, int]:
-    """Returns the offset of each kernel's parameters in its constant bank."""
-    banks = attributes(dump, "PARAM_CBANK", r"\S+ 0x(\w+)")
-    return {key: bank & 0xFFFF for key, bank in banks.items()}
-
-
-def attributes(dump: str, name: str, value: str) -> dict[str, int]:
-    """Returns the attribute EIATTR_<name> of each kernel that has it. The ELF sections
-    `.nv.info.<kernel>` list the attributes. The group in the regular expression `value` matches the
-    number, which is hexadecimal."""
-    pattern = re.compile(rf"EIATTR_{name}\s+Format:\s*\S+\s+Value:\s*{value}")
-    sections = re.split(r"\n\.nv\.info\.", dump)[1:]
-    found = ((section.split()[0], pattern.search(section)) for section in sections)
-    return {key: int(match[1], 16) for key, match in found if match}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        wanted = f".sm_{arch}."
+        run(cuobjdump, "-xelf", wanted, library.resolve(), env=environment, cwd=folder)
+        dumps = list(pool.map(read, sorted(Path(folder).glob(f"*{wanted}cubin"))))
+    if not dumps:
+        raise UserError(f"{library} has no code for sm_{arch}. {TO_BUILD}")
+    bodies = {key: body for dump in dumps for key, body in parse_sass(dump).items()}
+    usages = {key: usage for dump in dumps for key, usage in parse_usage(dump).items()}
+    names = short_names(list(bodies))
+    if unknown := [names[key] for key in bodies if key not in usages]:
+        raise UserError(f"{cuobjdump} has neither registers nor launch bounds of {unknown[0]}")
+    return {names[key]: (body, usages[key]) for key, body in bodies.items()}
 
 
 def parse_usage(dump: str) -> dict[str, Usage]:
     """Returns the resources and launch bounds of each kernel in the output of `cuobjdump -res-usage
-    -elf`. Kernels without launch bounds are left out."""
-    threads = attributes(dump, "MAX_THREADS", r"0x([0-9a-f]+)")
+    -elf`. Kernels without launch bounds are left out. The ELF section `.nv.info.<kernel>` has a
+    kernel's attributes."""
+    bounds = re.compile(r"EIATTR_MAX_THREADS\s+Format:\s*\S+\s+Value:\s*0x([0-9a-f]+)")
+    sections = re.split(r"\n\.nv\.info\.", dump)[1:]
+    found = ((section.split()[0], bounds.search(section)) for section in sections)
+    threads = {key: int(match[1], 16) for key, match in found if match}
     usages = {}
     for key, line in re.findall(r"Function (\S+):\s+(REG:.*)", dump):
         of = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", line)}
-        if key not in threads:
-            continue
-        usages[key] = Usage(of["REG"], of["STACK"] + of["LOCAL"], of["SHARED"], threads[key])
+        if key in threads:
+            usages[key] = Usage(of["REG"], of["STACK"] + of["LOCAL"], of["SHARED"], threads[key])
     return usages
 
 
-def demangle(keys: Sequence[str]) -> dict[str, str]:
+def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Maps the symbols of kernels to short names, such as `softmax_forward_registers<bf16, 8, 4,
     0>`."""
     lines = run("c++filt", input="\n".join(keys)).splitlines()
     short = {"__nv_bfloat16": "bf16", "__half": "half", "void ": "", "fusedops::cuda::": ""}
-    names = {}
-    for key, line in zip(keys, lines, strict=True):
-        names[key] = line.partition("(")[0]
-        for long_form, short_form in short.items():
-            names[key] = names[key].replace(long_form, short_form)
-    return names
-
-
-def codes_of(architectures: Sequence[str], library: Path = LIBRARY) -> dict[str, dict[str, Code]]:
-    """Returns the kernels of a library by architecture and symbol. A library is disassembled once
-    for each architecture, and the result is kept in ``build/sass`` until another library is
-    read."""
-    if not library.exists():
-        raise ReportError(f"{library} is missing. {TO_BUILD}")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    # The lock is for processes of the tests that want the same library at the same time.
-    with open(CACHE / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = CACHE / state_of(library)
-        for other in filter(Path.is_dir, CACHE.iterdir()):
-            if other != folder:
-                shutil.rmtree(other)
-        folder.mkdir(exist_ok=True)
-        return {
-            arch: remembered(folder / f"sm_{arch}", partial(take_apart, library, arch))
-            for arch in architectures
-        }
-
-
-def state_of(library: Path) -> str:
-    """Returns a digest of a library and of the code of this package, which reads it."""
-    digest = hashlib.sha256(library.read_bytes())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def remembered(path: Path, compute: Callable[[], dict[str, Code]]) -> dict[str, Code]:
-    """Returns the kernels in the file `path`. If there is no such file, computes and writes them.
-    The file is written under another name first, so that a process that is stopped leaves no half
-    of a file."""
-    if not path.exists():
-        unfinished = path.with_suffix(".part")
-        unfinished.write_bytes(pickle.dumps(compute()))
-        unfinished.rename(path)
-    found: dict[str, Code] = pickle.loads(path.read_bytes())
-    return found
-
-
-def take_apart(library: Path, arch: str) -> dict[str, Code]:
-    """Returns the kernels of a library for an architecture, by symbol. Runs as many disassemblers
-    at a time as there are CPUs."""
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
-        cubins = extract_cubins(library, arch, Path(name))
-        if not cubins:
-            raise ReportError(f"{library} has no code for sm_{arch}. {TO_BUILD}")
-        return {key: code for found in pool.map(read_codes, cubins) for key, code in found.items()}
-
-
-def kernels_in(codes: dict[str, dict[str, Code]]) -> list[Kernel]:
-    """Returns the report's rows about kernels, which `codes` has by architecture and symbol."""
-    kernels = []
-    for arch, of_arch in codes.items():
-        names = demangle(list(of_arch))
-        kernels += [
-            analyse(arch, names[key], code.body, code.usage) for key, code in of_arch.items()
-        ]
-    return sorted(kernels, key=lambda kernel: (int(kernel.arch), kernel.name))
-
-
-def extract_cubins(library: Path, arch: str, folder: Path) -> list[Path]:
-    """Writes the cubins of a library for an architecture to `folder`, and returns their paths."""
-    cuobjdump, environment = find_disassembler()
-    wanted = f".sm_{arch}."
-    run(cuobjdump, "-xelf", wanted, library.resolve(), env=environment, cwd=folder)
-    return sorted(folder.glob(f"*{wanted}cubin"))
+    pattern = re.compile("|".join(short))
+    names = (pattern.sub(lambda found: short[found[0]], line.partition("(")[0]) for line in lines)
+    return dict(zip(keys, names, strict=True))
