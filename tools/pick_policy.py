@@ -21,20 +21,26 @@ import difflib
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
 
 PLANS = Path(__file__).parents[1] / "csrc" / "cuda" / "launch" / "plans.def"
 #: The incumbent stays unless another plan is 2 % faster, because medians of two runs differ by as
 #: much.
 KEPT = 0.98
-INTEGERS = (
-    "rows", "cols", "width", "elements", "threads", "row_threads", "blocks", "partitions",
-    "segment", "fixed", "is_incumbent",
-)  # fmt: skip
-COLUMNS = ("op", "direction", "dtype", *INTEGERS, "share_of_copy", "error")
+#: The columns of a plan. `fixed` is equal to row_threads if the kernel is compiled for that number,
+#: else 0.
+PLAN = ["elements", "row_threads", "threads", "blocks", "partitions", "segment", "fixed"]
+#: What plans are compared on. With the columns and the width it is one shape.
+QUESTION = ["op", "direction", "dtype", "rows"]
+SHAPE = ["cols", "width", *QUESTION]
+INTEGERS = ["rows", "cols", "width", *PLAN, "is_incumbent"]
+COLUMNS = ["op", "direction", "dtype", *INTEGERS, "share_of_copy", "error"]
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 VECTOR_BYTES = 16  # the size of a full vector, which is the largest access of a GPU thread
 #: How many threads a block with several short rows has, unless a candidate varies this.
@@ -60,8 +66,6 @@ CONSTANTS = {"kRowBlockThreads": "threads", "kSegmentCols": "segment"}
 #: gradients of weight and bias one block adds up; with smaller blocks there are more partitions.
 THREADS_SHOWN = ("kNormBackward", "kAddNormBackward")
 
-#: What plans are compared on: operator, direction, bytes of an element, number of rows.
-Question = tuple[str, str, int, int]
 #: The lines of plans.def that are chosen together: a pass, and kWide16, kWide32 or kUnaligned.
 Group = tuple[str, str]
 
@@ -70,86 +74,43 @@ class BadTable(Exception):
     """The CSV or cuda/launch/plans.def is not as this tool needs it; the message says where."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    elements: int
-    row_threads: int
-    threads: int
-    blocks: int
-    partitions: int
-    segment: int
-    fixed: int  # equal to row_threads if the kernel is compiled for that number, else 0
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether a row stays in registers. plans.def lists row lengths only for such plans."""
-        return self.elements > 0 and self.segment == 0
-
-
-@dataclass(frozen=True)
-class Case:
-    op: str
-    direction: str
-    item_bytes: int
-    rows: int
-    cols: int
-    width: int
-    plan: Plan
-    is_incumbent: bool
-    share: float | None  # the kernel's speed as a fraction of a copy's; None if the launch failed
-
-    @property
-    def is_wide(self) -> bool:
-        return self.width * self.item_bytes == VECTOR_BYTES
-
-    @property
-    def group(self) -> Group:
-        if self.op in MASKED and not self.is_wide:
-            return "kAnyMasked", "kUnaligned"
-        vectors = f"kWide{8 * self.item_bytes}" if self.is_wide else "kUnaligned"
-        return PASSES[self.op] + self.direction.capitalize(), vectors
-
-    @property
-    def question(self) -> Question:
-        return self.op, self.direction, self.item_bytes, self.rows
-
-    @property
-    def shape(self) -> tuple[int, int, Question]:
-        return self.cols, self.width, self.question
-
-
 # --- reading ------------------------------------------------------------------------------------
 
 
-def read_cases(path: Path) -> list[Case]:
-    """Returns the rows of tune's CSV."""
+def read_cases(path: Path) -> pd.DataFrame:
+    """Returns the table that tune has written, with the group of each case, or None for operators
+    without plans, and its share, which is NaN if the launch failed. Raises BadTable, which names a
+    line, if tune cannot have written it."""
     with path.open(newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-        if missing:
-            raise BadTable(f"{path}: no column {', '.join(missing)}")
-        return [case_of(row, f"{path}:{reader.line_num}") for row in reader]
+        lines = csv.DictReader(file, restkey="more", strict=True)
+        cases = pd.DataFrame(list(lines), columns=[*(lines.fieldnames or ()), "more"])
+    if missing := [name for name in COLUMNS if name not in cases]:
+        raise BadTable(f"{path}: no column {', '.join(missing)}")
+    cases[INTEGERS] = cases[INTEGERS].apply(pd.to_numeric, errors="coerce")
+    cases["share"] = pd.to_numeric(cases.share_of_copy.where(cases.error == ""), errors="coerce")
+    is_known = cases.op.isin(KNOWN) & cases["dtype"].isin(list(ITEM_BYTES))
+    is_known &= cases.direction.isin(["forward", "backward"]) & cases.error.notna()
+    is_known &= cases[INTEGERS].notna().all(axis=1) & cases.more.isna()
+    is_known &= (cases.error != "") | cases.share.notna()
+    if not is_known.all():
+        number = (~is_known).idxmax() + 2
+        line = path.read_text().splitlines()[number - 1]
+        raise BadTable(f"{path}:{number}: tune has not written this line, or not its end: {line}")
+    cases[INTEGERS] = cases[INTEGERS].astype(int)
+    cases["is_incumbent"] = cases.is_incumbent == 1
+    cases["group"] = pd.Series(map(group_of, cases.itertuples()), dtype=object)
+    return cases
 
 
-def case_of(row: dict[str, str], place: str) -> Case:
-    """Returns the case in a row of the CSV. Raises BadTable, which names the row's place in the
-    file, if tune cannot have written the row."""
-    if None in row or None in row.values():
-        raise BadTable(f"{place}: the line has too few or too many fields; was tune interrupted?")
-    if row["op"] not in KNOWN:
-        raise BadTable(f"{place}: op is {row['op']!r}, wanted one of {', '.join(KNOWN)}")
-    if row["direction"] not in ("forward", "backward") or row["dtype"] not in ITEM_BYTES:
-        raise BadTable(f"{place}: {row['direction']!r} of {row['dtype']!r} is not measured by tune")
-    try:
-        number = {name: int(row[name]) for name in INTEGERS}
-        share = None if row["error"] else float(row["share_of_copy"])
-    except ValueError as error:
-        raise BadTable(f"{place}: {error}") from None
-    plan = Plan(**{name: number[name] for name in Plan.__annotations__})
-    return Case(
-        row["op"], row["direction"], ITEM_BYTES[row["dtype"]], number["rows"], number["cols"],
-        number["width"], plan, number["is_incumbent"] == 1, share,
-    )  # fmt: skip
+def group_of(case: Any) -> Group | None:
+    if case.op in UNPLANNED:
+        return None
+    item_bytes = ITEM_BYTES[case.dtype]
+    is_wide = case.width * item_bytes == VECTOR_BYTES
+    if case.op in MASKED and not is_wide:
+        return "kAnyMasked", "kUnaligned"
+    vectors = f"kWide{8 * item_bytes}" if is_wide else "kUnaligned"
+    return PASSES[case.op] + case.direction.capitalize(), vectors
 
 
 @dataclass(frozen=True)
@@ -195,13 +156,13 @@ def line_of(text: str) -> Line | None:
 # --- choosing -----------------------------------------------------------------------------------
 
 
-@dataclass
-class Choice:
-    """The mean share of each plan for one row length, and which plan is chosen."""
+class Choice(NamedTuple):
+    """The mean share of each plan for one row length, the incumbent, and the plan that is chosen.
+    Plans are tuples of the columns PLAN."""
 
-    mean: dict[Plan, float]
-    incumbent: Plan
-    chosen: Plan
+    mean: pd.Series
+    incumbent: tuple[int, ...]
+    chosen: tuple[int, ...]
 
     def remark(self) -> str:
         share = f"{100 * self.mean[self.chosen]:.0f} % of a copy"
@@ -210,50 +171,42 @@ class Choice:
         return f"{share}, {100 * self.mean[self.incumbent]:.0f} % before"
 
 
-def choose(cases: Sequence[Case]) -> Choice | None:
+def choose(cases: pd.DataFrame) -> Choice | None:
     """Returns the plan that the cases of one row length choose; None if no incumbent was measured.
 
     Plans are compared on the questions for which candidates, which are plans other than the
     incumbent, were measured. A plan is left out unless it was measured on all of these.
     """
-    shares: dict[Plan, dict[Question, float | None]] = defaultdict(dict)
-    for case in cases:
-        shares[case.plan][case.question] = case.share
-    incumbents = {case.plan for case in cases if case.is_incumbent}
-    asked = {case.question for case in cases if not case.is_incumbent}
-    asked = asked or {case.question for case in cases}
-    mean = {
-        plan: geometric_mean(share for question in asked if (share := of[question]) is not None)
-        for plan, of in shares.items()
-        if all(of.get(question) is not None for question in asked)
-    }
-    kept = [plan for plan in incumbents if plan in mean]
-    if not kept:
+    last = cases.drop_duplicates([*PLAN, *QUESTION], keep="last")
+    shares = last.pivot(index=PLAN, columns=QUESTION, values="share")
+    candidates = last[~last.is_incumbent]
+    asked = candidates if len(candidates) else last
+    asked_shares = shares[pd.MultiIndex.from_frame(asked[QUESTION].drop_duplicates())].dropna()
+    mean = np.exp(np.log(asked_shares).mean(axis=1))
+    kept = mean[mean.index.isin(pd.MultiIndex.from_frame(cases[cases.is_incumbent][PLAN]))]
+    if kept.empty:
         return None
-    incumbent = max(kept, key=mean.__getitem__)
-    best = max(mean, key=mean.__getitem__)
+    incumbent, best = kept.idxmax(), mean.idxmax()
     is_kept = mean[incumbent] >= KEPT * mean[best]
     return Choice(mean, incumbent, incumbent if is_kept else best)
 
 
-def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
-    """Yields the cases, with 0 in place of their number of partitions, which depends on the number
+def usual_cases(cases: pd.DataFrame) -> pd.DataFrame:
+    """Returns the cases, with 0 in place of their number of partitions, which depends on the number
     of rows. Candidates that vary the partitions, or the threads of a block with several rows, are
     left out, because no line of plans.def has these numbers."""
-    for case in cases:
-        usual = max(BLOCK_THREADS, case.plan.row_threads)
-        varies = case.plan.threads > usual or (case.plan.partitions > 0 and case.plan.blocks == 1)
-        if case.is_incumbent or not varies:
-            yield replace(case, plan=replace(case.plan, partitions=0))
+    varies = cases.threads > cases.row_threads.clip(lower=BLOCK_THREADS)
+    varies |= (cases.partitions > 0) & (cases.blocks == 1)
+    return cases[cases.is_incumbent | ~varies].assign(partitions=0)
 
 
-def is_of_another_pass(cases: Iterable[Case], lines: Sequence[Line]) -> bool:
+def is_of_another_pass(cases: pd.DataFrame, lines: Sequence[Line]) -> bool:
     """Returns whether an incumbent ran a kernel of another pass than that of `lines`. Its kernel is
     then compiled for a fixed number of threads that no REGISTERS line has. There are such kernels
     for plain masked softmaxes of short unaligned rows, which have a pass of their own beside the
     pass for any scores."""
     fixed = {line.last for line in lines if line.macro == "REGISTERS"}
-    return any(case.is_incumbent and case.plan.fixed not in {0, *fixed} for case in cases)
+    return not set(cases.fixed[cases.is_incumbent]) <= {0, *fixed}
 
 
 def line_for(lines: Iterable[Line], cols: int) -> Line | None:
@@ -262,36 +215,34 @@ def line_for(lines: Iterable[Line], cols: int) -> Line | None:
 
 def chosen_line(choice: Choice, cols: int, lines: Sequence[Line]) -> Line | None:
     """Returns the line of plans.def for a measured row length. If the chosen plan differs from the
-    incumbent, and plans.def lists such plans (`is_listed`), the line describes the chosen plan.
-    Otherwise it is the line that covers the length now, cut to this length and with a new remark,
-    or None if no line does."""
-    plan, now = choice.chosen, line_for(lines, cols)
-    if choice.chosen == choice.incumbent or not plan.is_listed:
+    incumbent, and plans.def lists such plans, which keep a row in registers, the line describes the
+    chosen plan. Otherwise it is the line that covers the length now, cut to this length and with a
+    new remark, or None if no line does."""
+    plan, now = dict(zip(PLAN, choice.chosen, strict=True)), line_for(lines, cols)
+    is_listed = plan["elements"] > 0 and plan["segment"] == 0
+    if choice.chosen == choice.incumbent or not is_listed:
         return now and replace(now, cols=cols, remark=f"  // {cols}: {choice.remark()}")
     first = lines[0]
-    is_cluster = plan.blocks > 1
+    is_cluster = plan["blocks"] > 1
     single = "kSingle" if first.vectors == "kUnaligned" else first.vectors
     return Line(
         "CLUSTER" if is_cluster else "REGISTERS",
         first.pass_,
         single if is_cluster else first.vectors,
         cols,
-        plan.elements,
-        plan.blocks if is_cluster else plan.fixed,
+        plan["elements"],
+        plan["blocks" if is_cluster else "fixed"],
         f"  // {cols}: {choice.remark()}",
     )
 
 
-def updated_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
+def updated_lines(lines: Sequence[Line], cases: pd.DataFrame) -> list[Line]:
     """Returns the new lines of a group, given its present `lines` and the cases that were measured
     for it. Each row length that the cases decide gets the plan that they choose, and the other
     lengths keep theirs."""
-    by_cols = defaultdict(list)
-    for case in usual_cases(cases):
-        by_cols[case.cols].append(case)
+    by_cols = dict(list(usual_cases(cases).groupby("cols")))
     points = {line.cols: line for line in reversed(lines)}
-    measured = set()
-    for cols, group in sorted(by_cols.items()):
+    for cols, group in by_cols.items():
         choice = None if is_of_another_pass(group, lines) else choose(group)
         line = chosen_line(choice, cols, lines) if choice else None
         if line is None:
@@ -306,7 +257,6 @@ def updated_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
             points.pop(rounded, None)
             line = replace(line, cols=min(rounded, line.most))
         points[line.cols] = line
-        measured.add(line.cols)
     return with_blocks_alone(merged([points[cols] for cols in sorted(points)]), lines)
 
 
@@ -335,49 +285,43 @@ def with_blocks_alone(found: Sequence[Line], lines: Sequence[Line]) -> list[Line
     return [*found, *alone] if has_clusters else list(found)
 
 
-def incumbents_of(cases: Iterable[Case]) -> dict[tuple[int, int, Question], Case]:
-    return {case.shape: case for case in cases if case.is_incumbent}
+def beside_incumbents(cases: pd.DataFrame) -> pd.DataFrame:
+    """Returns the cases that have an incumbent of the same shape, with its columns, whose names end
+    in _now, and the set of the numbers in which their plans differ."""
+    incumbents = cases[cases.is_incumbent].drop_duplicates(SHAPE, keep="last")
+    beside = cases.merge(incumbents[[*SHAPE, *PLAN, "share"]], on=SHAPE, suffixes=("", "_now"))
+    differs = beside[PLAN].ne(beside[[f"{name}_now" for name in PLAN]].set_axis(PLAN, axis=1))
+    beside["changed"] = [frozenset(differs.columns[row]) for row in differs.to_numpy()]
+    return beside
 
 
-def changes(plan: Plan, incumbent: Plan) -> set[str]:
-    """Returns the numbers in which a plan differs from the incumbent."""
-    names = Plan.__annotations__
-    return {name for name in names if getattr(plan, name) != getattr(incumbent, name)}
-
-
-def best_constant(cases: Sequence[Case], column: str, now: int) -> tuple[int, float] | None:
+def best_constant(cases: pd.DataFrame, column: str, now: int) -> tuple[int, float] | None:
     """Returns the best value of `column` and its worst ratio to the incumbent's share. The best
     value is the one whose worst ratio is the largest. Returns None if no case varies only this
     column, whose value in the package is `now`."""
-    incumbents = incumbents_of(cases)
-    ratios = defaultdict(list)
-    for case in cases:
-        incumbent = incumbents.get(case.shape)
-        if case.is_incumbent or incumbent is None or not incumbent.share:
-            continue
-        is_alone = changes(case.plan, incumbent.plan) <= {column}
-        if is_alone and getattr(incumbent.plan, column) == now:
-            ratios[getattr(case.plan, column)].append((case.share or 0.0) / incumbent.share)
-    if not ratios:
+    beside = beside_incumbents(cases)
+    alone = beside[beside.changed.map({column}.issuperset) & (beside[f"{column}_now"] == now)]
+    alone = alone[~alone.is_incumbent & (alone.share_now > 0)]
+    if alone.empty:
         return None
-    best = max(ratios, key=lambda value: min(ratios[value]))
-    return best, min(ratios[best])
+    worst = (alone.share.fillna(0) / alone.share_now).groupby(alone[column]).min()
+    return worst.idxmax(), worst.max()
 
 
-def updated_plans(text: str, cases: Sequence[Case]) -> str:
+def updated_plans(text: str, cases: pd.DataFrame) -> str:
     """Returns the text of cuda/launch/plans.def with the changes that the cases decide."""
     groups: dict[Group, list[Line]] = defaultdict(list)
     for line in filter(None, map(line_of, text.splitlines())):
         groups[line.group].append(line)
     if not groups:
         raise BadTable("cuda/launch/plans.def has no line REGISTERS(...)")
-    for group, lines in groups.items():
-        own = [case for case in cases if case.op in PASSES and case.group == group]
-        if own:
-            # The lines of a group are consecutive in the file.
-            before, after = ("".join(f"{line}\n" for line in some)
-                             for some in (lines, updated_lines(lines, own)))  # fmt: skip
-            text = text.replace(before, after)
+    measured = dict(list(cases.groupby("group")))
+    for group in groups.keys() & measured.keys():
+        # The lines of a group are consecutive in the file.
+        lines = groups[group]
+        before, after = ("".join(f"{line}\n" for line in some)
+                         for some in (lines, updated_lines(lines, measured[group])))  # fmt: skip
+        text = text.replace(before, after)
     for name, column in CONSTANTS.items():
         match = re.search(rf"CONSTANT\({name}, (\d+)\)", text)
         found = best_constant(cases, column, int(match[1])) if match else None
@@ -389,36 +333,28 @@ def updated_plans(text: str, cases: Sequence[Case]) -> str:
 # --- what is shown, and stays -------------------------------------------------------------------
 
 
-def threads_alone(cases: Sequence[Case]) -> list[Case]:
-    """Returns the incumbents, and the cases that differ from them only in the threads of a block
-    and in the number of partitions that results. All numbers but the threads are removed from their
-    plans, so that choose() compares cases by their threads."""
-    incumbents = incumbents_of(cases)
-    kept = []
-    for case in cases:
-        incumbent = incumbents.get(case.shape)
-        changed = changes(case.plan, incumbent.plan) if incumbent else set()
-        if case.is_incumbent or ("threads" in changed and changed <= {"threads", "partitions"}):
-            kept.append(replace(case, plan=Plan(0, 0, case.plan.threads, 1, 0, 0, 0)))
-    return kept
-
-
-def threads_text(cases: Sequence[Case]) -> str:
+def threads_text(cases: pd.DataFrame) -> str:
     """Returns a line for each row length at which blocks of fewer threads were measured in the
     backward pass of norms. These numbers are only shown, and not written to plans.def, because the
-    kernels are compiled for kNormBackwardThreads."""
-    by_length = defaultdict(list)
-    shown = [case for case in cases if case.op in PASSES and case.group[0] in THREADS_SHOWN]
-    for case in threads_alone(shown):
-        by_length[(*case.group, case.cols)].append(case)
+    kernels are compiled for kNormBackwardThreads.
+
+    Shown are cases that differ from the incumbent only in the threads of a block and in the number
+    of partitions that results. All numbers but the threads are removed from their plans, so that
+    choose() compares cases by their threads.
+    """
+    beside = beside_incumbents(cases[cases.group.str[0].isin(THREADS_SHOWN)])
+    shown = [frozenset({"threads"}), frozenset({"threads", "partitions"})]
+    alone = beside[beside.is_incumbent | beside.changed.isin(shown)]
+    others = [name for name in PLAN if name != "threads"]
     lines = []
-    for (name, vectors, cols), group in sorted(by_length.items()):
-        choice = choose(group)
+    for ((name, vectors), cols), of_length in alone.groupby(["group", "cols"]):
+        choice = choose(of_length.assign(**dict.fromkeys(others, 0)))
         if choice is None or len(choice.mean) == 1:
             continue
+        mean, now = choice.mean.droplevel(others), choice.incumbent[PLAN.index("threads")]
         shares = [
-            f"{plan.threads}{' (now)' if plan == choice.incumbent else ''}: {100 * share:.0f} %"
-            for plan, share in sorted(choice.mean.items(), key=lambda item: -item[0].threads)
+            f"{threads}{' (now)' if threads == now else ''}: {100 * share:.0f} %"
+            for threads, share in mean.sort_index(ascending=False).items()
         ]
         lines.append(f"# {name}, {vectors}, {cols} columns: {', '.join(shares)}\n")
     title = "# The share of a copy by the threads of a block, which stay as they are:\n"
