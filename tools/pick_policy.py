@@ -9,8 +9,7 @@ fraction of the speed of a copy. For each pass, kind of vectors and row length, 
 shares have the greatest geometric mean over numbers of rows and operators. (The worst share would
 not do, since it is always that of the fewest rows.) But the incumbent, which is the plan in the
 package, stays if its mean is within 2 % of the best. Neighbouring lengths with the same plan become
-one line. Lengths without a measurement stay as they are. After the difference the tool prints what
-blocks of fewer threads would change in the backward pass of norms.
+one line. Lengths without a measurement stay as they are.
 """
 
 from __future__ import annotations
@@ -62,9 +61,6 @@ PASSES = {
 }  # fmt: skip
 #: Constant of plans.def that holds for all row lengths -> the column of the CSV that varies it.
 CONSTANTS = {"kRowBlockThreads": "threads", "kSegmentCols": "segment"}
-#: The passes for which threads_text() shows blocks of fewer threads. A partition is the rows whose
-#: gradients of weight and bias one block adds up; with smaller blocks there are more partitions.
-THREADS_SHOWN = ("kNormBackward", "kAddNormBackward")
 
 #: The lines of plans.def that are chosen together: a pass, and kWide16, kWide32 or kUnaligned.
 Group = tuple[str, str]
@@ -285,26 +281,19 @@ def with_blocks_alone(found: Sequence[Line], lines: Sequence[Line]) -> list[Line
     return [*found, *alone] if has_clusters else list(found)
 
 
-def beside_incumbents(cases: pd.DataFrame) -> pd.DataFrame:
-    """Returns the cases that have an incumbent of the same shape, with its columns, whose names end
-    in _now, and the set of the numbers in which their plans differ."""
-    incumbents = cases[cases.is_incumbent].drop_duplicates(SHAPE, keep="last")
-    beside = cases.merge(incumbents[[*SHAPE, *PLAN, "share"]], on=SHAPE, suffixes=("", "_now"))
-    differs = beside[PLAN].ne(beside[[f"{name}_now" for name in PLAN]].set_axis(PLAN, axis=1))
-    beside["changed"] = [frozenset(differs.columns[row]) for row in differs.to_numpy()]
-    return beside
-
-
 def best_constant(cases: pd.DataFrame, column: str, now: int) -> tuple[int, float] | None:
     """Returns the best value of `column` and its worst ratio to the incumbent's share. The best
     value is the one whose worst ratio is the largest. Returns None if no case varies only this
     column, whose value in the package is `now`."""
-    beside = beside_incumbents(cases)
-    alone = beside[beside.changed.map({column}.issuperset) & (beside[f"{column}_now"] == now)]
-    alone = alone[~alone.is_incumbent & (alone.share_now > 0)]
-    if alone.empty:
+    incumbents = cases[cases.is_incumbent].drop_duplicates(SHAPE, keep="last")
+    same = [*SHAPE, *(name for name in PLAN if name != column)]
+    beside = cases.merge(incumbents[[*same, column, "share"]], on=same, suffixes=("", "_now"))
+    beside = beside[
+        ~beside.is_incumbent & (beside[f"{column}_now"] == now) & (beside.share_now > 0)
+    ]
+    if beside.empty:
         return None
-    worst = (alone.share.fillna(0) / alone.share_now).groupby(alone[column]).min()
+    worst = (beside.share.fillna(0) / beside.share_now).groupby(beside[column]).min()
     return worst.idxmax(), worst.max()
 
 
@@ -330,37 +319,6 @@ def updated_plans(text: str, cases: pd.DataFrame) -> str:
     return text
 
 
-# --- what is shown, and stays -------------------------------------------------------------------
-
-
-def threads_text(cases: pd.DataFrame) -> str:
-    """Returns a line for each row length at which blocks of fewer threads were measured in the
-    backward pass of norms. These numbers are only shown, and not written to plans.def, because the
-    kernels are compiled for kNormBackwardThreads.
-
-    Shown are cases that differ from the incumbent only in the threads of a block and in the number
-    of partitions that results. All numbers but the threads are removed from their plans, so that
-    choose() compares cases by their threads.
-    """
-    beside = beside_incumbents(cases[cases.group.str[0].isin(THREADS_SHOWN)])
-    shown = [frozenset({"threads"}), frozenset({"threads", "partitions"})]
-    alone = beside[beside.is_incumbent | beside.changed.isin(shown)]
-    others = [name for name in PLAN if name != "threads"]
-    lines = []
-    for ((name, vectors), cols), of_length in alone.groupby(["group", "cols"]):
-        choice = choose(of_length.assign(**dict.fromkeys(others, 0)))
-        if choice is None or len(choice.mean) == 1:
-            continue
-        mean, now = choice.mean.droplevel(others), choice.incumbent[PLAN.index("threads")]
-        shares = [
-            f"{threads}{' (now)' if threads == now else ''}: {100 * share:.0f} %"
-            for threads, share in mean.sort_index(ascending=False).items()
-        ]
-        lines.append(f"# {name}, {vectors}, {cols} columns: {', '.join(shares)}\n")
-    title = "# The share of a copy by the threads of a block, which stay as they are:\n"
-    return "".join([title, *lines]) if lines else ""
-
-
 def difference(before: str, after: str, path: Path) -> str:
     lines = difflib.unified_diff(
         before.splitlines(True), after.splitlines(True), f"a/{path.name}", f"b/{path.name}"
@@ -383,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return say(f"{error.filename}: {error.strerror}")
     except (BadTable, csv.Error, UnicodeDecodeError) as error:
         return say(str(error))
-    print(difference(before, after, options.plans) + threads_text(cases), end="")
+    print(difference(before, after, options.plans), end="")
     return 0
 
 

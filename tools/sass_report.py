@@ -75,7 +75,7 @@ def print_kernels(kernels: pd.DataFrame) -> None:
             f"\nsm_{arch} as on a {chip.name}: {chip.needed_in_flight / 1024:.0f} KB in flight a "
             f"multiprocessor keep {SUSTAINED * chip.peak_bandwidth / 1e12:.1f} TB/s busy"
         )
-        print(of_arch.drop(columns=["arch", "is_hot"]).to_string(index=False))
+        print(of_arch.drop(columns=["arch", "is_hot"]).set_index("kernel").to_string())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -113,21 +113,6 @@ def test_a_soft_cap_is_measured_by_its_own_kernels_which_hold_less_than_causal_o
     assert ("32", "1") in elements("causal_softmax")
 
 
-def test_blocks_of_fewer_threads_in_the_backward_pass_of_a_norm_have_as_many_more_partitions(tune):
-    rows = list(csv.DictReader(tune("--list").stdout.splitlines()))
-    question = "layer_norm", "backward", "bfloat16", "131072", "2048"
-    shape = ("op", "direction", "dtype", "rows", "cols")
-    same = [row for row in rows if tuple(row[name] for name in shape) == question]
-    assert {(row["threads"], row["partitions"]) for row in same if row["is_incumbent"] == "1"} == {
-        ("512", "132")
-    }
-    assert {
-        (row["threads"], row["row_threads"], row["elements"], row["partitions"])
-        for row in same
-        if row["threads"] != "512"
-    } == {("256", "128", "16", "264"), ("128", "128", "16", "528")}
-
-
 def test_a_question_has_one_incumbent_and_no_plan_twice(smoke):
     shape = ("op", "direction", "dtype", "rows", "cols")
     plan = ("width", "elements", "threads", "row_threads", "blocks", "partitions", "segment",

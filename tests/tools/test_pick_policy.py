@@ -281,32 +281,6 @@ def test_one_number_for_all_lengths_is_picked_by_its_worst_length(pick):
     assert "CONSTANT(kSegmentCols, 8192)" in text
 
 
-def backward_block(cols: int, threads: int, share: float | str, rows: int = 1000) -> str:
-    """A plan of a norm's backward pass, with partitions for a wave; the incumbent has 512
-    threads."""
-    return row(
-        cols, 16, share, incumbent=threads == 512, op="layer_norm", direction="backward", rows=rows,
-        partitions=132 * 512 // threads, block_threads=threads,
-    )  # fmt: skip
-
-
-def test_blocks_of_fewer_threads_are_shown_by_their_mean_and_stay(pick, capsys):
-    lines = [
-        *(backward_block(1024, *plan) for plan in ((512, 0.90), (256, 0.97), (128, 0.99))),
-        *(backward_block(1024, *plan, 264) for plan in ((512, 0.80), (256, 0.91), (128, 0.70))),
-        *(backward_block(4096, *plan) for plan in ((512, 0.90), (256, "CUDA error 701"))),
-    ]
-    fewer_partitions = {"op": "layer_norm", "direction": "backward", "partitions": 66}
-    lines.append(row(1024, 16, 0.10, block_threads=512, **fewer_partitions))
-    code, text = pick(lines, "--write")
-    norms = "kNormBackward", "kWide16"
-    assert code == 0 and lines_of(text, *norms) == lines_of(PLANS, *norms)
-    assert capsys.readouterr().out.endswith(
-        "# The share of a copy by the threads of a block, which stay as they are:\n"
-        "# kNormBackward, kWide16, 1024 columns: 512 (now): 85 %, 256: 94 %, 128: 83 %\n"
-    )
-
-
 BAD_LINE = "tune.csv:2: tune has not written this line, or not its end: "
 
 

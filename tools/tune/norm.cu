@@ -113,29 +113,12 @@ std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
   return plans;
 }
 
-// Returns plans of smaller blocks, of which a multiprocessor runs several at once: together they
-// have kNormBackwardThreads threads, and each has a partition. They launch the incumbent's kernel,
-// which is bound to 128 registers a thread and has shared memory for kNormBackwardThreads threads
-// of 16 elements each: four blocks of 32 KB take 128 KB of a Hopper's 228.
-std::vector<Plan> smaller_backward_blocks(const Question& q, const Plan& incumbent) {
-  std::vector<Plan> plans;
-  for (const int32_t threads : kBlockThreads) {
-    if (incumbent.blocks > 1 || threads < incumbent.row_threads) continue;
-    const int64_t wave = device::multiprocessors() * (kNormBackwardThreads / threads);
-    plans.push_back(incumbent);
-    plans.back().rows = threads / incumbent.row_threads;
-    plans.back().partitions = count_partitions(q.rows, plans.back().rows, wave);
-  }
-  return plans;
-}
-
 // Returns the candidates. Their threads have the numbers of elements in plans.def, which are as
 // large as registers allow.
 std::vector<Plan> backward_candidates(const Question& q) {
   const Plan incumbent = backward_plan(q);
   std::vector<Plan> plans = backward_clusters(q, incumbent.width);
   if (incumbent.segment > 0) return plans;
-  append(plans, smaller_backward_blocks(q, incumbent));
   std::vector<int64_t> counts = {std::max<int64_t>(1, incumbent.partitions / 2)};
   for (int64_t waves = 1; waves <= kMostWaves; ++waves) {
     counts.push_back(waves * device::multiprocessors());
