@@ -190,10 +190,12 @@ def choose(cases: pd.DataFrame) -> Choice | None:
 def usual_cases(cases: pd.DataFrame) -> pd.DataFrame:
     """Returns the cases, with 0 in place of their number of partitions, which depends on the number
     of rows. Candidates that vary the partitions, or the threads of a block with several rows, are
-    left out, because no line of plans.def has these numbers."""
+    left out, because no line of plans.def has these numbers. Incumbents come last, so that choose()
+    takes their shares, not those of candidates with other partitions."""
     varies = cases.threads > cases.row_threads.clip(lower=BLOCK_THREADS)
     varies |= (cases.partitions > 0) & (cases.blocks == 1)
-    return cases[cases.is_incumbent | ~varies].assign(partitions=0)
+    usual = cases[cases.is_incumbent | ~varies].assign(partitions=0)
+    return usual.sort_values("is_incumbent", kind="stable")
 
 
 def is_of_another_pass(cases: pd.DataFrame, lines: Sequence[Line]) -> bool:

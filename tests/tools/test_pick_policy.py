@@ -216,6 +216,18 @@ def test_sizes_of_clusters_of_the_backward_pass_are_picked_from_partitions_of_ea
     assert lines_of(text, "kNormBackward", "kWide16") == expected
 
 
+def test_the_incumbent_has_its_own_share_beside_a_cluster_of_its_size_with_other_partitions(pick):
+    backward = {"op": "layer_norm", "direction": "backward"}
+    lines = [
+        row(32768, 16, 0.9, incumbent=True, blocks=4, partitions=128, **backward),
+        row(32768, 16, 0.7, blocks=4, partitions=64, **backward),
+        row(32768, 16, 0.8, blocks=8, partitions=64, **backward),
+    ]
+    _, text = pick(lines, "--write")
+    found, before = (lines_of(each, "kNormBackward", "kWide16") for each in (text, PLANS))
+    assert found == before and "32768: 90 % of a copy" in text
+
+
 def test_masked_rows_of_odd_lengths_decide_for_any_terms_in_both_directions(pick):
     lines = [
         line
