@@ -16,22 +16,6 @@ namespace {
 
 static_assert(kVectorBytes == 16);
 
-using portable::BetweenZeroAnd;
-using portable::BitsOfBytePairs;
-using portable::BitsOfBytes;
-using portable::CombineBlocks;
-using portable::ExtractBlocks;
-using portable::FlushStream;
-using portable::Fraction;
-using portable::kHasLaneBits;
-using portable::kHasMaskedLoads;
-using portable::kHasMulByPow2;
-using portable::LaneBits;
-using portable::LessThan;
-using portable::LoadBlockN;
-using portable::MaskedMin;
-using portable::MulByPow2;
-using portable::StoreBlockN;
 using portable::Stream;
 
 template <class V>
@@ -168,10 +152,7 @@ FUSEDOPS_INLINE VecU32 Combine(VecU16 lower, VecU16 upper) {
 
 // --- memory -------------------------------------------------------------------------------------
 
-#if defined(FUSEDOPS_SANITIZED)
-using portable::LoadN;
-using portable::StoreN;
-#else
+#if !defined(FUSEDOPS_SANITIZED)
 // load_parts() and store_parts() move the first `bytes` bytes of a tile through registers. The
 // memcpy of portable.h's functions makes several small stores, for which a vector load would wait.
 // load_parts() and store_parts() are not inlined: GCC fuses a product into a sum only where no

@@ -1,11 +1,12 @@
-// Defines the primitives of processor.h without intrinsics.
+// Defines the primitives of processor.h without intrinsics. A processor's file defines some of them
+// in the unnamed namespace within the instruction set's, where they hide those of this file.
 #pragma once
 
 #include "cpu/simd/vec.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
-namespace {
 namespace portable {
+namespace {
 
 // Hides from the optimizer how a value was computed, so that its operations are neither fused nor
 // reordered with later ones.
@@ -276,6 +277,7 @@ FUSEDOPS_INLINE void Stream(void* to, V bits) {
 // Orders streaming stores before the release that ends a parallel region.
 FUSEDOPS_INLINE void FlushStream() {}
 
-}  // namespace portable
 }  // namespace
+}  // namespace portable
+using namespace portable;
 }  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -2,7 +2,8 @@
 // Google Highway has too have its names.
 //
 // portable.h defines each primitive without intrinsics. A processor's file defines those for
-// which the processor has an instruction, and takes the others from portable.h.
+// which the processor has an instruction. A using-declaration adds portable.h's function where
+// other files, or the processor's own, overload its name.
 #pragma once
 
 #if defined(__x86_64__)
@@ -14,7 +15,8 @@
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
-using namespace portable;
-}
+using portable::Max;
+using portable::Stream;
+}  // namespace
 }  // namespace fusedops::FUSEDOPS_CPU_ISA
 #endif

@@ -54,7 +54,6 @@ FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
 FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
   return (Vec<float>)MM(min_ps)((Floats)b, (Floats)a);
 }
-using portable::kHasMulAdd;
 using portable::Max;
 using portable::Min;
 FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)MM(sqrt_pd)((Doubles)x); }
@@ -76,29 +75,7 @@ FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
 }
 #endif
 
-#if !defined(__AVX512F__)
-using portable::BetweenZeroAnd;
-using portable::BitsOfBytePairs;
-using portable::BitsOfBytes;
-using portable::Fraction;
-using portable::IfThenElseZero;
-using portable::kHasLaneBits;
-using portable::kHasMulByPow2;
-using portable::LaneBits;
-using portable::LessThan;
-using portable::MaskedMin;
-using portable::MulByPow2;
-using portable::NotLessEqual;
-using portable::RoundEvenOdd;
-using portable::RoundNumberToBFloat16;
-using portable::RoundToBFloat16;
-#endif
-
 #if defined(FUSEDOPS_SANITIZED)
-using portable::LoadBlockN;
-using portable::LoadN;
-using portable::StoreBlockN;
-using portable::StoreN;
 using portable::Stream;
 #else
 template <class V>
@@ -386,8 +363,6 @@ FUSEDOPS_INLINE void StoreN(T* to, const T (&from)[kSize], int count) {
     _mm256_maskstore_epi32(target, FirstWords(count * kWords - word), columns);
   }
 }
-using portable::LoadBlockN;
-using portable::StoreBlockN;
 #endif
 
 #else
@@ -401,9 +376,6 @@ FUSEDOPS_INLINE bool AnyTrue(L lanes) {
 // of kernels larger by a twentieth.
 FUSEDOPS_NOINLINE Vec<float> PromoteHalf(VecU16 bits) { return portable::PromoteHalf(bits); }
 FUSEDOPS_NOINLINE VecU16 DemoteHalf(Vec<float> value) { return portable::DemoteHalf(value); }
-using portable::PromoteBytePairs;
-using portable::PromoteBytes;
-using portable::PromoteFloats;
 FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
   return (Vec<double>)_mm_cvtps_pd((__m128)value);
 }
@@ -415,17 +387,6 @@ FUSEDOPS_INLINE Vec<double> PromoteUpper(Vec<float> value) {
 FUSEDOPS_INLINE Vec<float> Demote2(Vec<double> lower, Vec<double> upper) {
   return (Vec<float>)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lower), _mm_cvtpd_ps((__m128d)upper));
 }
-
-using portable::Combine;
-using portable::CombineBlocks;
-using portable::ExtractBlocks;
-
-#if !defined(FUSEDOPS_SANITIZED)
-using portable::LoadBlockN;
-using portable::LoadN;
-using portable::StoreBlockN;
-using portable::StoreN;
-#endif
 #endif
 
 }  // namespace
