@@ -1,4 +1,5 @@
 #include "cpu/dispatch/dtypes.h"
+#include "cpu/masked_softmax/backward.h"
 #include "cpu/masked_softmax/short_rows.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {

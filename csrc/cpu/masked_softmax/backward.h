@@ -1,0 +1,118 @@
+// Computes the backward of a masked softmax of rows on the CPU, with and without dropout.
+#pragma once
+
+#include "cpu/masked_softmax/operands.h"
+#include "cpu/simd/philox.h"
+#include "cpu/softmax/rows.h"
+
+namespace fusedops::FUSEDOPS_CPU_ISA {
+namespace {
+
+// Returns the sum of grad * probabilities over the visible columns.
+template <class T, class Grad, class C = Compute<T>>
+C dot(Grad grad, const T* probabilities, RowRange visible, int64_t cols) {
+  const Tile<C> sum = fold_visible<T>(
+      visible, cols, Broadcast(C(0)),
+      [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+        const Tile<C> product = grad.at(col, part) * load(probabilities + col, part);
+        return so_far + filled<T>(product, seen, C(0));
+      });
+  return C(sum_of(sum, Broadcast(C(0))));
+}
+
+template <class In, class Out>
+struct GradRow {
+  using C = Compute<Out>;
+  const Out* probabilities;
+  In* result;
+  const Out *next_grad, *next_probabilities;  // prefetched while this row is written
+  C scale, sum;
+  RowRange visible;
+  int64_t cols;
+
+  // Writes the gradient of the row, with 0 in the columns that are not visible or that the mask
+  // hides.
+  template <class Grad, class BoolMask>
+  FUSEDOPS_INLINE void write(Grad grad, BoolMask mask, StoreMode mode) const {
+    fold_visible<Out>(
+        visible, cols, NoOperand{},
+        [&](NoOperand none, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+          if (mode.streams) {  // otherwise prefetching costs more than it gains (RowsAhead)
+            prefetch_tile<Cache::kL2>(next_grad + col);
+            prefetch_tile<Cache::kL2>(next_probabilities + col);
+          }
+          const Tile<C> p = load(probabilities + col, part);
+          const Tile<C> all = (grad.at(col, part) - sum) * p * scale;
+          const Tile<C> unmasked = with_operand<Out>(all, mask, col, part, C(0));
+          mode.store(result + col, part, in_order<Out, In>(filled<Out>(unmasked, seen, C(0))));
+          return none;
+        });
+    write_zeros_around<Out>(result, columns_computed<Out>(visible, cols), cols, mode);
+  }
+};
+
+// Writes the gradient of a row, and returns the sum of grad * probabilities.
+template <class In, class Out, class Grad>
+FUSEDOPS_INLINE Compute<Out> masked_softmax_backward_row(
+    GradRow<In, Out> row, RowRange summed, Grad grad, const Bool* mask, StoreMode mode) {
+  row.sum = dot<Out>(grad, row.probabilities, summed, row.cols);
+  if (mask != nullptr) {
+    row.write(grad, mask, mode);
+  } else {
+    row.write(grad, NoOperand{}, mode);
+  }
+  return row.sum;
+}
+
+template <class In, class Out>
+FUSEDOPS_INLINE void masked_softmax_backward_rows(
+    const MaskedSoftmaxBackward& args, RowRange range, void* memory, StoreMode mode) {
+  using C = Compute<Out>;
+  C* scratch = static_cast<C*>(memory);
+  const Scores& scores = args.scores;
+  const bool drops = args.dropout.seed != nullptr;
+  const double kept_scale = drops ? args.dropout.scale : 1.0;
+  const C scale = C(scores.scale * kept_scale);
+  OperandRows operands(scores, range.begin);
+  for (int64_t index = range.begin; index < range.end; ++index, operands.next()) {
+    const Out* grad = start_of<Out>(args.grad_output, index);
+    const Out* probabilities = start_of<Out>(args.probabilities, index);
+    In* result = start_of<In>(args.grad_input, index);
+    const auto [visible, all] = operands.visible(args.cols);
+    // The probabilities of hidden columns are all equal. If that of one is 0, only visible columns
+    // are summed.
+    const int64_t outside = visible.end < args.cols ? args.cols - 1 : 0;
+    const bool is_rest_zero = load(probabilities + outside, Tail{1}).v[0][0] == 0;
+    const RowRange summed = is_rest_zero ? visible : RowRange{0, args.cols};
+    const Bool* mask = all ? nullptr : static_cast<const Bool*>(operands.mask());
+    const bool fits = args.cols * int64_t(sizeof(Out)) <= kPrefetchedRowBytes;
+    const GradRow<In, Out> row{
+        probabilities,
+        result,
+        grad + (fits ? args.grad_output.spacing.stride : 0),
+        probabilities + (fits ? args.probabilities.spacing.stride : 0),
+        scale,
+        C(0),
+        visible,
+        args.cols};
+    C sum;
+    if (drops) {
+      const int64_t first = summed.begin / kTile<float> * kTile<float>;
+      for_columns<Out>(summed.end - first, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+        store(scratch + first + col, load(grad + first + col, part));
+      });
+      drop_columns<Out>(
+          DropoutRow(args.dropout, index), scratch + first, first, summed.end - first);
+      sum = masked_softmax_backward_row(row, summed, FromScratch<C>{scratch}, mask, mode);
+    } else {
+      sum = masked_softmax_backward_row(row, summed, FromMemory<Out>{grad}, mask, mode);
+    }
+    if (args.grad_sinks != nullptr) {
+      const C sink = static_cast<const C*>(args.sink_probabilities)[index];
+      static_cast<C*>(args.grad_sinks)[index] = -sink * (sum * C(kept_scale));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -1,0 +1,180 @@
+// Finds the operands of rows of scores (bias, mask, interval and sink), and applies a bias or a
+// mask to a tile of scores.
+#pragma once
+
+#include "cpu/masked_softmax/visible.h"
+
+namespace fusedops::FUSEDOPS_CPU_ISA {
+namespace {
+
+struct NoOperand {};
+
+// Describes which columns of a row its interval and a bool mask leave visible.
+struct VisibleColumns {
+  RowRange range;  // the other columns are hidden; {0, 0} if all columns are hidden
+  bool all;        // whether all columns of the range are visible
+};
+
+// Whether the first `cols` bools are all true. The loop reads all of them: a loop that ended at the
+// first false bool would end elsewhere in each row and cost a mispredicted branch.
+inline bool are_all_true(const Bool* bools, int64_t cols) {
+  constexpr uint64_t kTrue = 0x0101010101010101;
+  bool all = true;
+  int64_t col = 0;
+  if (cols >= kVectorBytes) {
+    const VecI64 is_true = VecI64{} + int64_t(kTrue);
+    VecI64 differs = Load<VecI64>(bools + cols - kVectorBytes) ^ is_true;
+    for (; col + kVectorBytes <= cols; col += kVectorBytes) {
+      differs |= Load<VecI64>(bools + col) ^ is_true;
+    }
+    return !AnyTrue(differs != 0);
+  }
+  for (; col + 8 <= cols; col += 8) all &= Load<uint64_t>(bools + col) == kTrue;
+  for (; col < cols; ++col) all &= bools[col].value != 0;
+  return all;
+}
+
+// Returns which columns in `range` a bool mask leaves visible.
+inline VisibleColumns columns_visible(const Bool* mask, RowRange range) {
+  int64_t end = range.end;
+  while (end - range.begin >= 8 && Load<uint64_t>(mask + end - 8) == 0) end -= 8;
+  while (end > range.begin && mask[end - 1].value == 0) --end;
+  return {range_of(range.begin, end), are_all_true(mask + range.begin, end - range.begin)};
+}
+
+// Steps through rows, and finds their operands and visible columns.
+class OperandRows {
+ public:
+  OperandRows(const Scores& scores, int64_t row) : scores_(scores), query_(0) {
+    if (scores.causal.on || scores.causal.has_lower_diagonal) query_ = row % scores.causal.queries;
+    for (int32_t d = scores.dims.count - 1; d >= 0; --d) {
+      index_[d] = row % scores.dims.sizes[d];
+      row /= scores.dims.sizes[d];
+      move(d, index_[d]);
+    }
+  }
+
+  void next() {
+    if (++query_ == scores_.causal.queries) query_ = 0;
+    for (int32_t d = scores_.dims.count - 1; d >= 0; --d) {
+      move(d, 1);
+      if (++index_[d] < scores_.dims.sizes[d]) return;
+      move(d, -index_[d]);
+      index_[d] = 0;
+    }
+  }
+
+  const void* bias() const { return at(scores_.bias, bias_); }
+  const void* mask() const { return at(scores_.mask, mask_); }
+
+  // Returns the row's sink, or -inf if there is none.
+  template <class C>
+  C sink() const {
+    const RowValues& sinks = scores_.sinks;
+    return sinks.data == nullptr ? -kInfinity<C> : static_cast<const C*>(sinks.data)[sinks_];
+  }
+
+  // Returns the columns that causality, the lower diagonal, start and end leave visible.
+  RowRange interval(int64_t cols) const {
+    const Causal& causal = scores_.causal;
+    int64_t begin = 0, end = cols;
+    if (causal.on) end = clamped(query_ + causal.diagonal + 1, 0, cols);
+    if (scores_.end.data != nullptr) end = clamped(bound(scores_.end, end_), 0, end);
+    if (causal.has_lower_diagonal) begin = clamped(query_ + causal.lower_diagonal, 0, end);
+    if (scores_.start.data != nullptr) begin = clamped(bound(scores_.start, start_), begin, end);
+    return range_of(begin, end);
+  }
+
+  // Returns the visible columns of the row, which has `cols` columns. A mask that several rows
+  // share, such as a padding mask, is read once.
+  VisibleColumns visible(int64_t cols) {
+    const RowRange range = interval(cols);
+    const auto* row = static_cast<const Bool*>(mask());
+    if (row == nullptr) return {range, true};
+    if (!scores_.mask.is_bool) return {range, false};
+    if (scores_.mask.col_stride == 0) return {row->value != 0 ? range : RowRange{0, 0}, true};
+    if (row != last_mask_ || range.begin != last_.begin || range.end != last_.end) {
+      last_mask_ = row;
+      last_ = range;
+      last_visible_ = columns_visible(row, range);
+    }
+    return last_visible_;
+  }
+
+ private:
+  static int64_t bound(const RowBound& bound, int64_t offset) {
+    if (bound.is_int64) return static_cast<const int64_t*>(bound.data)[offset];
+    return static_cast<const int32_t*>(bound.data)[offset];
+  }
+
+  static const void* at(const Operand& operand, int64_t offset) {
+    if (operand.data == nullptr) return nullptr;
+    return static_cast<const char*>(operand.data) + offset * element_bytes(operand);
+  }
+
+  void move(int32_t dim, int64_t steps) {
+    bias_ += steps * scores_.bias.strides[dim];
+    mask_ += steps * scores_.mask.strides[dim];
+    start_ += steps * scores_.start.strides[dim];
+    end_ += steps * scores_.end.strides[dim];
+    sinks_ += steps * scores_.sinks.strides[dim];
+  }
+
+  const Scores& scores_;
+  int64_t bias_ = 0, mask_ = 0, start_ = 0, end_ = 0, sinks_ = 0;  // offsets in elements
+  int64_t query_, index_[kMaxRowDims] = {};
+  const Bool* last_mask_ = nullptr;
+  RowRange last_ = {};
+  VisibleColumns last_visible_ = {};
+};
+
+template <class T>
+void splat(const void* value, void* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) static_cast<T*>(to)[i] = *static_cast<const T*>(value);
+}
+
+// Returns the values of an operand for one row, or null if `row` is null. If the operand has the
+// same value in all columns, the value is written `cols` times, enough for a chunk, to `repeated`,
+// which is returned.
+inline const void* values_of(
+    const Operand& operand, const void* row, void* repeated, int64_t cols) {
+  if (row == nullptr || operand.col_stride != 0) return row;
+  const int64_t size = element_bytes(operand);
+  if (size == 1) splat<uint8_t>(row, repeated, cols);
+  if (size == 2) splat<uint16_t>(row, repeated, cols);
+  if (size == 4) splat<uint32_t>(row, repeated, cols);
+  if (size == 8) splat<uint64_t>(row, repeated, cols);
+  return repeated;
+}
+
+// Calls body(pointer to the row's values from column `begin` on). The pointer has the operand's
+// type.
+template <class In, class Body>
+FUSEDOPS_INLINE auto with_values(
+    const Operand& operand, const void* values, int64_t begin, Body body) {
+  const int64_t at = begin * operand.col_stride;
+  if (operand.is_bool) return body(static_cast<const Bool*>(values) + at);
+  if constexpr (sizeof(In) == 2) {
+    if (operand.dtype == DType::kFloat32) return body(static_cast<const float*>(values) + at);
+  }
+  return body(static_cast<const In*>(values) + at);
+}
+
+// These functions apply an operand to a tile of scores: none, a bool mask, which puts mask_value in
+// place of the scores that it hides, or a bias or mask that is added.
+template <class In, class Part, class C = Compute<In>>
+FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, NoOperand, int64_t, Part, C) {
+  return score;
+}
+template <class In, class Part, class C = Compute<In>>
+FUSEDOPS_INLINE Tile<C> with_operand(
+    Tile<C> score, const Bool* mask, int64_t col, Part part, C mask_value) {
+  return IfThenElse(load_bools<In>(mask + col, part), score, mask_value);
+}
+template <class In, class Value, class Part, class C = Compute<In>>
+FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, const Value* added, int64_t col, Part part, C) {
+  return score + in_order<Value, In>(load(added + col, part));
+}
+
+}  // namespace
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

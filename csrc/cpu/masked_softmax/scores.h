@@ -1,0 +1,189 @@
+// Computes the scores of chunks of a row, their maximum, and their exponentials.
+#pragma once
+
+#include <type_traits>
+
+#include "cpu/masked_softmax/operands.h"
+#include "cpu/simd/tanh.h"
+#include "cpu/softmax/rows.h"
+
+namespace fusedops::FUSEDOPS_CPU_ISA {
+namespace {
+
+// Computes the scores of a chunk, scale * input with one operand applied. Columns are counted from
+// the chunk's first one. A bool mask that has been converted to bits is not applied to the scores:
+// counted() returns its bits, and the exponentials of the columns that it hides become 0.
+template <class In, class OperandValues>
+struct ChunkScores {
+  using C = Compute<In>;
+  const In* input;
+  OperandValues operand;
+  C scale, mask_value;
+
+  static constexpr bool kHasBits = std::is_same_v<OperandValues, const TileBits*>;
+  static constexpr bool kAdds = !kHasBits && !std::is_same_v<OperandValues, NoOperand>;
+
+  template <bool kScales = true, class Part>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part) const {
+    Tile<C> score = load(input + col, part);
+    if constexpr (kScales) score = score * scale;
+    if constexpr (kHasBits) {
+      return score;
+    } else {
+      return with_operand<In>(score, operand, col, part, mask_value);
+    }
+  }
+
+  // Returns the bits of the mask for the tile at `col`, or AllLanes if the mask is not bits.
+  FUSEDOPS_INLINE auto counted(int64_t col) const {
+    if constexpr (kHasBits) {
+      return operand[col / kTile<In>];
+    } else {
+      return AllLanes{};
+    }
+  }
+
+  // Returns the maximum in each lane of the visible scores. If nothing is added to the scaled
+  // input, that is the maximum of the input, times the scale, unless the scale is negative.
+  FUSEDOPS_INLINE Vec<C> lanes_of_max(RowRange visible, int64_t cols) const {
+    if constexpr (!kAdds) {
+      if (scale > 0) return lanes_of_max<false>(visible, cols) * scale;
+    }
+    return lanes_of_max<true>(visible, cols);
+  }
+
+ private:
+  // Pairs of whole tiles have two accumulators, for the reason that fold_columns() gives.
+  template <bool kScales>
+  FUSEDOPS_INLINE Vec<C> lanes_of_max(RowRange visible, int64_t cols) const {
+    const auto step = [=](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+      const Tile<C> score = filled<In>(at<kScales>(col, part), seen, -kInfinity<C>);
+      return MaskedMax(counted(col), so_far, score);
+    };
+    Tile<C> even = Broadcast(-kInfinity<C>), odd = even;
+    int64_t col = visible.begin;
+    for (; col % kTile<In> == 0 && col + 2 * kTile<In> <= visible.end; col += 2 * kTile<In>) {
+      even = step(even, col, Full{}, Full{});
+      odd = step(odd, col + kTile<In>, Full{}, Full{});
+    }
+    const RowRange rest{col, visible.end};
+    const Tile<C> max = fold_visible<In>(rest, cols, Max(even, odd), step);
+    return Max(max.v[0], max.v[1]);
+  }
+};
+
+// Writes the scores at(col, part) to `scratch`. The columns that are not visible, but in a tile
+// with one that is, get -inf. Returns the maximum.
+template <class In, class Source, class C = Compute<In>>
+FUSEDOPS_INLINE C write_scores(Source at, C* scratch, RowRange visible, int64_t cols) {
+  const auto max = fold_visible<In>(
+      visible, cols, Broadcast(-kInfinity<C>),
+      [=](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+        const Tile<C> score = filled<In>(at(col, part), seen, -kInfinity<C>);
+        store(scratch + col, score);
+        return Max(so_far, score);
+      });
+  return max_of(max, max);
+}
+
+// Writes the scores of a chunk to `scratch`, and returns the maximum. The fields of ChunkScores are
+// separate arguments, because they are then passed in registers.
+template <class In, class OperandValues, class C = Compute<In>>
+FUSEDOPS_NOINLINE C write_chunk_scores(
+    const In* input, OperandValues operand, C scale, C mask_value, C* scratch, RowRange visible,
+    int64_t cols) {
+  const ChunkScores<In, OperandValues> scores{input, operand, scale, mask_value};
+  const auto at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA { return scores.at(col, part); };
+  return write_scores<In>(at, scratch, visible, cols);
+}
+
+// Writes soft-capped scores, tanh(scale * input / cap) * cap, and returns their maximum.
+template <class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE C
+capped_scores_of(const In* input, C scale, C cap, C* scratch, RowRange visible, int64_t cols) {
+  const C inverse = C(1) / cap;
+  const auto at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return tanh_of(load(input + col, part) * scale * inverse) * cap;
+  };
+  return write_scores<In>(at, scratch, visible, cols);
+}
+
+// Applies one more operand to the scores in scratch memory, and returns their maximum.
+template <class In, class OperandValues, class C = Compute<In>>
+FUSEDOPS_NOINLINE C
+scores_with(OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
+  const auto at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return with_operand<In>(load(scratch + col), operand, col, part, mask_value);
+  };
+  return write_scores<In>(at, scratch, visible, cols);
+}
+
+// In all tiles with a column in `range`, writes `value` to the columns that are not visible, and
+// -inf to those from `cols` on.
+template <class In, class C = Compute<In>>
+void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t cols) {
+  for (int64_t col = range.begin / kTile<In> * kTile<In>; col < range.end; col += kTile<In>) {
+    const Tile<C> seen = filled<In>(load(scratch + col), part_of_tile<In>(visible, col), value);
+    const Between in_row = part_of_tile<In>(RowRange{0, cols}, col);
+    store(scratch + col, filled<In>(seen, in_row, -kInfinity<C>));
+  }
+}
+
+// fold_columns() adds tiles to two accumulators in turn. The columns of a row that are computed
+// begin at a multiple of this number, so that each tile goes to the same accumulator as if the
+// whole row were computed.
+constexpr int64_t kFoldedCols = 2 * kTile<float>;
+
+// Writes exp(score - max) of the scores at(col) to `scratch`, for all tiles with a column in
+// `cols`. Scratch memory is padded to full tiles. Columns outside of counted(col) get 0. Sets
+// `least`, and returns the lanes of the sum.
+template <class Out, class Source, class Counted, class C>
+FUSEDOPS_INLINE Vec<double> write_exponentials(
+    Source at, Counted counted, C* scratch, C max, Vec<C>& least, RowRange cols) {
+  const C shift = shift_of(max);
+  const int64_t end_of_tiles = columns_computed<C>(cols, padded_cols(cols.end)).end;
+  const auto sums = fold_columns<C>(
+      end_of_tiles - cols.begin, no_exp_sum<C>(),
+      [=](ExpSum<C> so_far, int64_t offset, auto) FUSEDOPS_LAMBDA {
+        const int64_t col = cols.begin + offset;
+        const Tile<C> e = scaled_exp<Out>(at(col) - shift, so_far.least, counted(col));
+        store(scratch + col, e);
+        so_far.sum = so_far.sum + e;
+        return so_far;
+      });
+  // The number of columns, on which the order of additions depends, is counted from column 0, so
+  // that the sum has the same bits whether hidden columns at the start are computed or skipped.
+  return lanes_of_exp_sum<C>(sums, end_of_tiles, least);
+}
+
+// Writes the exponentials of a chunk whose maximum is set, and sets the chunk's other fields.
+template <class Out, class Source, class Counted, class C>
+FUSEDOPS_INLINE void write_chunk_exponentials(
+    Source at, Counted counted, C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
+  const auto lanes = write_exponentials<Out>(at, counted, scratch, chunk.max, chunk.least, cols);
+  chunk.sum = ReduceLanes<double>(lanes, Add{});
+}
+
+// Replaces the scores in `cols` by their exponentials. The scores after `cols`, up to the end of
+// its last tile, have to be -inf.
+template <class Out, class C>
+FUSEDOPS_NOINLINE void exponentials_in_scratch(C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
+  const auto at = [=](int64_t col) FUSEDOPS_LAMBDA { return load(scratch + col); };
+  const auto all = [](int64_t) FUSEDOPS_LAMBDA { return AllLanes{}; };
+  write_chunk_exponentials<Out>(at, all, scratch, chunk, cols);
+}
+
+// Returns the scores of a tile with hidden columns, which have the score `hidden` before the
+// visible columns and -inf after them.
+template <class In, class Values, class C>
+FUSEDOPS_INLINE Tile<C> scores_at_edge(
+    ChunkScores<In, Values> scores, int64_t col, RowRange visible, int64_t cols, C hidden) {
+  const Between seen = part_of_tile<In>(visible, col);
+  const Tile<C> all = col + kTile<In> <= cols ? scores.at(col, Full{})
+                                              : scores.at(col, Tail{static_cast<int>(cols - col)});
+  return filled<In>(
+      filled<In>(all, Between{0, seen.end}, -kInfinity<C>), Between{seen.begin, kTile<In>}, hidden);
+}
+
+}  // namespace
+}  // namespace fusedops::FUSEDOPS_CPU_ISA
