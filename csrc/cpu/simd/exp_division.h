@@ -89,9 +89,10 @@ struct Divisor<double> {
   }
 };
 
-// Divides scaled exponentials, none of which is between 0 and by.least.
-template <class Out, class C>
-FUSEDOPS_INLINE Tile<C> divided(Tile<C> e, const Divisor<Out>& by) {
+// Divides scaled exponentials, none of which is between 0 and by.least. `by` is a Divisor or, with
+// a divisor for each lane, ColumnFactors (softmax/spatial.h).
+template <class Out, class C, class By>
+FUSEDOPS_INLINE Tile<C> divided(Tile<C> e, const By& by) {
   if constexpr (sizeof(Out) == sizeof(double)) return e * by.high / by.low;
   if constexpr (sizeof(Out) == sizeof(float)) return e * by.high + e * by.low;
   return e * by.high;
@@ -122,7 +123,7 @@ FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
 }
 
 // Divides in steps, without FMA: multiplies scaled exponentials by `scale` / kExpScale.
-template <class Out, bool kFuses>
+template <class Out, bool kFuses = kFusesProducts>
 struct InSteps {
   Wide<float> scale;
 
@@ -180,22 +181,37 @@ struct InSteps<Out, true> {
 
 // double has no wider type, so its exponentials stay scaled until it is known which results are
 // denormal. If any is, the vector is computed unscaled.
-FUSEDOPS_INLINE Vec<double> divided_in_steps(Vec<double> e, Vec<double> factor, Vec<double> sum) {
-  constexpr double kOntoMultiples = 0x1p-958;  // adding it rounds to a multiple of 2^(64 - 1074)
-  // These are 2^64 times the smallest normal number, and 2^64 times the largest number that rounds
-  // to 0.
-  constexpr double kScaledLeast = 0x1p-958, kScaledVanishes = 0x1p-1011;
-  const Vec<double> plain_sum = sum * (1 / kExpScale<double>);
-  e = e < kScaledLeast ? (e + kOntoMultiples) - kOntoMultiples : e;
-  // Exponentials below `none` give at most half of kScaledVanishes. They are set to 0 before the
-  // product, which would underflow.
-  const Vec<double> none = 0.5 * kScaledVanishes * magnitude(plain_sum) / factor;
-  e = e < none ? Vec<double>{} : e;
-  const Vec<double> result = e * factor / plain_sum;
-  const Vec<double> size = magnitude(result);
-  const auto is_denormal = (size >= kScaledVanishes * 0.999) & (size < kScaledLeast);
-  if (AnyTrue(is_denormal)) return e * (1 / kExpScale<double>)*factor / plain_sum;
-  return (size < kScaledLeast ? Vec<double>{} : result) * (1 / kExpScale<double>);
+template <>
+struct InSteps<double, kFusesProducts> {
+  Vec<double> factor, sum;
+
+  FUSEDOPS_INLINE Vec<double> operator()(Vec<double> e) const {
+    constexpr double kOntoMultiples = 0x1p-958;  // adding it rounds to a multiple of 2^(64 - 1074)
+    // These are 2^64 times the smallest normal number, and 2^64 times the largest number that
+    // rounds to 0.
+    constexpr double kScaledLeast = 0x1p-958, kScaledVanishes = 0x1p-1011;
+    const Vec<double> plain_sum = sum * (1 / kExpScale<double>);
+    e = e < kScaledLeast ? (e + kOntoMultiples) - kOntoMultiples : e;
+    // Exponentials below `none` give at most half of kScaledVanishes. They are set to 0 before the
+    // product, which would underflow.
+    const Vec<double> none = 0.5 * kScaledVanishes * magnitude(plain_sum) / factor;
+    e = e < none ? Vec<double>{} : e;
+    const Vec<double> result = e * factor / plain_sum;
+    const Vec<double> size = magnitude(result);
+    const auto is_denormal = (size >= kScaledVanishes * 0.999) & (size < kScaledLeast);
+    if (AnyTrue(is_denormal)) return e * (1 / kExpScale<double>)*factor / plain_sum;
+    return (size < kScaledLeast ? Vec<double>{} : result) * (1 / kExpScale<double>);
+  }
+};
+
+template <class Out>
+FUSEDOPS_INLINE InSteps<Out> in_steps_by(const Divisor<Out>& by) {
+  if constexpr (sizeof(Out) == sizeof(double)) {
+    return {Set(by.high), Set(by.low)};
+  } else {
+    const Vec<double> scale = Set(by.scale * kExpScale<float>);
+    return {Wide<float>{{scale, scale}}};
+  }
 }
 
 // Divides tiles of scaled exponentials: in steps if any exponential of the tile requires it.
@@ -203,11 +219,11 @@ template <class Out, class C = Compute<Out>>
 class DivisionAsNeeded {
  public:
   FUSEDOPS_INLINE explicit DivisionAsNeeded(const Divisor<Out>& by)
-      : by_(by), in_steps_{Wide<C>{{Set(by.scale * kExpScale<C>), Set(by.scale * kExpScale<C>)}}} {}
+      : by_(by), in_steps_(in_steps_by(by)) {}
 
   FUSEDOPS_INLINE Tile<C> operator()(Tile<C> e) const {
     const bool needs_steps = any_between(e, Broadcast(by_.least));
-    return __builtin_expect(needs_steps, false) ? in_steps(e) : divided(e, by_);
+    return __builtin_expect(needs_steps, false) ? in_steps(e) : divided<Out>(e, by_);
   }
 
  private:
@@ -217,25 +233,7 @@ class DivisionAsNeeded {
   }
 
   Divisor<Out> by_;
-  InSteps<Out, kFusesProducts> in_steps_;
-};
-template <>
-class DivisionAsNeeded<double> {
- public:
-  FUSEDOPS_INLINE explicit DivisionAsNeeded(const Divisor<double>& by) : by_(by) {}
-
-  FUSEDOPS_INLINE Tile<double> operator()(Tile<double> e) const {
-    const bool needs_steps = any_between(e, Broadcast(by_.least));
-    return __builtin_expect(needs_steps, false) ? in_steps(e) : divided(e, by_);
-  }
-
- private:
-  FUSEDOPS_NOINLINE Tile<double> in_steps(Tile<double> e) const {
-    for (auto& vec : e.v) vec = divided_in_steps(vec, Set(by_.high), Set(by_.low));
-    return e;
-  }
-
-  Divisor<double> by_;
+  InSteps<Out> in_steps_;
 };
 
 }  // namespace

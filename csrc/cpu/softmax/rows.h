@@ -229,7 +229,7 @@ FUSEDOPS_INLINE void write_divided(
   }
   for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
-    const Tile<C> e = divided(exponentials.at(col, part, shift), by);
+    const Tile<C> e = divided<Out>(exponentials.at(col, part, shift), by);
     mode.store(output + col, part, NormalTile<C>{in_order<In, Out>(e)});
   });
 }

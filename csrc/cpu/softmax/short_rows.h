@@ -54,7 +54,7 @@ FUSEDOPS_NOINLINE void softmax_group(Tile<C>* group, int64_t cols) {
     if constexpr (Log) {
       group[col] = normalized<Log, Out>(group[col], factors);
     } else {
-      group[col] = divided<Out>(group[col], factors);
+      group[col] = divided_as_needed<Out>(group[col], factors);
     }
   }
 }

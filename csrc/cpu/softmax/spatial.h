@@ -441,37 +441,27 @@ FUSEDOPS_NOINLINE void compute_factors(SpatialScratch<In> scratch, int64_t rows,
   }
 }
 
-template <class Out>
-FUSEDOPS_NOINLINE Tile<float> divided_in_steps(Tile<float> e, const ColumnFactors<float>& factors) {
-  const auto exp_scale = promoted(Broadcast(kExpScale<float>));
-  const auto scale = each(factors.scale, exp_scale, [](auto a, auto b) { return a * b; });
+template <class Out, class C>
+FUSEDOPS_NOINLINE Tile<C> divided_in_steps(Tile<C> e, const ColumnFactors<C>& factors) {
   for (int half = 0; half < 2; ++half) {
-    e.v[half] = InSteps<Out, kFusesProducts>{scale.v[half]}(e.v[half]);
+    if constexpr (sizeof(C) == sizeof(double)) {
+      e.v[half] = InSteps<Out>{factors.high.v[half], factors.low.v[half]}(e.v[half]);
+    } else {
+      Wide<C> scale = factors.scale.v[half];
+      for (auto& vec : scale.v) vec = vec * double(kExpScale<C>);
+      e.v[half] = InSteps<Out>{scale}(e.v[half]);
+    }
   }
   return e;
-}
-template <class Out>
-FUSEDOPS_NOINLINE Tile<double> divided_in_steps(
-    Tile<double> e, const ColumnFactors<double>& factors) {
-  return {
-      {divided_in_steps(e.v[0], factors.high.v[0], factors.low.v[0]),
-       divided_in_steps(e.v[1], factors.high.v[1], factors.low.v[1])}};
 }
 
 // Turns scaled exponentials into probabilities by the factors of their columns, in steps if any of
 // the tile's exponentials requires it.
 template <class Out, class C>
-FUSEDOPS_INLINE Tile<C> divided(Tile<C> e, const ColumnFactors<C>& factors) {
-  if (__builtin_expect(any_between(e, factors.least), false))
-    return divided_in_steps<Out>(e, factors);
-  if constexpr (sizeof(Out) == sizeof(double)) {
-    const Tile<C> product = e * factors.high;
-    return {{product.v[0] / factors.low.v[0], product.v[1] / factors.low.v[1]}};
-  } else if constexpr (sizeof(Out) == sizeof(float)) {
-    return e * factors.high + e * factors.low;
-  } else {
-    return e * factors.high;
-  }
+FUSEDOPS_INLINE Tile<C> divided_as_needed(Tile<C> e, const ColumnFactors<C>& factors) {
+  const bool needs_steps = any_between(e, factors.least);
+  if (__builtin_expect(needs_steps, false)) return divided_in_steps<Out>(e, factors);
+  return divided<Out>(e, factors);
 }
 
 // Returns the softmax of a tile or, with Log, its logarithm.
@@ -479,7 +469,7 @@ template <bool Log, class Out, class C>
 FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const ColumnFactors<C>& factors) {
   const Tile<C> shifted = x - factors.shift;
   if constexpr (Log) return shifted - factors.high;
-  return divided<Out>(scaled_exp<Out>(shifted), factors);
+  return divided_as_needed<Out>(scaled_exp<Out>(shifted), factors);
 }
 
 template <bool Log, class In, class Out, class C = Compute<In>>
