@@ -1,4 +1,5 @@
-// Launches norms of rows, with and without a residual.
+// Launches norms of rows, with and without a residual, and norms over a dimension that is not the
+// last.
 #include <vector>
 
 #include "cpu/dispatch/isa.h"
@@ -9,35 +10,42 @@ namespace fusedops {
 namespace {
 
 // Computes the backward of `count` norms of one shape, where at(i) returns the arguments of norm i.
-// Threads share first the partitions of all norms, then the columns whose sums over the partitions
-// are added up.
-template <class At>
-void backward_of_norms(int64_t count, At at, bool streaming) {
-  const CpuKernels& kernels = cpu_kernels();
-  const NormBackward each = at(0);
-  const NormPartition partition = partition_of(each);
-  const int64_t elements = std::min(partition.size_each, each.rows) * each.cols;
-  const int64_t scratch_bytes = norm_scratch_bytes(each);
-  for_rows(count * partition.count, elements, scratch_bytes, [&](RowRange range, void* scratch) {
+// `kernel` computes a partition, which has `elements` elements. Threads share first the partitions
+// of all norms, then the columns whose sums over the partitions are added up.
+template <class Args, class At>
+void backward_of_norms(
+    void (*kernel)(const Args&, int64_t, void*, bool), int64_t count, At at, int64_t elements,
+    int64_t scratch_bytes, bool streaming) {
+  const int64_t partitions = partition_of(at(0)).count;
+  for_rows(count * partitions, elements, scratch_bytes, [&](RowRange range, void* scratch) {
     for (int64_t i = range.begin; i < range.end; ++i) {
-      const int64_t tensor = i / partition.count;
-      kernels.norm_backward(at(tensor), i - tensor * partition.count, scratch, streaming);
+      const int64_t tensor = i / partitions;
+      kernel(at(tensor), i - tensor * partitions, scratch, streaming);
     }
   });
-  if (!column_sums_of(each).are_wanted()) return;
+  const NormColumnSums each = column_sums_of(at(0));
+  if (!each.are_wanted()) return;
   const int64_t column_groups = padded_cols(each.cols) / kColumnPadding;
   for_rows(
-      count * column_groups, partition.count * kColumnPadding, /*scratch_bytes=*/0,
+      count * column_groups, partitions * kColumnPadding, /*scratch_bytes=*/0,
       [&](RowRange range, void*) {
         for (int64_t i = range.begin; i < range.end;) {
           const int64_t tensor = i / column_groups, first = tensor * column_groups;
           const int64_t end = std::min(range.end, first + column_groups);
-          kernels.norm_finish(
+          cpu_kernels().norm_finish(
               column_sums_of(at(tensor)), (i - first) * kColumnPadding,
               std::min((end - first) * kColumnPadding, each.cols));
           i = end;
         }
       });
+}
+
+template <class At>
+void backward_of_rows(int64_t count, At at, bool streaming) {
+  const NormBackward each = at(0);
+  const int64_t elements = std::min(partition_of(each).size_each, each.rows) * each.cols;
+  backward_of_norms(
+      cpu_kernels().norm_backward, count, at, elements, norm_scratch_bytes(each), streaming);
 }
 
 // --- long rows ----------------------------------------------------------------------------------
@@ -86,6 +94,14 @@ void launch_long(const CpuKernels& kernels, const NormBackward& args, bool strea
   });
 }
 
+// --- dimensions other than the last -------------------------------------------------------------
+
+// Returns the number of elements of a segment.
+template <class Args>
+int64_t segment_elements(const Args& args) {
+  return args.dim_size * std::min(norm_segments(args).cols_each, args.inner);
+}
+
 }  // namespace
 
 void CpuLauncher::launch(const NormForward& args) const {
@@ -107,7 +123,7 @@ void CpuLauncher::launch(const NormBackward& args) const {
   const int64_t bytes = tensors * size_of(args.input.dtype) + of_branch;
   const bool streaming = is_streaming(args.rows * args.cols, bytes);
   if (is_long(args)) return launch_long(cpu_kernels(), args, streaming);
-  backward_of_norms(/*count=*/1, [&](int64_t) { return args; }, streaming);
+  backward_of_rows(/*count=*/1, [&](int64_t) { return args; }, streaming);
 }
 
 void CpuLauncher::launch(const NormStack& stack) const {
@@ -135,11 +151,35 @@ void CpuLauncher::launch(const NormStackBackward& stack) const {
     return;
   }
   const auto tensor = [&](int64_t i) { return stack[static_cast<int32_t>(i)]; };
-  backward_of_norms(stack.count, tensor, streaming);
+  backward_of_rows(stack.count, tensor, streaming);
+}
+
+void CpuLauncher::launch(const SpatialNormForward& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t elements = args.outer * args.dim_size * args.inner;
+  const bool streaming = is_streaming(elements, 2 * size_of(args.input.dtype));
+  for_rows(
+      args.outer * norm_segments(args).count, segment_elements(args),
+      spatial_norm_scratch_bytes(args.dim_size), [&](RowRange segments, void* scratch) {
+        kernels.spatial_norm(args, segments, scratch, streaming);
+      });
+}
+
+void CpuLauncher::launch(const SpatialNormBackward& args) const {
+  const int64_t elements = args.outer * args.dim_size * args.inner;
+  const int64_t tensors = 2 + (args.grad_input.data != nullptr);
+  const bool streaming = is_streaming(elements, tensors * size_of(args.input.dtype));
+  backward_of_norms(
+      cpu_kernels().spatial_norm_backward, /*count=*/1, [&](int64_t) { return args; },
+      partition_of(args).size_each * segment_elements(args),
+      spatial_norm_scratch_bytes(args.dim_size), streaming);
 }
 
 int64_t CpuLauncher::workspace_bytes(const NormBackward& args) const {
   return is_long(args) ? 0 : column_sums_of(args).workspace_bytes();
+}
+int64_t CpuLauncher::workspace_bytes(const SpatialNormBackward& args) const {
+  return column_sums_of(args).workspace_bytes();
 }
 
 }  // namespace fusedops

@@ -78,22 +78,15 @@ class SpatialNorm {
   }
 
   void run(RowRange range) const {
-    const InnerSegments segments = norm_segments(args_);
-    for (int64_t i = range.begin; i < range.end; ++i) {
-      const int64_t outer = i / segments.count;
-      const RowRange at = segments[i % segments.count];
+    for_segments(norm_segments(args_), range, [&](int64_t outer, RowRange at) FUSEDOPS_LAMBDA {
       const Segment<const T> input(args_.input, outer, at);
       const Segment<T> output(args_.output, outer, at);
       const int64_t cols = at.end - at.begin, first = outer * args_.inner + at.begin;
       if constexpr (kCenters) compute_means(input, cols);
       sum_deviations(input, cols);
       finish(input, cols, first);
-      if (bias_ == nullptr) {
-        write<false>(input, output, cols);
-      } else {
-        write<true>(input, output, cols);
-      }
-    }
+      with_bool(bias_ != nullptr, [&](auto bias) { write<bias.value>(input, output, cols); });
+    });
   }
 
  private:
@@ -262,10 +255,7 @@ class SpatialNormGradient {
   }
 
   void run(RowRange range) const {
-    const InnerSegments segments = norm_segments(args_);
-    for (int64_t i = range.begin; i < range.end; ++i) {
-      const int64_t outer = i / segments.count;
-      const RowRange at = segments[i % segments.count];
+    for_segments(norm_segments(args_), range, [&](int64_t outer, RowRange at) FUSEDOPS_LAMBDA {
       const Strip strip{
           {args_.grad_output, outer, at}, {args_.input, outer, at}, at.end - at.begin};
       const bool scales = read_statistics(outer * args_.inner + at.begin, strip.cols);
@@ -276,7 +266,7 @@ class SpatialNormGradient {
         compute_slopes(strip.cols);
         write<scaled.value>(strip, {args_.grad_input, outer, at});
       });
-    }
+    });
   }
 
  private:

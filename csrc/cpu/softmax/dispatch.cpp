@@ -78,16 +78,6 @@ void write_long_softmax_backward(
   });
 }
 
-void softmax_statistics(const SoftmaxStatistics& args, int64_t row, RowRange cols, void* chunks) {
-  with_type(args.input.dtype, [&](auto tag) {
-    using In = decltype(tag);
-    using C = Compute<In>;
-    // Statistics have unscaled sums, as a log_softmax computes them; a softmax scales them (exp.h).
-    reduce_softmax_chunks</*Log=*/true, C>(
-        start_of<In>(args.input, row), static_cast<SoftmaxChunk<C>*>(chunks), cols);
-  });
-}
-
 void write_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunks) {
   with_type(
       args.input.dtype, [&](auto tag) { write_statistics<decltype(tag)>(args, row, chunks); });

@@ -54,8 +54,12 @@ void CpuLauncher::launch(const SoftmaxBackward& args) const {
 
 void CpuLauncher::launch(const SoftmaxStatistics& args) const {
   const CpuKernels& kernels = cpu_kernels();
+  SoftmaxForward unscaled{};
+  unscaled.input = args.input;
+  unscaled.output.dtype = args.input.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  unscaled.log = true;
   const auto reduce = [&](int64_t row, RowRange cols, void* chunks, void*) {
-    kernels.softmax_statistics(args, row, cols, chunks);
+    kernels.long_softmax(unscaled, row, cols, chunks, /*streaming=*/false);
   };
   const auto save = [&](int64_t row, RowRange cols, const void* chunks, void*) {
     // One thread writes the statistics of a row.

@@ -167,23 +167,11 @@ FUSEDOPS_INLINE bool are_short(const Args& args) {
       (args.dim_size <= kShortRowCols && args.inner <= InnerSegments::kMaxCols);
 }
 
-// Calls body(outer, columns) for each segment. A counter replaces a division per segment, because
-// there may be many small segments.
-template <class Args, class Body>
-FUSEDOPS_INLINE void for_segments(const Args& args, RowRange range, Body body) {
-  const InnerSegments segments = inner_segments(args);
-  int64_t outer = range.begin / segments.count, segment = range.begin % segments.count;
-  for (int64_t i = range.begin; i < range.end; ++i) {
-    body(outer, segments[segment]);
-    if (++segment == segments.count) ++outer, segment = 0;
-  }
-}
-
 template <class In, class Out>
 void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, StoreMode mode) {
   using C = Compute<In>;
   Tile<C> group[kShortRowCols];
-  for_segments(args, range, [&](int64_t outer, RowRange cols) FUSEDOPS_LAMBDA {
+  for_segments(inner_segments(args), range, [&](int64_t outer, RowRange cols) FUSEDOPS_LAMBDA {
     const Segment<const In> input{args.input, outer, cols};
     const Segment<Out> output{args.output, outer, cols};
     for_columns<In>(cols.end - cols.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -205,7 +193,7 @@ void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, S
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_short_segments(
     const SpatialSoftmaxBackward& args, RowRange range, StoreMode mode) {
-  for_segments(args, range, [&](int64_t outer, RowRange cols) FUSEDOPS_LAMBDA {
+  for_segments(inner_segments(args), range, [&](int64_t outer, RowRange cols) FUSEDOPS_LAMBDA {
     const Segment<const Out> grad{args.grad_output, outer, cols};
     const Segment<const Out> output{args.output, outer, cols};
     const Segment<In> result{args.grad_input, outer, cols};

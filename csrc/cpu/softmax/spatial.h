@@ -231,6 +231,17 @@ struct Segment {
   FUSEDOPS_INLINE T* row(int64_t index) const { return data + index * dim_stride; }
 };
 
+// Calls body(outer, columns) for the segments of all outer indices whose numbers are in `range`. A
+// counter replaces a division per segment, because there may be many small segments.
+template <class Body>
+FUSEDOPS_INLINE void for_segments(const InnerSegments& segments, RowRange range, Body body) {
+  int64_t outer = range.begin / segments.count, segment = range.begin % segments.count;
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    body(outer, segments[segment]);
+    if (++segment == segments.count) ++outer, segment = 0;
+  }
+}
+
 // --- forward ------------------------------------------------------------------------------------
 
 // Holds the maximum and the sum of a chunk of rows, for a tile of columns.
@@ -502,15 +513,12 @@ FUSEDOPS_INLINE void softmax_segment(
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_segments(
     const SpatialSoftmaxForward& args, RowRange range, void* memory, StoreMode mode) {
-  const InnerSegments segments = inner_segments(args);
-  for (int64_t i = range.begin; i < range.end; ++i) {
-    const int64_t outer = i / segments.count;
-    const RowRange at = segments[i % segments.count];
+  for_segments(inner_segments(args), range, [&](int64_t outer, RowRange at) FUSEDOPS_LAMBDA {
     const int64_t cols = at.end - at.begin;
     softmax_segment<Log, In, Out>(
         {args.input, outer, at}, {args.output, outer, at}, args.dim_size, cols,
         SpatialScratch<In>(memory, cols), mode);
-  }
+  });
 }
 
 // --- backward -----------------------------------------------------------------------------------
@@ -586,14 +594,11 @@ FUSEDOPS_INLINE void softmax_backward_segment(
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_segments(
     const SpatialSoftmaxBackward& args, RowRange range, void* memory, StoreMode mode) {
-  const InnerSegments segments = inner_segments(args);
-  for (int64_t i = range.begin; i < range.end; ++i) {
-    const int64_t outer = i / segments.count;
-    const RowRange at = segments[i % segments.count];
+  for_segments(inner_segments(args), range, [&](int64_t outer, RowRange at) FUSEDOPS_LAMBDA {
     softmax_backward_segment<Log, In, Out>(
         {args.grad_output, outer, at}, {args.output, outer, at}, {args.grad_input, outer, at},
         args.dim_size, at.end - at.begin, memory, mode);
-  }
+  });
 }
 
 }  // namespace
