@@ -161,110 +161,68 @@ inline void check_masked_softmax_backward(
 
 // --- operands -----------------------------------------------------------------------------------
 
-// Returns the operand's strides for the `rank` dimensions of the input or its rows. A stride is 0
-// where the operand is broadcast.
-inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
-  Sizes strides(rank, 0);
-  const int64_t missing = rank - operand.dim();
-  for (int64_t d = missing; d < rank; ++d) {
-    if (operand.sizes()[d - missing] > 1) strides[d] = operand.strides()[d - missing];
-  }
-  return strides;
-}
-
-// Holds an operand with one value for each row, which kernels can read with any strides. bound()
-// and values() leave out the strides, which PreparedScores sets once it has merged dimensions.
-class PreparedRowOperand {
+// Holds an operand that kernels can read, which has a value for each element of the input or for
+// each of its rows. The functions that describe it leave out the strides between rows.
+class PreparedOperand {
  public:
-  Sizes strides;
+  Sizes strides;  // for the dimensions of the input or its rows; 0 where the operand is broadcast
 
-  PreparedRowOperand(const char* op, const std::optional<Tensor>& operand, int64_t row_rank)
-      : op_(op), tensor_(operand) {
-    strides = operand ? broadcast_strides(*operand, row_rank) : Sizes(row_rank, 0);
+  PreparedOperand(const char* op, std::optional<Tensor> operand, int64_t rank)
+      : strides(rank, 0), op_(op), tensor_(std::move(operand)) {
+    if (tensor_) set_strides();
   }
 
-  // Expands the operand to `sizes`, and makes it contiguous.
+  void make_contiguous() {
+    tensor_ = as_contiguous(op_, *tensor_);
+    set_strides();
+  }
+  // Expands the operand to the first of these sizes, and makes it contiguous.
   void materialize(SizesView sizes) {
-    if (tensor_) make_contiguous(expand(*tensor_, sizes), static_cast<int64_t>(sizes.size()));
-  }
-
-  RowBound bound() const {
-    if (!tensor_) return {};
-    return {tensor_->const_data_ptr(), /*strides=*/{}, dtype_of(*tensor_) == ScalarType::Long};
-  }
-
-  RowValues values() const {
-    return {tensor_ ? tensor_->const_data_ptr() : nullptr, /*strides=*/{}};
-  }
-
- protected:
-  void make_contiguous(const Tensor& operand, int64_t rank) {
-    tensor_ = as_contiguous(op_, operand);
-    strides = broadcast_strides(*tensor_, rank);
-  }
-
-  const char* op_;
-  std::optional<Tensor> tensor_;
-};
-
-// Holds a mask or bias that kernels can read: in a dtype that they support, and with a column
-// stride of 1 or 0. operand() leaves out the strides between rows, as bound() does.
-class PreparedOperand : public PreparedRowOperand {
- public:
-  PreparedOperand(
-      const char* op, const std::optional<Tensor>& operand, const Tensor& input,
-      ScalarType computed)
-      : PreparedRowOperand(op, converted(op, operand, input, computed), input.dim()) {
-    if (strides.back() > 1) make_contiguous(*tensor_, input.dim());
+    if (!tensor_) return;
+    tensor_ = expand(*tensor_, {sizes.data(), strides.size()});
+    make_contiguous();
   }
 
   Operand operand() const {
     if (!tensor_) return {};
     const ScalarType dtype = dtype_of(*tensor_);
     return {
-        tensor_->const_data_ptr(),
-        /*strides=*/{}, static_cast<int32_t>(strides.back()), dtype == ScalarType::Bool,
+        data(), /*strides=*/{}, static_cast<int32_t>(strides.back()), dtype == ScalarType::Bool,
         kernel_dtype(dtype)};
   }
+  RowBound bound() const {
+    return {data(), /*strides=*/{}, tensor_ && dtype_of(*tensor_) == ScalarType::Long};
+  }
+  RowValues values() const { return {data(), /*strides=*/{}}; }
 
  private:
-  // Converts an operand that is not bool: to float64 if that is the compute type; otherwise to
-  // float32, unless it has the input's dtype.
-  static std::optional<Tensor> converted(
-      const char* op, const std::optional<Tensor>& operand, const Tensor& input,
-      ScalarType computed) {
-    if (!operand || dtype_of(*operand) == ScalarType::Bool) return operand;
-    if (computed == ScalarType::Double) return convert(op, *operand, computed);
-    const bool is_same = dtype_of(*operand) == dtype_of(input);
-    return is_same ? operand : convert(op, *operand, ScalarType::Float);
-  }
-};
+  const void* data() const { return tensor_ ? tensor_->const_data_ptr() : nullptr; }
 
-// Merges the dimensions of `all` except the last, which is a row: neighbouring dimensions become
-// one if every operand steps through them evenly.
-template <size_t kOperands>
-struct MergedDims {
-  using Strides = std::array<const Sizes*, kOperands>;
-  Sizes sizes;
-  std::array<Sizes, kOperands> strides;  // the strides of each operand
-
-  MergedDims(SizesView all, const Strides& operand_strides) {
-    for (size_t d = 0; d + 1 < all.size(); ++d) {
-      if (all[d] == 1) continue;
-      bool merges = !sizes.empty();
-      for (size_t k = 0; k < kOperands; ++k) {
-        merges = merges && strides[k].back() == (*operand_strides[k])[d] * all[d];
-      }
-      if (merges) {
-        sizes.back() *= all[d];
-        for (size_t k = 0; k < kOperands; ++k) strides[k].back() = (*operand_strides[k])[d];
-      } else {
-        sizes.push_back(all[d]);
-        for (size_t k = 0; k < kOperands; ++k) strides[k].push_back((*operand_strides[k])[d]);
-      }
+  void set_strides() {
+    const Layout layout(*tensor_);
+    const size_t missing = strides.size() - layout.sizes.size();
+    for (size_t d = 0; d < layout.sizes.size(); ++d) {
+      strides[missing + d] = layout.sizes[d] > 1 ? layout.strides[d] : 0;
     }
   }
+
+  const char* op_;
+  std::optional<Tensor> tensor_;
 };
+
+// Prepares a mask or bias: in a dtype that kernels support, and with a column stride of 1 or 0. An
+// operand that is not bool is converted to float64 if that is the compute type; otherwise to
+// float32, unless it has the input's dtype.
+inline PreparedOperand prepared_operand(
+    const char* op, std::optional<Tensor> operand, const Tensor& input, ScalarType computed) {
+  if (operand && dtype_of(*operand) != ScalarType::Bool) {
+    const bool is_same = computed != ScalarType::Double && dtype_of(*operand) == dtype_of(input);
+    if (!is_same) operand = convert(op, *operand, statistics_dtype(computed));
+  }
+  PreparedOperand prepared(op, operand, input.dim());
+  if (prepared.strides.back() > 1) prepared.make_contiguous();
+  return prepared;
+}
 
 // Prepares the operands and intervals of the scores for the kernels. Owns the memory to which
 // `scores` points.
@@ -272,33 +230,24 @@ class PreparedScores {
  public:
   Scores scores = {};
 
+  // If rows have more than kMaxRowDims dimensions even when merged, the operands are expanded and
+  // copied, so that all dimensions merge.
   PreparedScores(
       const MaskedSoftmaxOptions& options, const Tensor& input, ScalarType computed,
       const HidingOperands& hiding, const std::optional<Tensor>& bias = std::nullopt,
       const std::optional<Tensor>& sinks = std::nullopt)
-      : mask_(options.op, hiding.mask, input, computed),
-        bias_(options.op, bias, input, computed),
-        start_(options.op, hiding.start, input.dim() - 1),
-        end_(options.op, hiding.end, input.dim() - 1),
-        sinks_(
-            options.op,
-            sinks ? std::optional(convert(options.op, *sinks, statistics_dtype(computed))) : sinks,
-            input.dim() - 1) {
+      : operands_{
+            prepared_operand(options.op, hiding.mask, input, computed),
+            prepared_operand(options.op, bias, input, computed),
+            {options.op, hiding.start, input.dim() - 1},
+            {options.op, hiding.end, input.dim() - 1},
+            {options.op,
+             sinks ? std::optional(convert(options.op, *sinks, statistics_dtype(computed))) : sinks,
+             input.dim() - 1}} {
     const SizesView sizes = input.sizes();
-    const Dims dims = merged(input);
-    scores.mask = mask_.operand();
-    scores.bias = bias_.operand();
-    scores.start = start_.bound();
-    scores.end = end_.bound();
-    scores.sinks = sinks_.values();
-    scores.dims.count = static_cast<int32_t>(dims.sizes.size());
-    for (size_t i = 0; i < dims.sizes.size(); ++i) {
-      scores.dims.sizes[i] = dims.sizes[i];
-      scores.mask.strides[i] = dims.strides[0][i];
-      scores.bias.strides[i] = dims.strides[1][i];
-      scores.start.strides[i] = dims.strides[2][i];
-      scores.end.strides[i] = dims.strides[3][i];
-      scores.sinks.strides[i] = dims.strides[4][i];
+    if (!describe(sizes)) {
+      for (PreparedOperand& operand : operands_) operand.materialize(sizes);
+      describe(sizes);
     }
     scores.causal = causal_of(options, sizes);
     scores.scale = options.scale;
@@ -307,23 +256,35 @@ class PreparedScores {
   }
 
  private:
-  using Dims = MergedDims<5>;
-
-  // Merges the rows' dimensions. If more than kMaxRowDims would be left, the operands are expanded
-  // and copied first, so that all dimensions merge.
-  Dims merged(const Tensor& input) {
-    const auto dims = [&] {
-      return Dims(
-          input.sizes(),
-          {&mask_.strides, &bias_.strides, &start_.strides, &end_.strides, &sinks_.strides});
-    };
-    if (const Dims in_place = dims(); in_place.sizes.size() <= kMaxRowDims) return in_place;
-    mask_.materialize(input.sizes());
-    bias_.materialize(input.sizes());
-    start_.materialize(row_sizes(input));
-    end_.materialize(row_sizes(input));
-    sinks_.materialize(row_sizes(input));
-    return dims();
+  // Describes the operands for rows of the dimensions of `sizes` but the last: neighbouring ones
+  // are merged if every operand steps through them evenly. Returns whether at most kMaxRowDims are
+  // left.
+  bool describe(SizesView sizes) {
+    const auto& [mask, bias, start, end, sinks] = operands_;
+    scores.mask = mask.operand();
+    scores.bias = bias.operand();
+    scores.start = start.bound();
+    scores.end = end.bound();
+    scores.sinks = sinks.values();
+    int64_t* const strides[] = {
+        scores.mask.strides, scores.bias.strides, scores.start.strides, scores.end.strides,
+        scores.sinks.strides};
+    RowDims& dims = scores.dims;
+    dims.count = 0;
+    for (size_t d = 0; d + 1 < sizes.size(); ++d) {
+      if (sizes[d] == 1) continue;
+      bool merges = dims.count > 0;
+      for (size_t k = 0; k < operands_.size() && merges; ++k) {
+        merges = strides[k][dims.count - 1] == operands_[k].strides[d] * sizes[d];
+      }
+      if (!merges && dims.count == kMaxRowDims) return false;
+      if (!merges) dims.sizes[dims.count++] = 1;
+      dims.sizes[dims.count - 1] *= sizes[d];
+      for (size_t k = 0; k < operands_.size(); ++k) {
+        strides[k][dims.count - 1] = operands_[k].strides[d];
+      }
+    }
+    return true;
   }
 
   static Causal causal_of(const MaskedSoftmaxOptions& options, SizesView sizes) {
@@ -338,8 +299,7 @@ class PreparedScores {
         limited(options.lower_diagonal.value_or(0))};
   }
 
-  PreparedOperand mask_, bias_;
-  PreparedRowOperand start_, end_, sinks_;
+  std::array<PreparedOperand, 5> operands_;  // mask, bias, start, end and sinks
 };
 
 // --- the ops ------------------------------------------------------------------------------------
