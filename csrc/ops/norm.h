@@ -307,24 +307,23 @@ struct NormGradResult {
   // Allocates the gradients of the parameters. They are zero if there are no rows.
   void allocate_parameters(
       const char* op, const NormWanted& wanted, const Tensor& like,
-      const NormParameters& parameters, SizesView sizes, int64_t rows) {
+      const std::optional<Tensor>& weight_, const std::optional<Tensor>& bias_, SizesView sizes,
+      int64_t rows) {
     const auto empty = [&](const std::optional<Tensor>& parameter) {
       Tensor grad = empty_contiguous(op, like, sizes, norm_parameter_dtype(like, parameter));
       if (rows == 0) torch::stable::zero_(grad);
       return grad;
     };
-    if (wanted.weight) weight = empty(parameters.weight);
-    if (wanted.bias) bias = empty(parameters.bias);
+    if (wanted.weight) weight = empty(weight_);
+    if (wanted.bias) bias = empty(bias_);
   }
 
   // Converts the gradients of the parameters to the dtypes that the caller expects.
-  template <class Options>
-  void convert_parameters(const Options& options, const Tensor& like) {
-    const auto to_dtype_of = [&](const std::optional<Tensor>& parameter, auto& grad) {
-      if (grad) grad = convert(options.op, *grad, norm_parameter_dtype(like, parameter));
-    };
-    to_dtype_of(options.weight, weight);
-    to_dtype_of(options.bias, bias);
+  void convert_parameters(
+      const char* op, const std::optional<Tensor>& weight_, const std::optional<Tensor>& bias_,
+      const Tensor& like) {
+    if (weight) weight = convert(op, *weight, norm_parameter_dtype(like, weight_));
+    if (bias) bias = convert(op, *bias, norm_parameter_dtype(like, bias_));
   }
 };
 
@@ -395,13 +394,14 @@ NormGradResult norm_backward(
   const NormParameters parameters(op, options.weight, options.bias, dtype);
   NormGradResult result;
   result.allocate_parameters(
-      op, wanted, input, parameters, options.parameter_sizes(shape), shape.rows());
+      op, wanted, input, parameters.weight, parameters.bias, options.parameter_sizes(shape),
+      shape.rows());
   if (wanted.input) result.input = shape.empty_like(op, input, dtype);
   if (wanted.branch) result.branch = shape.empty_like(op, input, *wanted.branch);
   if (shape.rows() > 0 && shape.cols > 0) {
     launch_norm_backward<Launcher>(options, tensors, shape, parameters, result);
   }
-  result.convert_parameters(options, input);
+  result.convert_parameters(op, options.weight, options.bias, input);
   return result;
 }
 

@@ -176,23 +176,15 @@ inline void check_stack_parameters(
   check_norm_parameter(op, name, parameters.front(), {"inputs", inputs.front()}, normalized_shape);
 }
 
-// Holds the arguments that forward and backward share.
-struct NormStackOptions {
-  const char* op;
-  const Tensors& inputs;
-  const Sizes& normalized_shape;
-  const Tensors &weights, &biases;
-};
-
-inline NormShape checked_norm_stack(const NormStackOptions& options) {
-  const char* op = options.op;
-  const Tensors& inputs = options.inputs;
+inline NormShape checked_norm_stack(
+    const char* op, const Tensors& inputs, const Sizes& normalized_shape, const Tensors& weights,
+    const Tensors& biases) {
   check_alike(op, "inputs", inputs);
   const Like input{"inputs", inputs.front()};
   check_dtype_of(op, input.name, input.tensor);
-  check_stack_parameters(op, "weights", options.weights, inputs, options.normalized_shape);
-  check_stack_parameters(op, "biases", options.biases, inputs, options.normalized_shape);
-  return resolve_norm_shape(op, input, options.normalized_shape);
+  check_stack_parameters(op, "weights", weights, inputs, normalized_shape);
+  check_stack_parameters(op, "biases", biases, inputs, normalized_shape);
+  return resolve_norm_shape(op, input, normalized_shape);
 }
 
 // Returns output, mean and rstd. The statistics are stacked along a new first dimension.
@@ -201,7 +193,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
     Tensors inputs, Sizes normalized_shape, Tensors weights, Tensors biases, double eps,
     int64_t stack_dim) {
   const char* op = "stack_layer_norm";
-  const NormShape shape = checked_norm_stack({op, inputs, normalized_shape, weights, biases});
+  const NormShape shape = checked_norm_stack(op, inputs, normalized_shape, weights, biases);
   const Tensor& input = inputs.front();
   check_eps(op, eps);
   stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
@@ -256,7 +248,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   return {in_place ? output : moved_dim(op, output, /*from=*/0, /*to=*/stack_dim), mean, rstd};
 }
 
-// Holds the tensors of a backward beside NormStackOptions. grad_output is stacked along
+// Holds the tensors of a backward beside inputs and parameters. grad_output is stacked along
 // `stack_dim`.
 struct NormStackGradients {
   const Tensor &grad_output, &mean, &rstd;
@@ -276,16 +268,11 @@ inline void check_stack_layer_norm_backward(
   check_statistic(op, "rstd", tensors.rstd, input, statistics);
 }
 
-// Holds the stacked gradients that a backward writes.
-struct NormStackResults {
-  const Tensor &grad_input, &grad_weight, &grad_bias;
-};
-
+// Computes the stacked gradients for which `result` holds tensors.
 template <class Launcher>
 void launch_norm_stack_backward(
     const char* op, const Tensors& inputs, const NormStackGradients& tensors,
-    const NormShape& shape, const StackParameters& parameters, const std::vector<bool>& wanted,
-    const NormStackResults& results) {
+    const NormShape& shape, const StackParameters& parameters, const NormGradResult& result) {
   auto slots = slots_of<Launcher>(tensors.grad_output, tensors.stack_dim, shape.dim);
   if (!slots) {
     const Tensor in_front =
@@ -295,11 +282,10 @@ void launch_norm_stack_backward(
   const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.dim);
   const Tensor mean = as_contiguous(op, tensors.mean), rstd = as_contiguous(op, tensors.rstd);
   const DType statistics = kernel_dtype(dtype_of(rstd));
-  // Returns the part of a stacked gradient that begins after `elements` elements. Its data is null
-  // if the gradient is not wanted.
-  const auto columns_from = [](bool is_wanted, const Tensor& grad, int64_t elements) {
-    const DType dtype = kernel_dtype(dtype_of(grad));
-    return Columns{is_wanted ? moved(grad.mutable_data_ptr(), elements, dtype) : nullptr, dtype};
+  // Returns the part of a stacked gradient that begins after `elements` elements.
+  const auto columns_from = [](const std::optional<Tensor>& grad, int64_t elements) {
+    const Columns all = written_columns(grad);
+    return Columns{moved(all.data, elements, all.dtype), all.dtype};
   };
   const Launcher launcher(inputs.front());
   for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
@@ -317,11 +303,10 @@ void launch_norm_stack_backward(
     each.mean = moved(mean.const_data_ptr(), begin * shape.rows(), statistics);
     each.rstd = moved(rstd.const_data_ptr(), begin * shape.rows(), statistics);
     each.weight = NormParameters::columns(first_of(parameters.weights));
-    const Columns rows =
-        columns_from(wanted[0], results.grad_input, begin * shape.rows() * shape.cols);
+    const Columns rows = columns_from(result.input, begin * shape.rows() * shape.cols);
     each.grad_input = {rows.data, {shape.cols}, rows.dtype};
-    each.grad_weight = columns_from(wanted[1], results.grad_weight, begin * shape.cols);
-    each.grad_bias = columns_from(wanted[2], results.grad_bias, begin * shape.cols);
+    each.grad_weight = columns_from(result.weight, begin * shape.cols);
+    each.grad_bias = columns_from(result.bias, begin * shape.cols);
     each.rows = shape.rows();
     each.cols = shape.cols;
     stack.slot = slots->slot;
@@ -342,8 +327,8 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
     const Tensor& rstd, Tensors weights, Tensors biases, int64_t stack_dim,
     std::vector<bool> output_mask) {
   const char* op = "stack_layer_norm_backward";
-  check_output_mask(op, output_mask, 3);
-  const NormShape shape = checked_norm_stack({op, inputs, normalized_shape, weights, biases});
+  const NormWanted wanted = wanted_of(op, output_mask, /*has_bias=*/true);
+  const NormShape shape = checked_norm_stack(op, inputs, normalized_shape, weights, biases);
   const Tensor& input = inputs.front();
   stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
   const NormStackGradients tensors{grad_output, mean, rstd, stack_dim};
@@ -351,27 +336,22 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
 
   const ScalarType dtype = dtype_of(input);
   const StackParameters parameters(op, weights, biases, dtype);
-  const auto empty_grad = [&](bool is_wanted, const Sizes& sizes, ScalarType grad_dtype) {
-    const Sizes stacked = stacked_sizes(sizes, /*stack_dim=*/0, inputs.size());
-    Tensor grad = empty_contiguous(op, input, is_wanted ? stacked : Sizes{0}, grad_dtype);
-    if (shape.rows() == 0) torch::stable::zero_(grad);
-    return grad;
+  const auto stacked = [&](const Sizes& sizes) {
+    return stacked_sizes(sizes, /*stack_dim=*/0, inputs.size());
   };
-  const auto parameter_dtype = [&](const Tensors& parameters_of_call) {
-    return norm_parameter_dtype(input, first_of(parameters_of_call));
-  };
-  const Tensor grad_input = empty_grad(output_mask[0], input.sizes().vec(), dtype);
-  Tensor grad_weight =
-      empty_grad(output_mask[1], normalized_shape, parameter_dtype(parameters.weights));
-  Tensor grad_bias =
-      empty_grad(output_mask[2], normalized_shape, parameter_dtype(parameters.biases));
+  NormGradResult result;
+  if (wanted.input) result.input = empty_contiguous(op, input, stacked(input.sizes().vec()), dtype);
+  result.allocate_parameters(
+      op, wanted, input, first_of(parameters.weights), first_of(parameters.biases),
+      stacked(normalized_shape), shape.rows());
   if (shape.rows() > 0 && shape.cols > 0) {
-    launch_norm_stack_backward<Launcher>(
-        op, inputs, tensors, shape, parameters, output_mask, {grad_input, grad_weight, grad_bias});
+    launch_norm_stack_backward<Launcher>(op, inputs, tensors, shape, parameters, result);
   }
-  grad_weight = convert(op, grad_weight, parameter_dtype(weights));
-  grad_bias = convert(op, grad_bias, parameter_dtype(biases));
-  return {grad_input, grad_weight, grad_bias};
+  const auto weight = first_of(weights), bias = first_of(biases);
+  result.convert_parameters(op, weight, bias, input);
+  return std::tuple_cat(
+      std::tuple(or_empty(op, result.input, input, dtype)),
+      parameter_gradients(op, result, input, weight, bias));
 }
 
 }  // namespace fusedops

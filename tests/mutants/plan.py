@@ -105,10 +105,6 @@ EQUIVALENT = {
     "csrc/cuda/norm/backward.h": {
         "if (kThreads == 0 && cols <= 0) continue;": "no vector of such a thread is inside",
     },
-    "csrc/ops/stack.h": {
-        "return Columns{is_wanted || true ? moved(grad.mutable_data_ptr(), elements, dtype) : "
-        "nullptr, dtype};": "a gradient that is not wanted is empty, and has no memory",
-    },
     "csrc/ops/tensor.h": {
         "int64_t first, count = 1, stride = 1;": "one element is at any stride",
     },
