@@ -8,9 +8,8 @@ namespace fusedops {
 
 void CpuLauncher::launch(const MaskedSoftmaxForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  const int64_t outputs = args.probabilities.data == nullptr ? 1 : 2;
-  const int64_t bytes = size_of(args.input.dtype) + outputs * size_of(args.output.dtype);
-  const bool streaming = is_streaming(args.rows * args.cols, bytes);
+  const bool streaming =
+      is_streaming(args.rows * args.cols, args.input, args.output, args.probabilities);
   const int64_t scratch_bytes = masked_softmax_scratch_bytes(args.cols, args.input.dtype);
   for_rows(args.rows, args.cols, scratch_bytes, [&](RowRange range, void* scratch) {
     kernels.masked_softmax(args, range, scratch, streaming);
@@ -19,8 +18,8 @@ void CpuLauncher::launch(const MaskedSoftmaxForward& args) const {
 
 void CpuLauncher::launch(const MaskedSoftmaxBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  const int64_t bytes = 2 * size_of(args.probabilities.dtype) + size_of(args.grad_input.dtype);
-  const bool streaming = is_streaming(args.rows * args.cols, bytes);
+  const bool streaming =
+      is_streaming(args.rows * args.cols, args.grad_output, args.probabilities, args.grad_input);
   const int64_t scratch_bytes = masked_softmax_backward_scratch_bytes(args);
   for_rows(args.rows, args.cols, scratch_bytes, [&](RowRange range, void* scratch) {
     kernels.masked_softmax_backward(args, range, scratch, streaming);

@@ -20,8 +20,8 @@ void for_inner_segments(const Args& args, Body body) {
 
 void CpuLauncher::launch(const SpatialSoftmaxForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  const int64_t bytes = size_of(args.input.dtype) + size_of(args.output.dtype);
-  const bool streaming = is_streaming(args.outer * args.dim_size * args.inner, bytes);
+  const bool streaming =
+      is_streaming(args.outer * args.dim_size * args.inner, args.input, args.output);
   for_inner_segments(args, [&](RowRange segments, void* scratch) {
     kernels.spatial_softmax(args, segments, scratch, streaming);
   });
@@ -29,8 +29,8 @@ void CpuLauncher::launch(const SpatialSoftmaxForward& args) const {
 
 void CpuLauncher::launch(const SpatialSoftmaxBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  const int64_t bytes = 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype);
-  const bool streaming = is_streaming(args.outer * args.dim_size * args.inner, bytes);
+  const bool streaming = is_streaming(
+      args.outer * args.dim_size * args.inner, args.grad_output, args.output, args.grad_input);
   for_inner_segments(args, [&](RowRange segments, void* scratch) {
     kernels.spatial_softmax_backward(args, segments, scratch, streaming);
   });
