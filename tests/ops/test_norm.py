@@ -364,6 +364,12 @@ def test_gradients_are_within_their_bounds_and_typical(norm, dtype, rows, cols):
     assert_typical_gradients(norm, [x, *norm.parameters(cols, dtype=dtype)], grad, eps=0.1)
 
 
+def test_parameters_get_the_gradients_of_more_long_rows_than_are_added_up_at_a_time():
+    x, grad = random(2, 65, 65537)  # the CPU adds up 64 rows
+    norm = NORMS["layer_norm"]
+    assert_typical_gradients(norm, [x, *norm.parameters(65537)], grad)
+
+
 @every_kind
 @every_dtype
 @pytest.mark.parametrize("name", ["large mean", "tiny variance", "tiny variance about one"])
