@@ -96,7 +96,8 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Undoes `enable()` in Inductor's config. Without a preceding `enable()` this does nothing.
+    """Removes our passes from Inductor's config: those of `enable()`, and also a
+    `fusedops.graph.Pass` that was set there by hand. Other passes stay.
 
     Inductor's pre-grad passes, which `enable()` makes run early, get their default timing back.
 
