@@ -309,9 +309,8 @@ def updated_plans(text: str, cases: pd.DataFrame) -> str:
     measured = dict(list(cases.groupby("group")))
     for group in groups.keys() & measured.keys():
         # The lines of a group are consecutive in the file.
-        lines = groups[group]
-        before, after = ("".join(f"{line}\n" for line in some)
-                         for some in (lines, updated_lines(lines, measured[group])))  # fmt: skip
+        before = "".join(f"{line}\n" for line in groups[group])
+        after = "".join(f"{line}\n" for line in updated_lines(groups[group], measured[group]))
         text = text.replace(before, after)
     for name, column in CONSTANTS.items():
         match = re.search(rf"CONSTANT\({name}, (\d+)\)", text)
