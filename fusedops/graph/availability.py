@@ -11,6 +11,12 @@ from fusedops.ops.registration.libraries import has_kernels as has_kernels
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def kernels_take(dtype: torch.dtype | None) -> bool:
+    """Returns whether kernels take an argument of this dtype, which is None for one that is no
+    tensor."""
+    return dtype is None or dtype in KERNEL_DTYPES
+
+
 def ops_take(tensor: torch.Tensor) -> bool:
     """Returns whether the ops take a tensor of this class: a plain one, or one of a subclass that
     they have rules for, such as DTensor."""

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.values import dtype_of
-from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.availability import kernels_take
 
 UNKNOWN_ROW = "the length of its rows is not known at compile time"
 
@@ -135,7 +135,7 @@ class Rule(ABC):
         if isinstance(row, list) and any(size is None for size in row):
             return UNKNOWN_ROW
         dtype = dtype_of(viewed(match.call.input))
-        return None if dtype in (*KERNEL_DTYPES, None) else f"unsupported dtype {dtype}"
+        return None if kernels_take(dtype) else f"unsupported dtype {dtype}"
 
     def emit(self, match: Match) -> OpCall:
         """Returns the call of the match's op, with its input permuted if the op needs another order

@@ -20,7 +20,7 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import outputs
 from fusedops.graph.analysis.steps import cast_chain, only_user
 from fusedops.graph.analysis.values import dtype_of, value
-from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.availability import kernels_take
 from fusedops.graph.rule import Match, OpCall, Rule
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ class Norm(Rule):
         call, arguments = super().emit(match), match.call.arguments
         result = value(next(iter(match.results))).dtype
         tensors = [name for name in ("input", "weight", "bias") if arguments.get(name) is not None]
-        takes = all(dtype_of(arguments[name]) in (*KERNEL_DTYPES, None) for name in tensors)
+        takes = all(kernels_take(dtype_of(arguments[name])) for name in tensors)
         # A site with fused casts may have parameters wider than its result, to whose dtype these
         # casts would round them.
         if len(match.nodes) > 1 or (takes and dtype_of(match.call.input) == result):
