@@ -63,6 +63,14 @@ def biased_softmax(x):
     return softmax_decomposed(x * 0.5 + bias)
 
 
+def softmax_with_a_sink(x):
+    sinks = torch.arange(3, dtype=x.dtype)[: x.shape[1], None, None]
+    maximum = torch.maximum(x.amax(-1, keepdim=True), sinks)
+    exponentials = torch.exp(x - maximum)
+    total = exponentials.sum(-1, keepdim=True)
+    return exponentials / (total + torch.exp(sinks - maximum))
+
+
 def causal_softmax(x):
     hidden = torch.ones(x.shape[-2:], dtype=torch.bool).triu(1)
     return softmax_decomposed(x.masked_fill(hidden, -torch.inf))
@@ -97,6 +105,7 @@ MODELS = {
     "exp of log_softmax": lambda x: x.log_softmax(1).exp(),
     "masked_softmax": masked_softmax,
     "masked_softmax with a bias": biased_softmax,
+    "masked_softmax with a sink": softmax_with_a_sink,
     "masked_softmax, causal": causal_softmax,
     "add_rms_norm": lambda x: rms_norm(x + x.sin()),
     "add_layer_norm and its sum": add_layer_norm_and_sum,
@@ -167,6 +176,7 @@ PERMUTED = [
     ("softmax, decomposed, of the first dimension", "heads first"),
     ("masked_softmax", "heads"),
     ("masked_softmax with a bias", "heads first"),
+    ("masked_softmax with a sink", "heads first"),
     ("add_rms_norm", "heads"),
     ("add_layer_norm and its sum", "heads"),
     ("stack", "channels last"),

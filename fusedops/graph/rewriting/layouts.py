@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.values import are_equal, bytes_of, lasting_strides, value
 from fusedops.graph.rewriting.evaluation import Evaluation
-from fusedops.graph.rule import Match, OpCall, Output, arguments_by_name, schema_of
+from fusedops.graph.rule import Match, OpCall, Output, arguments_by_name
 
 aten = torch.ops.aten
 
@@ -125,7 +125,7 @@ def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order
     last. Returns None if no dimension moves, or if it is not known whether the op computes the same
     with permuted inputs."""
     arguments = arguments_by_name(call)
-    fixed = _fixed_dims(schema_of(call).name.rpartition("::")[2], arguments, evaluation)
+    fixed = _fixed_dims(arguments, evaluation)
     if fixed is None:
         return None
     stack = _stack_dim(arguments, order)
@@ -137,10 +137,10 @@ def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order
     return tuple(possible) if possible != sorted(possible) else None
 
 
-def _fixed_dims(op: str, arguments: Mapping[str, Any], evaluation: Evaluation) -> int | None:
+def _fixed_dims(arguments: Mapping[str, Any], evaluation: Evaluation) -> int | None:
     """Returns how many dimensions of the op's input have to stay the last ones if the input is
     permuted, or None if that is not known."""
-    if op == "masked_softmax_sinks" or not _KNOWN.issuperset(arguments):
+    if not _KNOWN.issuperset(arguments):
         return None
     if "dim" in arguments:
         return 0
