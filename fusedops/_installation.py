@@ -16,6 +16,11 @@ FIX_OF_HIDDEN = (
 )
 
 
+def version() -> str:
+    """Returns the version of these files; an installed package may have another."""
+    return (PACKAGE / "VERSION").read_text().strip()
+
+
 def hidden_installation() -> Path | None:
     """Returns the built package that this folder without libraries hides, because it comes first on
     ``sys.path``: ``python -m`` and ``python -c`` look into the current folder before all others.

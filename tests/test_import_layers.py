@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "losses": {"ops", "_arguments"},
     "functional": {"losses", "ops", "_arguments"},
     "nn": {"functional", "losses", "_arguments"},
-    "graph": {"ops", "config"},
+    "graph": {"_installation", "ops", "config"},
     "backend": {"graph", "config", "_arguments"},
     "export": {"graph"},
     "replacement": {"nn", "graph", "functional"},

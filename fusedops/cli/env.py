@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from fusedops._installation import hidden_installation
+from fusedops._installation import PACKAGE, hidden_installation, version
 from fusedops.cli.errors import UserError
 from fusedops.cli.problems import (
     FATAL,
@@ -34,7 +34,6 @@ from fusedops.cli.problems import (
     find_problems,
 )
 
-PACKAGE = Path(__file__).parents[1]
 #: The module that loads the libraries.
 LIBRARIES = "ops.registration.libraries"
 
@@ -91,7 +90,7 @@ def describe_machine() -> str:
     isa = _guarded(lambda: _module(LIBRARIES).cpu_isa())
     return (
         f"{_processor_name()}, {os.cpu_count()} cores, threads={torch.get_num_threads()}, "
-        f"torch {torch.__version__}, fusedops {_version()} ({isa})"
+        f"torch {torch.__version__}, fusedops {version()} ({isa})"
     )
 
 
@@ -115,7 +114,7 @@ def _module(name: str) -> Any:
 def probe_package() -> Report:
     """Returns the version of fusedops, its location, and whether all of it can be imported."""
     return {
-        "version": _guarded(_version),
+        "version": _guarded(version),
         "location": str(PACKAGE),
         "hides": hidden_installation(),
         "imports": _guarded(_import_all),
@@ -262,11 +261,6 @@ PROBES: dict[str, Callable[[], Any]] = {
     "settings": probe_settings,
     "policy": probe_policy,
 }
-
-
-def _version() -> str:
-    """Returns the version of the imported files; an installed package may have another."""
-    return (PACKAGE / "VERSION").read_text().strip()
 
 
 def _cpuinfo(field: str) -> str:

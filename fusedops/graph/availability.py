@@ -6,9 +6,9 @@ import torch
 from torch._library.simple_registry import find_torch_dispatch_rule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fusedops.ops.checks import FLOATING as KERNEL_DTYPES
 from fusedops.ops.registration.libraries import has_kernels as has_kernels
 
-KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def kernels_take(dtype: torch.dtype | None) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+#: The dtypes that kernels take.
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _WANTED_DTYPE = "wanted torch.float32, torch.bfloat16, torch.float16 or torch.float64"
 _MOST_COLS = 2**31 - 1

@@ -13,8 +13,8 @@ from torch import Tensor
 import fusedops
 from fusedops import reference
 from fusedops.cli.check.result import Result
+from fusedops.ops.checks import FLOATING
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 #: docs/numerics.md has bounds of the errors for rows of 1,000 columns. 64 rows are enough for
 #: several threads.
 ROWS, COLS, EPS, SCALE = 64, 1000, 1e-5, 0.5
@@ -151,7 +151,7 @@ OPERATORS |= {
 
 def accuracy(device: str) -> Iterator[Result]:
     """Yields the error of each operator's result and of its gradients, in every dtype."""
-    drawn = {dtype: draw(dtype, device) for dtype in DTYPES}
+    drawn = {dtype: draw(dtype, device) for dtype in FLOATING}
     for name, operator in OPERATORS.items():
         errors = {dtype: errors_of(operator, inputs) for dtype, inputs in drawn.items()}
         gradients = {f"{name}, gradient of {leaf}": ulps for leaf, ulps in operator.leaves.items()}
@@ -171,7 +171,7 @@ def determinism(device: str) -> Iterator[Result]:
     and for the first row alone."""
     threads = max(2, torch.get_num_threads()) if device == "cpu" else None
     how = f"twice, with 1 and {threads} threads, alone" if threads else "twice, alone"
-    drawn = [draw(dtype, device) for dtype in DTYPES]
+    drawn = [draw(dtype, device) for dtype in FLOATING]
     drawn += [draw(dtype, device, *LONG) for dtype in (torch.float32, torch.bfloat16)]
     for name, operator in OPERATORS.items():
         same = all(has_same_bits(operator, inputs, threads) for inputs in drawn)

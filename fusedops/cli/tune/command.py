@@ -15,7 +15,8 @@ import torch
 from rich.console import Console
 
 from fusedops.cli.bench.command import Measured, Say, announced, keep_freed_memory, measure_each
-from fusedops.cli.env import PACKAGE, describe_machine
+from fusedops._installation import version
+from fusedops.cli.env import describe_machine
 from fusedops.cli.errors import UsageError, UserError
 from fusedops.cli.files import check_writable, write_atomically
 from fusedops.cli.tune.graphs import Graph, all_graphs
@@ -149,9 +150,8 @@ def _plausible(graph: Graph, measured: Iterable[costs.Cost], found: Found) -> li
 def as_csv(found: Found, machines: Sequence[Machine]) -> str:
     """Returns the table of these machines as CSV; empty if nothing was measured on them. Times and
     speed are written with four digits, which is more than their accuracy."""
-    version = (PACKAGE / "VERSION").read_text().strip()
     rows = [
-        (*astuple(machine), version, graph.op, graph.mode, str(graph.dtype).removeprefix("torch."))
+        (*astuple(machine), version(), graph.op, graph.mode, str(graph.dtype).removeprefix("torch."))
         + (cost.rows, cost.cols, cost.inductor, cost.ours, 1e-6 / cost.ms_per_byte)
         for machine in machines
         for graph, costs_of_sizes in found.items()

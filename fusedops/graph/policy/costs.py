@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from fusedops._installation import version
 from fusedops.graph.policy.machine import Machine, count_of
 from fusedops.graph.policy.machine import here as here
 
@@ -112,17 +113,12 @@ class Table:
         else:
             how = f"the nearest to {machine.family}, {machine.isa}, {count_of(machine.threads)}"
             how += ", which no table is for: run python -m fusedops tune" if vendor else ""
-        running = _version()
+        running = version()
         older = f"; measured with fusedops {self.fusedops}, this is {running}"
         return how if self.fusedops == running else how + older
 
     def __str__(self) -> str:
         return f"{self.name}, {count_of(self.machine.threads)}"
-
-
-@functools.cache
-def _version() -> str:
-    return (Path(__file__).parents[2] / "VERSION").read_text().strip()
 
 
 def _distance(size: Size, cost: Cost) -> float:

@@ -23,7 +23,13 @@ from typing import Any
 
 import torch
 
-from fusedops._installation import FIX_OF_HIDDEN, REBUILD, hidden_installation, hidden_message
+from fusedops._installation import (
+    FIX_OF_HIDDEN,
+    REBUILD,
+    hidden_installation,
+    hidden_message,
+    version,
+)
 
 LIB_DIR = Path(__file__).resolve().parents[2] / "lib"
 CPU_LIBRARY = LIB_DIR / "libfusedops.so"
@@ -37,7 +43,6 @@ _C_FUNCTIONS = ("fusedops_interpreter_exits", "fusedops_threads_under_way")
 
 _TO_REBUILD = f"To rebuild, in a checkout of fusedops run: {REBUILD}"
 
-_VERSION = (LIB_DIR.parent / "VERSION").read_text().strip()
 #: The header of a 64-bit ELF file: magic number, machine, and the offset, size and number of the
 #: section headers, which are at the end of the file.
 _ELF = struct.Struct("<4s14xH20xQ10xHH2x")
@@ -78,11 +83,11 @@ def _load(path: Path) -> None:
 
 
 def _check_version(path: Path) -> None:
-    version = version_of(path)
-    if version != _VERSION:
+    built = version_of(path)
+    if built != version():
         raise ImportError(
-            f"fusedops: {path} is of version {version}, but the Python files are of version "
-            f"{_VERSION}. {_TO_REBUILD}"
+            f"fusedops: {path} is of version {built}, but the Python files are of version "
+            f"{version()}. {_TO_REBUILD}"
         )
 
 
