@@ -2,6 +2,9 @@
 // that many rows share.
 #pragma once
 
+#include <limits>
+#include <type_traits>
+
 #include "cpu/masked_softmax/scratch.h"
 #include "cpu/masked_softmax/visible.h"
 #include "cpu/simd/exp.h"
@@ -148,26 +151,33 @@ struct PaddedRows {
   // comparison leaves 1.
   FUSEDOPS_INLINE bool vanish(double scale, double least) const {
     double largest = 0;
-    if (visible.begin > 0) largest = magnitude_or_nan(RowRange{0, visible.begin});
-    if (visible.end < cols) largest += magnitude_or_nan(RowRange{visible.end, cols});
+    if (visible.begin > 0) largest = largest_magnitude(RowRange{0, visible.begin});
+    if (visible.end < cols) largest += largest_magnitude(RowRange{visible.end, cols});
     const double score = largest * (scale < 0 ? -scale : scale);
     return score < 0x1p20 && score + kHidingValue < least + ExpFor<Compute<T>>::type::kLowest - 1;
   }
 
  private:
-  // Returns the largest magnitude in some columns, or NaN if any is infinite or NaN.
-  FUSEDOPS_NOINLINE double magnitude_or_nan(RowRange range) const {
-    const auto zero = Broadcast(Compute<T>(0));
-    auto largest = zero, not_finite = zero;
+  // Returns the largest magnitude in some columns, or infinity if any is infinite or NaN. Without
+  // their signs, floating-point numbers have the order of their bits as integers, NaN the last.
+  FUSEDOPS_NOINLINE double largest_magnitude(RowRange range) const {
+    using C = Compute<T>;
+    using Bits = std::conditional_t<sizeof(C) == sizeof(double), int64_t, int32_t>;
+    constexpr Bits kNoSign = std::numeric_limits<Bits>::max();
+    const Lanes<C> infinite = (Lanes<C>)Set(kInfinity<C>);
+    Lanes<C> largest = {};
     for (int64_t row = first; row < first + count; ++row) {
       const T* from = start_of<T>(input, row) + range.begin;
       for_columns<T>(range.end - range.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-        const auto x = load(from + col, part);
-        largest = Max(largest, Max(x, zero - x));
-        not_finite = not_finite + (x - x);
+        const Tile<C> x = load(from + col, part);
+        for (int half = 0; half < 2; ++half) {
+          const Lanes<C> size = (Lanes<C>)x.v[half] & kNoSign;
+          largest = size > largest ? size : largest;
+        }
       });
     }
-    return max_of(largest, largest) + sum_of(not_finite, not_finite);
+    largest = largest > infinite ? infinite : largest;
+    return ReduceLanes<C>((Vec<C>)largest, Maximum{});
   }
 };
 

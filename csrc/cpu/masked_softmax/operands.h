@@ -46,19 +46,32 @@ inline VisibleColumns columns_visible(const Bool* mask, RowRange range) {
 class OperandRows {
  public:
   OperandRows(const Scores& scores, int64_t row) : scores_(scores), query_(0) {
-    if (scores.causal.on || scores.causal.has_lower_diagonal) query_ = row % scores.causal.queries;
-    for (int32_t d = scores.dims.count - 1; d >= 0; --d) {
+    const bool has_diagonal = scores.causal.on || scores.causal.has_lower_diagonal;
+    if (has_diagonal) query_ = row % scores.causal.queries;
+    const bool has_operands = scores.bias.data != nullptr || scores.mask.data != nullptr ||
+        scores.has_bounds() || scores.sinks.data != nullptr;
+    last_dim_ = has_operands ? scores.dims.count - 1 : -1;
+    are_shared_ = !has_diagonal && do_not_move(last_dim_);
+    for (int32_t d = last_dim_; d >= 0; --d) {
       index_[d] = row % scores.dims.sizes[d];
       row /= scores.dims.sizes[d];
       move(d, index_[d]);
     }
   }
 
-  void next() {
+  // Whether this row and the following ones, `rows` in all, have the same operands and interval.
+  bool are_alike(int64_t rows) const {
+    return are_shared_ &&
+        (last_dim_ < 0 || index_[last_dim_] + rows <= scores_.dims.sizes[last_dim_]);
+  }
+
+  // Goes on by one row, or by several if these are alike.
+  FUSEDOPS_INLINE void next(int64_t rows = 1) {
     if (++query_ == scores_.causal.queries) query_ = 0;
-    for (int32_t d = scores_.dims.count - 1; d >= 0; --d) {
-      move(d, 1);
-      if (++index_[d] < scores_.dims.sizes[d]) return;
+    for (int32_t d = last_dim_; d >= 0; --d, rows = 1) {
+      move(d, rows);
+      index_[d] += rows;
+      if (index_[d] < scores_.dims.sizes[d]) return;
       move(d, -index_[d]);
       index_[d] = 0;
     }
@@ -75,7 +88,7 @@ class OperandRows {
   }
 
   // Returns the columns that causality, the lower diagonal, start and end leave visible.
-  RowRange interval(int64_t cols) const {
+  FUSEDOPS_INLINE RowRange interval(int64_t cols) const {
     const Causal& causal = scores_.causal;
     int64_t begin = 0, end = cols;
     if (causal.on) end = clamped(query_ + causal.diagonal + 1, 0, cols);
@@ -112,7 +125,15 @@ class OperandRows {
     return static_cast<const char*>(operand.data) + offset * element_bytes(operand);
   }
 
-  void move(int32_t dim, int64_t steps) {
+  // Whether all operands are the same along a dimension of the rows; true if there is none.
+  bool do_not_move(int32_t dim) const {
+    return dim < 0 ||
+        (scores_.bias.strides[dim] == 0 && scores_.mask.strides[dim] == 0 &&
+         scores_.start.strides[dim] == 0 && scores_.end.strides[dim] == 0 &&
+         scores_.sinks.strides[dim] == 0);
+  }
+
+  FUSEDOPS_INLINE void move(int32_t dim, int64_t steps) {
     bias_ += steps * scores_.bias.strides[dim];
     mask_ += steps * scores_.mask.strides[dim];
     start_ += steps * scores_.start.strides[dim];
@@ -123,6 +144,8 @@ class OperandRows {
   const Scores& scores_;
   int64_t bias_ = 0, mask_ = 0, start_ = 0, end_ = 0, sinks_ = 0;  // offsets in elements
   int64_t query_, index_[kMaxRowDims] = {};
+  int32_t last_dim_;  // the last dimension of the rows, or -1 if there are no operands
+  bool are_shared_;   // whether rows that differ in the last dimension have the same operands
   const Bool* last_mask_ = nullptr;
   RowRange last_ = {};
   VisibleColumns last_visible_ = {};

@@ -123,8 +123,8 @@ scores_with(OperandValues operand, C* scratch, C mask_value, RowRange visible, i
 template <class In, class C = Compute<In>>
 void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t cols) {
   for (int64_t col = range.begin / kTile<In> * kTile<In>; col < range.end; col += kTile<In>) {
-    const Tile<C> seen = filled<In>(load(scratch + col), part_of_tile<In>(visible, col), value);
-    const Between in_row = part_of_tile<In>(RowRange{0, cols}, col);
+    const Tile<C> seen = filled<In>(load(scratch + col), part_of_tile(visible, col), value);
+    const Between in_row = part_of_tile(RowRange{0, cols}, col);
     store(scratch + col, filled<In>(seen, in_row, -kInfinity<C>));
   }
 }
@@ -178,7 +178,7 @@ FUSEDOPS_NOINLINE void exponentials_in_scratch(C* scratch, SoftmaxChunk<C>& chun
 template <class In, class Values, class C>
 FUSEDOPS_INLINE Tile<C> scores_at_edge(
     ChunkScores<In, Values> scores, int64_t col, RowRange visible, int64_t cols, C hidden) {
-  const Between seen = part_of_tile<In>(visible, col);
+  const Between seen = part_of_tile(visible, col);
   const Tile<C> all = col + kTile<In> <= cols ? scores.at(col, Full{})
                                               : scores.at(col, Tail{static_cast<int>(cols - col)});
   return filled<In>(

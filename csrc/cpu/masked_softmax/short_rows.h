@@ -38,10 +38,7 @@ class ShortRows {
   // probabilities of its hidden columns 0, or if it has a NaN. It also does so if one row has a
   // padding mask and another one does not share it.
   FUSEDOPS_INLINE bool compute(int64_t first) {
-    bool all_see = true;
-    needing_values_ = 0;
-    for (int r = 0; r < kRows; ++r, operands_.next()) all_see &= describe(first + r, rows_[r]);
-    if (!all_see) return false;
+    if (!describe(first)) return false;
     if constexpr (!std::is_same_v<Values, NoOperand>) {
       if (needing_values_ == 0) return compute_described<NoOperand>(first);
       if (kAdds && needing_values_ < kRows) return false;
@@ -62,11 +59,17 @@ class ShortRows {
     Vec<C> least[kRows];
     double sums[kRows];
     write_scaled_exponentials<Used>(first, max, least, sums);
+    C least_max = max[0];
+    double total = 0;
+    bool hides = false;
     for (int r = 0; r < kRows; ++r) {
-      if (hidden_columns_count(rows_[r].hides, max[r], sums[r])) return false;
+      least_max = Min(least_max, max[r]), total += sums[r], hides |= rows_[r].hides;
     }
+    if (args_.zero_masked_rows && !(least_max > C(args_.scores.mask_value))) return false;
+    if (hides && !is_mask_value_zero(least_max, total)) return false;
     if constexpr (kAdds && !std::is_same_v<Used, Values>) {
-      if (!is_padding_zero(first, max, sums)) return false;
+      const PaddedRows<In> rows{args_.input, first, kRows, args_.cols, rows_[0].seen};
+      if (total != total || !rows.vanish(args_.scores.scale, least_max)) return false;
     }
 #pragma GCC unroll 1
     for (int r = 0; r < kRows; ++r) {
@@ -82,28 +85,51 @@ class ShortRows {
 
   FUSEDOPS_INLINE C* saved(int row) const { return scratch_ + row * padded_cols(args_.cols); }
 
-  // Describes row `index`, and returns whether any of its columns is visible.
-  FUSEDOPS_INLINE bool describe(int64_t index, ShortRow<In, Values>& row) {
+  // Describes the rows from `first` on, and returns whether each has a visible column. Rows with
+  // the same operands are described once, which saves a tenth of the time of rows of 128 columns.
+  FUSEDOPS_INLINE bool describe(int64_t first) {
+    needing_values_ = 0;
+    if (operands_.are_alike(kRows)) {
+      const ShortRow<In, Values>& same = rows_[0] = described(first, 0, kRows);
+      for (int r = 1; r < kRows; ++r) {
+        rows_[r] = {
+            start_of<In>(args_.input, first + r), same.values, in_registers(same.seen),
+            in_registers(same.computed), same.hides};
+      }
+      operands_.next(kRows);
+      return same.seen.begin < same.seen.end;
+    }
+    bool all_see = true;
+    for (int r = 0; r < kRows; ++r, operands_.next()) {
+      rows_[r] = described(first, r, 1);
+      all_see &= rows_[r].seen.begin < rows_[r].seen.end;
+    }
+    return all_see;
+  }
+
+  // Returns the description of row `r` of a group, which `alike` rows have, but for their input.
+  FUSEDOPS_INLINE ShortRow<In, Values> described(int64_t first, int r, int alike) {
+    ShortRow<In, Values> row;
+    row.input = start_of<In>(args_.input, first + r);
     RowRange seen = operands_.interval(args_.cols);
-    row.input = start_of<In>(args_.input, index);
     row.hides = seen.begin > 0 || seen.end < args_.cols;
     if constexpr (kHasBits) {
       const RowBits& mask = bits_.of(static_cast<const Bool*>(operands_.mask()));
       row.values = mask.bits;
       row.hides |= mask.hides;
-      needing_values_ += mask.has_holes;
+      needing_values_ += mask.has_holes * alike;
       seen = intersection(seen, mask.shown);
     } else if constexpr (kAdds) {
       const bool is_bias = args_.scores.bias.data != nullptr;
       row.values = static_cast<Values>(is_bias ? operands_.bias() : operands_.mask());
       const RowRange unpadded = padding_.visible(operands_.mask());
-      const bool pads = unpadded.begin < unpadded.end && row.values == rows_[0].values;
-      needing_values_ += !pads;
+      const bool pads = unpadded.begin < unpadded.end && (r == 0 || row.values == rows_[0].values);
+      needing_values_ += !pads * alike;
       if (pads) seen = unpadded;
     }
     row.seen = seen;
     row.computed = RowRange{seen.begin / kFoldedCols * kFoldedCols, seen.end};
-    return seen.begin < seen.end;
+    return row;
   }
 
   template <class Used>
@@ -148,20 +174,10 @@ class ShortRows {
     sums_over_lanes<double>(lanes, sums);
   }
 
-  FUSEDOPS_INLINE bool hidden_columns_count(bool hides, C max, double sum) const {
+  // Whether the mask value gives hidden columns a probability of 0 in all rows.
+  FUSEDOPS_INLINE bool is_mask_value_zero(C least_max, double total) const {
     const C mask_value = C(args_.scores.mask_value);
-    if (args_.zero_masked_rows && !(max > mask_value)) return true;
-    return hides && !(mask_value < double(max) + ExpFor<C>::type::kLowest && sum == sum);
-  }
-
-  // Whether the columns that the rows' padding mask hides have a probability of 0.
-  FUSEDOPS_INLINE bool is_padding_zero(
-      int64_t first, const C (&max)[kRows], const double (&sums)[kRows]) const {
-    C least = max[0];
-    double total = 0;
-    for (int r = 0; r < kRows; ++r) least = Min(least, max[r]), total += sums[r];
-    const PaddedRows<In> rows{args_.input, first, kRows, args_.cols, rows_[0].seen};
-    return total == total && rows.vanish(args_.scores.scale, least);
+    return mask_value < double(least_max) + ExpFor<C>::type::kLowest && total == total;
   }
 
   const MaskedSoftmaxForward& args_;

@@ -28,17 +28,14 @@ FUSEDOPS_INLINE RowRange in_registers(RowRange range) {
   return range;
 }
 
-// Describes a range of a tile's columns: from `begin` to before `end`.
+// Describes a range of a tile's columns: those from `begin` to before `end` that the tile has.
 struct Between {
   int begin, end;
 };
 
 // Returns which columns of the tile at `col` are in `range`.
-template <class T>
 FUSEDOPS_INLINE Between part_of_tile(RowRange range, int64_t col) {
-  return {
-      static_cast<int>(clamped(range.begin - col, 0, kTile<T>)),
-      static_cast<int>(clamped(range.end - col, 0, kTile<T>))};
+  return {static_cast<int>(range.begin - col), static_cast<int>(range.end - col)};
 }
 
 // Replaces the columns outside of `part` by `value`.
@@ -65,7 +62,7 @@ FUSEDOPS_INLINE Sums fold_visible(RowRange visible, int64_t cols, Sums sums, Ste
       }
       if (col >= visible.end) break;
     }
-    const Between seen = part_of_tile<T>(visible, col);
+    const Between seen = part_of_tile(visible, col);
     sums = col + kTile<T> <= cols ? step(sums, col, Full{}, seen)
                                   : step(sums, col, Tail{static_cast<int>(cols - col)}, seen);
   }
