@@ -19,9 +19,8 @@
 import importlib
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from fusedops._installation import PACKAGE as _PACKAGE, version as _version
 
 #: The error with which the imports below failed; only `python -m fusedops` goes on without them.
 _failure: Exception | None = None
@@ -60,10 +59,11 @@ if TYPE_CHECKING:
     from fusedops.graph.fx import rewrite
     from fusedops.replacement import replace_modules
 
-__version__ = _version() if (_PACKAGE / "VERSION").exists() else "unknown"
+_version_file = Path(__file__).parent / "VERSION"
+__version__ = _version_file.read_text().strip() if _version_file.exists() else "unknown"
 
 #: The value of CMAKE_PREFIX_PATH with which a C++ project's find_package(fusedops) succeeds.
-cmake_prefix_path = str(_PACKAGE)
+cmake_prefix_path = str(Path(__file__).parent)
 
 __all__ = [
     "cmake_prefix_path",
