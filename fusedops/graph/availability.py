@@ -10,7 +10,6 @@ from fusedops.ops.checks import FLOATING as KERNEL_DTYPES
 from fusedops.ops.registration.libraries import has_kernels as has_kernels
 
 
-
 def kernels_take(dtype: torch.dtype | None) -> bool:
     """Returns whether kernels take an argument of this dtype, which is None for one that is no
     tensor."""

@@ -35,6 +35,19 @@ def _difference(h, w, target):
     return logits.logsumexp(-1) - logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
+def _written_out(h, w, target):
+    logits = _logits(h, w)
+    maximum = logits.max(-1, keepdim=True).values
+    total = maximum + (logits - maximum).exp().sum(-1, keepdim=True).log()
+    return total.squeeze(-1) - logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
+def _written_out_for_shifted(h, w, target):
+    logits = _logits(h, w)
+    shifted = logits - logits.amax(-1, keepdim=True)
+    return shifted.gather(-1, target.unsqueeze(-1)) - shifted.exp().sum(-1, keepdim=True).log()
+
+
 def _selective_log_softmax(h, w, target):
     logits = _logits(h, w)
     selected = torch.gather(logits, -1, target.unsqueeze(-1)).squeeze(-1)
@@ -84,6 +97,8 @@ LOG_PROBABILITIES = {
     "gather": lambda h, w, t: (_logits(h, w) / 0.7).log_softmax(-1).gather(-1, t.unsqueeze(-1)),
     "one-hot": lambda h, w, t: (_logits(h, w).log_softmax(-1) * F.one_hot(t, CLASSES)).sum(-1),
     "difference": _difference,
+    "written out": _written_out,
+    "written out for shifted logits": _written_out_for_shifted,
     "selective_log_softmax": _selective_log_softmax,
     "Categorical": _categorical,
 }
@@ -177,6 +192,18 @@ def test_an_exported_categorical_becomes_the_op_too(entries):
     assert_becomes(entries["export"], _categorical, _inputs(), {"cross_entropy": 1})
 
 
+def test_a_logsumexp_that_export_has_decomposed_is_read():
+    class Model(nn.Module):
+        def forward(self, h, w, target):
+            return _categorical(h, w, target)
+
+    program = torch.export.export(Model(), tuple(_inputs()))
+    rewritten = fusedops.export.rewrite(program.run_decompositions())
+    code = rewritten.graph_module.code
+    assert "fusedops.cross_entropy" in code and "aten.exp.default" not in code
+    torch.testing.assert_close(rewritten.module()(*_inputs()), _categorical(*_inputs()))
+
+
 def test_two_logsumexps_beside_a_loss_have_memory_of_their_own(rewrite_dynamo):
     def model(x, target):
         return F.cross_entropy(x, target), x.logsumexp(-1), x.logsumexp(-1, keepdim=True)
@@ -196,10 +223,21 @@ def test_a_log_softmax_in_another_precision_keeps_it(rewrite_dynamo, read, dtype
     assert_becomes(rewrite_dynamo, model, [x, torch.arange(5)], {"log_softmax": 1})
 
 
-def test_logits_and_classes_of_two_products_are_no_loss(rewrite_dynamo):
+UNLIKE = {
+    "of two products": lambda x, y, m: (x.logsumexp(-1, True), y),
+    "with another gradient": lambda x, y, m: ((x - m).exp().sum(-1, True).log() + m.detach(), x),
+    "with a maximum that is not added": lambda x, y, m: ((x - m).exp().sum(-1, True).log(), x),
+    "of another row": lambda x, y, m: (m + (x - m).exp().sum(-1, True).log(), x - m),
+    "of another dimension": lambda x, y, m: (x.logsumexp(1, True), x),
+}
+
+
+@pytest.mark.parametrize("parts", UNLIKE.values(), ids=UNLIKE)
+def test_a_difference_of_other_numbers_is_no_loss(rewrite_dynamo, parts):
     def model(h, w, target):
         x, y = (torch.einsum("bth,ch->btc", h, each) for each in (w, w.flip(0)))
-        return x.logsumexp(-1) - y.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        total, logits = parts(x, y, x.amax(-1, keepdim=True))
+        return total - logits.gather(-1, target.unsqueeze(-1))
 
     assert rewritten_alike(rewrite_dynamo, model, _inputs()).replaced == {}
 

@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from fusedops.cli.bench.command import Measured, Say, announced, keep_freed_memory, measure_each
 from fusedops._installation import version
+from fusedops.cli.bench.command import Measured, Say, announced, keep_freed_memory, measure_each
 from fusedops.cli.env import describe_machine
 from fusedops.cli.errors import UsageError, UserError
 from fusedops.cli.files import check_writable, write_atomically
@@ -150,8 +150,9 @@ def _plausible(graph: Graph, measured: Iterable[costs.Cost], found: Found) -> li
 def as_csv(found: Found, machines: Sequence[Machine]) -> str:
     """Returns the table of these machines as CSV; empty if nothing was measured on them. Times and
     speed are written with four digits, which is more than their accuracy."""
+    ours = version()
     rows = [
-        (*astuple(machine), version(), graph.op, graph.mode, str(graph.dtype).removeprefix("torch."))
+        (*astuple(machine), ours, graph.op, graph.mode, str(graph.dtype).removeprefix("torch."))
         + (cost.rows, cost.cols, cost.inductor, cost.ours, 1e-6 / cost.ms_per_byte)
         for machine in machines
         for graph, costs_of_sizes in found.items()

@@ -106,10 +106,13 @@ def _holds_if_finite(condition: Any, x: Any) -> bool | None:
     if call.kind == "not":
         inner = _holds_if_finite(call.input, x)
         return None if inner is None else not inner
-    if call.input is not x:
+    # Export writes isinf(x) as abs(x) == inf.
+    size = call_of(call.input, "abs") if call.kind in ("eq", "ne") else None
+    if (size.input if size else call.input) is not x:
         return None
     if call.kind in _HOLDS_IF_FINITE_VS_NEG_INF:
-        is_infinity = filled_number(call.arguments["other"]) == -math.inf
+        infinity = math.inf if size else -math.inf
+        is_infinity = filled_number(call.arguments["other"]) == infinity
         return _HOLDS_IF_FINITE_VS_NEG_INF[call.kind] if is_infinity else None
     return _HOLDS_IF_FINITE.get(call.kind)
 

@@ -225,9 +225,9 @@ def _known_dims(argument: Any, rank: int) -> tuple[int, ...] | None:
 
 def view_chain(node: Any) -> tuple[tuple[Node, ...], Any]:
     """Returns the chain of views that ends in `node`, the last first, and the chain's input. Each
-    view keeps the order of the elements, such as one that adds dimensions of size 1."""
+    view keeps the order of the elements, such as one that adds or drops dimensions of size 1."""
     views: tuple[Node, ...] = ()
-    while (call := call_of(node, "reshape", "unsqueeze", "item")) is not None:
+    while (call := call_of(node, "reshape", "unsqueeze", "squeeze", "item")) is not None:
         if call.kind == "item" and not inserts_dims(call.arguments["index"]):
             break
         views, node = (*views, node), call.input

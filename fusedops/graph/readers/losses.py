@@ -22,7 +22,6 @@ from fusedops.graph.analysis.steps import (
     difference,
     has_shape,
     is_lossless,
-    operand_of,
     reduced_dims,
     same_value,
     upstream,
@@ -31,7 +30,7 @@ from fusedops.graph.analysis.values import constant, value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.scores import Scores, through_factor
 from fusedops.graph.readers.softmax_chain import SoftmaxChain, read_softmax
-from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
+from fusedops.graph.readers.softmax_decomposed import read_log_sum, read_softmax_decomposed
 from fusedops.graph.rule import OpCall, viewed
 
 aten = torch.ops.aten
@@ -269,18 +268,27 @@ def _read_difference(call: Call) -> Loss | None:
 
 def _of_parts(call: Call, total: Any, element: Any, is_log_probability: bool) -> Loss | None:
     """Returns the loss, if `total` is logsumexp(x, -1) and `element` is x.gather(-1,
-    target.unsqueeze(-1)).squeeze(-1), else None."""
-    squeezed = operand_of(before_view_chain(element), "squeeze")
-    gather = call_of(element if squeezed is None else squeezed, "gather")
+    target.unsqueeze(-1)).squeeze(-1), else None. Both may be of x - max(x), which has the losses of
+    x."""
+    gather = call_of(before_view_chain(element), "gather")
     index = _class_index(gather) if gather else None
-    logits = _summed_logits(total)
+    summed, logits = _written_out(total) or (_summed_logits(total),) * 2
     if gather is None or index is None or logits is None:
         return None
-    if not same_value(logits, gather.input):
+    if not same_value(summed, gather.input):
         return None
     if not all(has_shape(node, value(call.node).shape) for node in (total, element)):
         return None
     return _loss_if_private(call, logits, index, is_log_probability)
+
+
+def _written_out(total: Any) -> tuple[Node, Node] | None:
+    """Returns y and x, if `total` is logsumexp(y, -1), written as several calls, and y is x or x -
+    max(x); else None."""
+    log_sum = read_log_sum(total)
+    if log_sum is None or log_sum.refusal or log_sum.dim != value(log_sum.input).dim() - 1:
+        return None
+    return log_sum.input, log_sum.logits
 
 
 def _summed_logits(total: Any) -> Node | None:

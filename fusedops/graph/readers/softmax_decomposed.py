@@ -381,13 +381,40 @@ def _read_log_softmax(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | Non
             return None
         refusal = SEVERAL_DIMS if len(dims) > 1 else None
         return decomposed(SoftmaxChain("log_softmax", x, dims[0], (call.node,), refusal=refusal))
-    summands = call_of(subtracted, "add")
-    for logarithm, maximum in summands.orders if summands else ((subtracted, None),):
+    log_sum = read_log_sum(subtracted)
+    if log_sum is None or not same_value(log_sum.input, x):
+        return None
+    dim, refusal = log_sum.dim, log_sum.refusal
+    chain = SoftmaxChain("log_softmax", log_sum.logits, dim, (call.node,), refusal=refusal)
+    return decomposed(chain) if has_keepdim_shape(subtracted, x, (dim,)) else None
+
+
+@dataclass(frozen=True)
+class LogSum:
+    """The logarithm of the sum of exponentials of `input` over `dim`, which several calls compute.
+
+    logits: x, if `input` is x - max(x); else `input`.
+    refusal: why it is not known to be what logsumexp computes, or None.
+    """
+
+    input: Node
+    logits: Node
+    dim: int
+    refusal: str | None
+
+
+def read_log_sum(node: Any) -> LogSum | None:
+    """Returns what m + log(sum(exp(x - m))) with m = max(x), or log(sum(exp(y))) with y = x - m
+    computes; None if `node` is something else."""
+    node = before_view_chain(node)
+    summands = call_of(node, "add")
+    for logarithm, maximum in summands.orders if summands else ((node, None),):
         shifted, dim = _log_of_sum(logarithm) or (None, 0)
-        # The exponents are x - m if m is added to the logarithm, and else x itself.
-        parts = difference(shifted) if summands else (shifted, None)
-        if shifted and parts and same_value(parts[0], x) and same_value(parts[1], maximum):
-            return _log_softmax(call, shifted, dim, subtracted)
+        # The exponents are x - m if m is added to the logarithm, and else y.
+        input, subtracted = difference(shifted) or (None, None) if summands else (shifted, None)
+        if shifted and input and (summands is None or _is_same(subtracted, maximum)):
+            shift = _read_shift(shifted, dim)
+            return LogSum(input, shift.input, dim, shift.refusal)
     return None
 
 
@@ -398,11 +425,3 @@ def _log_of_sum(node: Any) -> tuple[Node, int] | None:
     exp = call_of(total.input, "exp") if total else None
     dims = reduced_dims(total, value(exp.node)) if exp and total else None
     return (exp.input, dims[0]) if exp and dims and len(dims) == 1 else None
-
-
-def _log_softmax(call: Call, shifted: Node, dim: int, subtracted: Node) -> SoftmaxChain | None:
-    """Returns the log_softmax of x that `call` computes, where `shifted` is x - max(x). Returns
-    None if `subtracted` does not have one number for each row."""
-    shift = _read_shift(shifted, dim)
-    chain = SoftmaxChain("log_softmax", shift.input, dim, (call.node,), refusal=shift.refusal)
-    return decomposed(chain) if has_keepdim_shape(subtracted, shifted, (dim,)) else None
