@@ -6,8 +6,10 @@ import torch
 from torch._library.simple_registry import find_torch_dispatch_rule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fusedops.ops.checks import FLOATING as KERNEL_DTYPES
+from fusedops.ops.checks import FLOATING
 from fusedops.ops.registration.libraries import has_kernels as has_kernels
+
+KERNEL_DTYPES = FLOATING
 
 
 def kernels_take(dtype: torch.dtype | None) -> bool:
