@@ -277,14 +277,18 @@ def test_dtype_argument_converts_before_anything_is_computed(source, target):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("keys", [1, 33, 1000, 5000])
-def test_a_row_alone_and_in_a_batch_has_equal_bits(dtype, keys):
-    x, mask = torch.randn(37, keys).to(dtype), bools(37, keys)
-    bias = torch.randn(keys).to(dtype)
-    batch = fusedops.masked_softmax(x, mask, bias=bias)
-    for row in (0, 5, 36):
-        one = slice(row, row + 1)
-        assert same_bits(batch[one], fusedops.masked_softmax(x[one], mask[one], bias=bias))
+def test_a_row_alone_and_in_a_batch_has_equal_bits(dtype):
+    """Whether the product with the scale is rounded before the sum depends on no loop."""
+    for keys, has_mask in product([1, 33, 63, 512, 1000, 5000], [False, True]):
+        x = (20 * torch.randn(37, keys)).to(dtype)
+        bias = torch.randn(keys).to(dtype)
+        masks = bools(37, keys) if has_mask else None
+        batch = fusedops.masked_softmax(x, masks, bias=bias, scale=0.3)
+        for row in (0, 5, 11, 30, 36):
+            one = slice(row, row + 1)
+            own = None if masks is None else masks[one]
+            alone = fusedops.masked_softmax(x[one], own, bias=bias, scale=0.3)
+            assert same_bits(batch[one], alone)
 
 
 def test_the_number_of_threads_changes_no_bit():

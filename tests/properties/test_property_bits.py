@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 
 import fusedops
 
-#: Functions of rows along the last dimension.
+#: Functions of rows along the last dimension. A scale is no power of 2, so that it matters whether
+#: its product is rounded before the next step.
 BY_ROWS = {
     "softmax": lambda x, w: [fusedops.softmax(x, -1)],
     "log_softmax": lambda x, w: [fusedops.log_softmax(x, -1)],
     "softmax_": lambda x, w: [fusedops.softmax_(x.clone(), -1)],
     "softmax_stats": lambda x, w: fusedops.softmax_stats(x, -1),
-    "masked_softmax": lambda x, w: [fusedops.masked_softmax(x, w > 0, scale=0.5)],
+    "masked_softmax": lambda x, w: [fusedops.masked_softmax(x, w > 0, scale=0.3)],
+    "added_softmax": lambda x, w: [fusedops.masked_softmax(x, w, scale=0.3)],
     "capped_softmax": lambda x, w: [fusedops.masked_softmax(x, w > 0, scale=3.0, softcap=2.0)],
-    "biased_softmax": lambda x, w: [fusedops.masked_softmax(x, w, bias=w, scale=0.5)],
+    "biased_softmax": lambda x, w: [fusedops.masked_softmax(x, w, bias=w, scale=0.3)],
     "bounded_softmax": lambda x, w: [
         fusedops.masked_softmax(x, start=torch.tensor(len(w) // 3), sinks=0.5, masked_rows="zero")
     ],
@@ -33,10 +35,13 @@ BY_ROWS = {
     "llama_norm": lambda x, w: [fusedops.rms_norm(x, w.shape, w, variant="llama")],
     "add_layer_norm": lambda x, w: fusedops.add_layer_norm(x, x, w.shape, w, w),
     "add_rms_norm": lambda x, w: fusedops.add_rms_norm(x, x, w.shape, w),
-    "cross_entropy": lambda x, w: [_losses(x, label_smoothing=0.1)[..., None]],
-    "gradient of cross_entropy": lambda x, w: _gradients(_losses(x), x),
+    "cross_entropy": lambda x, w: [_losses(x, label_smoothing=0.1, softcap=30.0)[..., None]],
+    "gradient of cross_entropy": lambda x, w: _gradients(_losses(x, softcap=30.0), x),
     "gradient of softmax": lambda x, w: _gradients(fusedops.softmax(x, -1), x),
     "gradient of log_softmax": lambda x, w: _gradients(fusedops.log_softmax(x, -1), x),
+    "gradient of masked_softmax": lambda x, w: _gradients(
+        fusedops.masked_softmax(x, w, scale=0.3), x
+    ),
     "gradient of layer_norm": lambda x, w: _gradients(fusedops.layer_norm(x, w.shape, w), x),
     "gradient of std_norm": lambda x, w: _gradients(fusedops.std_norm(x, w.shape, w), x),
     "gradient of rms_norm": lambda x, w: _gradients(fusedops.rms_norm(x, w.shape, w), x),

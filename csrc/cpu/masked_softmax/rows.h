@@ -228,8 +228,6 @@ FUSEDOPS_NOINLINE void compute_exponentials_of_one_operand(
       const auto at = [=](int64_t col) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(after + col);
         prefetch_tile<Cache::kL2>(written + col);
-        // The branch keeps the product of scores.at() from being fused into the subtraction of the
-        // maximum, which would give other bits.
         const bool inside = col >= seen.begin && col + kTile<In> <= seen.end;
         if (__builtin_expect(inside, true)) return scores.at(col, Full{});
         return scores_at_edge(scores, col, seen, left, hidden);

@@ -21,16 +21,21 @@ struct ChunkScores {
   C scale, mask_value;
 
   static constexpr bool kHasBits = std::is_same_v<OperandValues, const TileBits*>;
-  static constexpr bool kAdds = !kHasBits && !std::is_same_v<OperandValues, NoOperand>;
+  using Added = std::remove_const_t<std::remove_pointer_t<OperandValues>>;
+  static constexpr bool kAdds =
+      std::is_pointer_v<OperandValues> && !kHasBits && !std::is_same_v<Added, Bool>;
 
+  // A product is rounded once with what is added to it, and by itself if nothing is: the compiler
+  // would decide for each loop, and fuse it into the subtraction of the maximum.
   template <bool kScales = true, class Part>
   FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part) const {
-    Tile<C> score = load(input + col, part);
-    if constexpr (kScales) score = score * scale;
-    if constexpr (kHasBits) {
-      return score;
+    const Tile<C> x = load(input + col, part);
+    if constexpr (kAdds) {
+      return MulAdd(x, Broadcast(scale), in_order<Added, In>(load(operand + col, part)));
+    } else if constexpr (kHasBits) {
+      return kScales ? unfused(x * scale) : x;
     } else {
-      return with_operand<In>(score, operand, col, part, mask_value);
+      return with_operand<In>(kScales ? unfused(x * scale) : x, operand, col, part, mask_value);
     }
   }
 
@@ -46,7 +51,7 @@ struct ChunkScores {
   // Returns the maximum in each lane of the visible scores. If nothing is added to the scaled
   // input, that is the maximum of the input, times the scale, unless the scale is negative.
   FUSEDOPS_INLINE Vec<C> lanes_of_max(RowRange visible, int64_t cols) const {
-    if constexpr (!kAdds) {
+    if constexpr (kHasBits || std::is_same_v<OperandValues, NoOperand>) {
       if (scale > 0) return lanes_of_max<false>(visible, cols) * scale;
     }
     return lanes_of_max<true>(visible, cols);

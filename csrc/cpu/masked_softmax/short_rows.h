@@ -163,7 +163,6 @@ class ShortRows {
       const auto at = [=](int64_t col) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(next + col);
         prefetch_tile<Cache::kL2>(written + col);
-        // As in rows.h, the branch keeps the product from being fused into a subtraction.
         const bool inside = col >= begin && col + kTile<In> <= end;
         if (__builtin_expect(inside, true)) return scores.at(col, Full{});
         return scores_at_edge(scores, col, RowRange{begin, end}, cols, -kInfinity<C>);

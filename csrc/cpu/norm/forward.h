@@ -640,12 +640,7 @@ struct Norm {
             rows.copy(r, col, part, x, mode);
             result[r] = stats[r].normalize(x);
             if constexpr (kRounds) result[r] = rounded<T>(result[r]);
-            if constexpr (kBias && kHasMulAdd) {
-              result[r] = MulAdd(result[r], factor, added);
-            } else {
-              result[r] = result[r] * factor;
-              if constexpr (kBias) result[r] = result[r] + added;
-            }
+            result[r] = kBias ? MulAdd(result[r], factor, added) : result[r] * factor;
           }
           mode.store_rows(to, col, part, result, ahead);
         });

@@ -38,9 +38,7 @@ FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
 }
 using portable::Max;
 using portable::Min;
-constexpr bool kHasMulAdd = true;
-// MulAdd() and MulSub() fuse the product in every loop. The compiler would do so only where no
-// branch lies between product and sum, and a row's bits would depend on the loop that computes it.
+constexpr bool kHasMulAdd = true;  // see x86.h for why the compiler does not decide
 FUSEDOPS_INLINE Vec<float> MulAdd(Vec<float> a, Vec<float> b, Vec<float> c) {
   return (Vec<float>)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }

@@ -28,7 +28,8 @@ FUSEDOPS_INLINE V Min(V a, V b) {
   return b < a ? b : a;
 }
 
-// Whether there are MulAdd(a, b, c) and MulSub(a, b, c): a * b + c and a * b - c, rounded once.
+// Whether there are MulAdd(a, b, c) and MulSub(a, b, c): a * b + c and a * b - c, rounded once. If
+// not, tile.h rounds the product too.
 constexpr bool kHasMulAdd = false;
 
 FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) {

@@ -71,10 +71,13 @@ FUSEDOPS_OPERATOR(/)
 
 template <class C>
 FUSEDOPS_INLINE Tile<C> MulAdd(Tile<C> a, Tile<C> b, Tile<C> c) {
-  return {{MulAdd(a.v[0], b.v[0], c.v[0]), MulAdd(a.v[1], b.v[1], c.v[1])}};
+  if constexpr (!kHasMulAdd) {
+    return a * b + c;
+  } else {
+    return {{MulAdd(a.v[0], b.v[0], c.v[0]), MulAdd(a.v[1], b.v[1], c.v[1])}};
+  }
 }
-// Returns a * b - c. `b` and `c` are numbers or tiles. If the processor's file has no MulAdd()
-// (kHasMulAdd), the compiler decides whether to fuse the product.
+// Returns a * b - c. `b` and `c` are numbers or tiles.
 template <class C, class S>
 FUSEDOPS_INLINE Tile<C> MulSub(Tile<C> a, S b, S c) {
   if constexpr (!kHasMulAdd) {

@@ -56,6 +56,26 @@ FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
 }
 using portable::Max;
 using portable::Min;
+#if defined(__FMA__)
+// The compiler fuses a product only into a sum of the same basic block, and moves either to another
+// one as the code around it suggests, so that a row's bits would depend on the loop that computes
+// it.
+constexpr bool kHasMulAdd = true;
+FUSEDOPS_INLINE Vec<float> MulAdd(Vec<float> a, Vec<float> b, Vec<float> c) {
+  return (Vec<float>)MM(fmadd_ps)((Floats)a, (Floats)b, (Floats)c);
+}
+FUSEDOPS_INLINE Vec<double> MulAdd(Vec<double> a, Vec<double> b, Vec<double> c) {
+  return (Vec<double>)MM(fmadd_pd)((Doubles)a, (Doubles)b, (Doubles)c);
+}
+FUSEDOPS_INLINE Vec<float> MulSub(Vec<float> a, Vec<float> b, Vec<float> c) {
+  return (Vec<float>)MM(fmsub_ps)((Floats)a, (Floats)b, (Floats)c);
+}
+FUSEDOPS_INLINE Vec<double> MulSub(Vec<double> a, Vec<double> b, Vec<double> c) {
+  return (Vec<double>)MM(fmsub_pd)((Doubles)a, (Doubles)b, (Doubles)c);
+}
+#else
+using portable::kHasMulAdd;
+#endif
 FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)MM(sqrt_pd)((Doubles)x); }
 FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
   return (VecU64)MM(mul_epu32)((Integers)a, (Integers)b);
