@@ -218,15 +218,17 @@ def test_masks_that_broadcast_over_every_other_dimension_are_right():
 
 
 def test_masks_may_have_any_strides():
-    x = torch.randn(2, 3, 5, 7)
+    x = torch.randn(2, 3, 16, 7)
     for mask in (
-        torch.randn(2, 3, 7, 5).transpose(2, 3),
-        torch.randn(3, 2, 5, 7).transpose(0, 1),
+        torch.randn(2, 3, 7, 16).transpose(2, 3),
+        torch.randn(3, 2, 16, 7).transpose(0, 1),
+        torch.randn(22).unfold(0, 7, 1),
         torch.randn(2, 1, 1, 14)[..., ::2],
         torch.randn(29)[1:29].view(4, 7)[:1],
     ):
-        actual = fusedops.masked_softmax(x, mask)
-        assert same_bits(actual, fusedops.masked_softmax(x, mask.contiguous()))
+        for name in ("mask", "bias"):
+            actual = fusedops.masked_softmax(x, **{name: mask})
+            assert same_bits(actual, fusedops.masked_softmax(x, **{name: mask.contiguous()}))
 
 
 @pytest.mark.parametrize("queries, keys", [(6, 6), (3, 8), (8, 3), (1, 9), (9, 1)])

@@ -97,6 +97,8 @@ def test_inputs_may_have_any_shape(shape):
         )
     if shape:
         assert_bits_of_each_norm(0, inputs)
+        biases = tensors(1, *shape[-1:], seed=2)
+        assert_bits_of_each_norm(0, inputs[:1], tensors(1, *shape[-1:], seed=1), biases)
 
 
 def test_one_tensor_may_be_stacked_with_itself():
