@@ -159,3 +159,21 @@ def test_dropout_without_a_gradient_does_not_write_the_probabilities(compiled_ca
         )
     assert name == "_masked_softmax_dropout"
     assert result.isfinite().all()
+
+
+def test_what_a_region_reads_belongs_to_the_graph_around_it():
+    """Inductor says which inputs of the whole backward graph are free, while it compiles a part."""
+
+    @torch.compiler.nested_compile_region
+    def region(x):
+        return x.softmax(-1)
+
+    def step(q, k, v):
+        scores = q @ k.mT
+        return region(scores) @ v + region(scores.sin()).square() @ v + scores.square() @ v
+
+    tensors = inputs(requires_grad=True)
+    with fusedops.config.patch(fuse="always"):
+        compiled = torch.compile(step, backend="fusedops", fullgraph=True)
+        ours, eager = (torch.autograd.grad(f(*tensors).sum(), tensors) for f in (compiled, step))
+    torch.testing.assert_close(ours, eager)

@@ -158,3 +158,12 @@ def test_the_dimension_of_a_view_may_be_a_node(entries, view):
 
     inputs = torch.randn(4, 8, dtype=torch.float64), torch.tensor([True, False, False, True])
     rewritten_alike(entries["symbolic_trace"], attention, inputs)
+
+
+def test_a_softmax_in_the_dtype_of_another_tensor_stays(entries):
+    def model(x, y):
+        return F.softmax(x * 2, -1, dtype=y.dtype)
+
+    inputs = torch.randn(4, 8), torch.randn(4, 8)
+    rewritten = rewritten_alike(entries["symbolic_trace"], model, inputs)
+    assert rewritten.replaced == {} and len(rewritten.reasons) == 1

@@ -100,6 +100,51 @@ def test_a_tensor_that_only_our_op_keeps_may_be_written_by_the_caller(rewrite_dy
     assert_agrees(halved(rewritten.call), halved(softmax_decomposed), [x])
 
 
+#: Calls that write into their second argument, which only their documentation says.
+UNSAID = {
+    "batch_norm": lambda x, s: F.batch_norm(x, s[0], s[1], training=True),
+    "batch_norm of ATen": lambda x, s: torch.batch_norm(
+        x, None, None, s[0], s[1], True, 0.1, EPS, False
+    ),
+    "instance_norm": lambda x, s: F.instance_norm(x[..., None] * torch.arange(3), s[0], s[1]),
+    "embedding": lambda x, s: F.embedding(torch.tensor([0, 1]), s, max_norm=0.5),
+    "embedding_bag": lambda x, s: F.embedding_bag(
+        torch.tensor([0, 1]), s, torch.tensor([0]), max_norm=0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("write", UNSAID.values(), ids=UNSAID)
+def test_what_is_read_before_such_a_write_keeps_its_value(rewrite, write):
+    def model(x, s):
+        scaled = s * 2
+        written = write(x, s)
+        return scaled.softmax(-1), written
+
+    inputs = [torch.randn(4, 8, dtype=torch.float64), torch.rand(2, 8, dtype=torch.float64)]
+    assert rewritten_alike(rewrite, model, inputs).report.replaced
+
+
+def test_a_module_may_write_into_its_parameter(entries):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(4, 8, max_norm=0.5).requires_grad_(False)
+
+        def forward(self, i):
+            scaled = self.embedding.weight * 2
+            written = self.embedding(i)
+            return scaled.softmax(-1), written
+
+    torch.manual_seed(0)
+    model = Model()
+    before = model.embedding.weight.clone()
+    rewritten = entries["symbolic_trace"](model, torch.arange(4))
+    model.embedding.weight.copy_(before)
+    assert rewritten.report.replaced
+    torch.testing.assert_close(rewritten.call(torch.arange(4))[0], (before * 2).softmax(-1))
+
+
 def _masked_by_lengths(x, lengths):
     hidden = torch.arange(8) >= lengths[:, None]
     return x.masked_fill(hidden, -torch.inf).softmax(-1)

@@ -488,6 +488,9 @@ LOOK_ALIKES = {
     "another tensor scaled": lambda x: (x + 1) * torch.rsqrt(squares(x) + EPS),
     "rounded before": lambda x: x * torch.rsqrt(squares(x.bfloat16().float()) + EPS),
     "scaled eps": lambda x: x * torch.rsqrt(torch.add(squares(x), 1.0, alpha=2)),
+    "eps scaled by position": lambda x: (
+        x * torch.rsqrt(torch.ops.aten.add.Scalar(squares(x), 1.0, 2.0))
+    ),
     "summed in double": lambda x: (
         x * torch.rsqrt(x.pow(2).mean(-1, True, dtype=torch.float64) + EPS).float()
     ),

@@ -256,6 +256,26 @@ MODE_SWITCHES: dict[Any, str] = {
 IN_PLACE = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
 IN_PLACE |= {"imatmul", "iand", "ior", "ixor", "ilshift", "irshift", "setitem"}
 
+_STATISTICS = ("running_mean", "running_var")
+_WRITES: dict[str, tuple[tuple[str, ...], str, bool | None]] = {
+    **dict.fromkeys(
+        ("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
+        (_STATISTICS, "training", False),
+    ),
+    "instance_norm": (_STATISTICS, "use_input_stats", False),
+    "embedding": (("weight",), "max_norm", None),
+    "embedding_bag": (("weight",), "max_norm", None),
+}
+#: Calls that write into arguments although neither their names nor ATen's schemas say so -> these
+#: arguments, and the argument, with its value, without which they do.
+WRITES = {
+    getattr(owner, name): written
+    for owner in (F, torch, aten)
+    for name, written in _WRITES.items()
+    if hasattr(owner, name) and not (name.startswith("embedding") and owner is not F)
+}
+WRITES |= dict.fromkeys((nn.Embedding, nn.EmbeddingBag), _WRITES["embedding"])
+
 #: Functions whose names end in an underscore only because the bare name is a keyword.
 KEYWORDS = {operator.and_, operator.or_, operator.not_, operator.is_}
 

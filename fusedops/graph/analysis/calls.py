@@ -168,12 +168,12 @@ def _refusal(node: Node, kind: str, arguments: dict[str, Any]) -> str | None:
     outs = (out for name, out in arguments.items() if name.rstrip("0123456789") == "out")
     if any(out is not None for out in outs):
         return "writes into an out= tensor"
-    if node.kwargs.get("rounding_mode") is not None:
+    if arguments.get("rounding_mode") is not None:
         return "rounds its quotient"
     # An example is x.view(torch.int32).
     if kind == "reshape" and dtype_of(arguments["input"]) != dtype_of(node):
         return "reads the bits of its input as another dtype"
-    scaled = kind in ("add", "sub") and node.kwargs.get("alpha", 1) != 1
+    scaled = kind in ("add", "sub") and arguments.get("alpha", 1) != 1
     return "scales one of its operands" if scaled else None
 
 

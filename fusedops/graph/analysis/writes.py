@@ -1,4 +1,4 @@
-"""Finds the tensors that a call writes into."""
+"""Finds the tensors that a call writes into: its name says so, its schema, or `aliases.WRITES`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fusedops.graph.analysis import aliases
-from fusedops.graph.analysis.nodes import OPS, submodule
+from fusedops.graph.analysis.nodes import OPS, packet, submodule
 
 
 def written(node: Node) -> list[Node]:
@@ -21,7 +21,10 @@ def written(node: Node) -> list[Node]:
         return []
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return node.all_input_nodes if _writes_inside(node) else []
-    if isinstance(node.target, OPS):
+    hidden = aliases.WRITES.get(type(submodule(node)) if node.op == "call_module" else packet(node))
+    if hidden is not None:
+        targets = _written_by_table(node, *hidden)
+    elif isinstance(node.target, OPS):
         targets = _written_by_schema(node, node.target)
     else:
         first = node.args[:1] if _is_in_place(node) else ()
@@ -29,6 +32,33 @@ def written(node: Node) -> list[Node]:
     lists = (g if isinstance(g, (list, tuple)) else (g,) for g in targets)
     nodes = (argument for arguments in lists for argument in arguments)
     return list(dict.fromkeys(node for node in nodes if isinstance(node, Node)))
+
+
+def _written_by_table(
+    node: Node, names: tuple[str, ...], switch: str, off: bool | None
+) -> list[Any]:
+    """Returns the arguments `names`, unless the argument `switch` is `off`. For a module these are
+    its own attributes, and the result has the nodes of the graph that read them."""
+    if node.op == "call_module":
+        is_off = getattr(submodule(node), switch) is off
+        written = {f"{node.target}.{name}" for name in names}
+        reads = node.graph.find_nodes(op="get_attr")
+        return [] if is_off else [read for read in reads if read.target in written]
+    arguments = _by_name(node)
+    return [] if arguments[switch] is off else [arguments[name] for name in names]
+
+
+def _by_name(node: Node) -> dict[str, Any]:
+    """Returns all arguments of a call of a function in `aliases.WRITES` by their names."""
+    function = node.target
+    if inspect.isfunction(function):
+        bound = _signature(function).bind(*node.args, **node.kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+    # torch's functions have the parameters of the operators of the same name.
+    op = function if isinstance(function, OPS) else getattr(torch.ops.aten, function.__name__)
+    parameters = dict.fromkeys(aliases.parameters_of(op))
+    return parameters | dict(zip(parameters, node.args, strict=False)) | node.kwargs
 
 
 def _writes_inside(node: Node) -> bool:

@@ -17,7 +17,9 @@ op cannot know who else refers to its input.
 from __future__ import annotations
 
 import operator
+import sys
 from collections import defaultdict
+from types import FrameType
 from typing import Any
 
 import torch
@@ -69,9 +71,22 @@ def _donated(graph: Graph) -> set[Node]:
     # get_donated_idxs gives indices for a forward graph too, but the inputs of that belong to the
     # caller. Only a backward graph has inputs with "tangents" in their name, by which torch's
     # partitioner recognises the gradients of outputs too.
-    if not any("tangents" in str(node.target) for node in inputs):
+    is_backward = any("tangents" in str(node.target) for node in inputs)
+    if not is_backward or _is_body_of_region():
         return set()
     return {inputs[index] for index in get_donated_idxs() or ()}
+
+
+def _is_body_of_region() -> bool:
+    """Returns whether Inductor runs the pass on the body of a torch.compiler.nested_compile_region,
+    whose inputs have names as those of a backward graph, but belong to the graph around it. Only
+    the stack tells: Inductor's function calls itself for the bodies, before the graph itself."""
+    frame: FrameType | None = sys._getframe()
+    calls = 0
+    while frame is not None:
+        calls += frame.f_code.co_name == "_recursive_post_grad_passes"
+        frame = frame.f_back
+    return calls > 1
 
 
 def _is_only_for(node: Node, holders: set[Node], donated: set[Node]) -> bool:

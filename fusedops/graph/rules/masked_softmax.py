@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and
 
 from fusedops.graph.analysis.calls import Call
@@ -90,8 +91,11 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
     last = input.dim() > 0 and chain.dim % input.dim() == input.dim() - 1
     # The model converts the scores to this dtype after the scale and masks, but the op would
     # convert its input before them, where large scores may become infinite.
-    converts = chain.dtype is not None and loses_range(input.dtype, chain.dtype)
-    return chain if is_supported and last and not converts else None
+    if isinstance(chain.dtype, torch.dtype) and loses_range(input.dtype, chain.dtype):
+        return None
+    # symbolic_trace records the dtype of another tensor as a node.
+    is_known = not isinstance(chain.dtype, Node)
+    return chain if is_supported and last and is_known else None
 
 
 def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
