@@ -622,7 +622,9 @@ def _diagonal(input: torch.Tensor, causal: Causal) -> int:
 def _bottom_right_diagonal(input: torch.Tensor) -> int:
     if _arguments.tensor("masked_softmax", "input", input).dim() < 2:
         return 0  # the op raises with its own message
-    return input.shape[-1] - input.shape[-2]
+    diagonal = input.shape[-1] - input.shape[-2]
+    # To torch.jit.trace sizes are tensors. int() warns that the trace keeps the number.
+    return int(diagonal) if _is_jit_tracing() else diagonal
 
 
 def layer_norm(

@@ -285,8 +285,16 @@ def _setup_forward(signature: Signature, ctx: Any, inputs: tuple[Any, ...], outp
     sinks = call.sinks if others else None
     added = (("mask", mask), ("bias", call.bias), ("sinks", sinks))
     ctx.operands = {name: (t.shape, t.dtype) for name, t in added if t is not None}
-    capped = None if call.softcap is None else call.input
+    capped = None if call.softcap is None else _converted(call)
     Visibility.save(ctx, call, capped, y, seed, *others[-1:])
+
+
+def _converted(call: Any) -> torch.Tensor:
+    """Returns the input as the op converts it. A conversion to more bits is left out: it changes no
+    value, and would take memory until the backward pass."""
+    input: torch.Tensor = call.input
+    is_wider = call.dtype is None or call.dtype.itemsize > input.dtype.itemsize
+    return input if is_wider else input.to(call.dtype)
 
 
 def _forward_formula(
@@ -363,7 +371,9 @@ def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor
     # The softmax of zeros is above 0 everywhere: only dropped elements become 0.
     uniform = torch.zeros_like(like)
     output = ops._masked_softmax_dropout.default(uniform, None, 1.0, False, 0.0, p, seed)
-    return (output != 0) / (1 - p) if p < 1 else uniform
+    # A quotient of bools would have torch's default dtype.
+    kept = (output != 0).to(torch.promote_types(like.dtype, torch.float32))
+    return kept / (1 - p) if p < 1 else uniform
 
 
 def _setup_backward(signature: Signature, ctx: Any, inputs: tuple[Any, ...], _: Any) -> None:

@@ -92,3 +92,15 @@ def test_the_range_of_float64_is_its_own():
     torch.testing.assert_close(
         fusedops.masked_softmax(x, softcap=1e100, scale=1e-100), eager(x, 1e100, 1e-100)
     )
+
+
+def test_the_derivative_of_the_cap_is_that_at_the_converted_input():
+    x, grad = torch.tensor([[5.014, 0.0]], requires_grad=True), torch.tensor([[1.0, 0.0]])
+    y = fusedops.masked_softmax(x, softcap=1.0, dtype=torch.bfloat16)
+    narrow = x.detach().bfloat16().double().requires_grad_()
+    exact = torch.tanh(narrow).softmax(-1)
+    (ours,), (expected,) = (
+        torch.autograd.grad(out, leaf, grad.to(out.dtype))
+        for out, leaf in ((y, x), (exact, narrow))
+    )
+    torch.testing.assert_close(ours.double(), expected, rtol=0.01, atol=0)

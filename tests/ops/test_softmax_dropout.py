@@ -114,3 +114,19 @@ def test_compiled_dropout_repeats_under_manual_seed_and_trains(dynamic):
         torch.manual_seed(seed)
         results.append(torch.autograd.grad(loss(x), x)[0])
     assert same_bits(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_forward_mode_scales_in_the_dtype_of_the_scores(dtype):
+    """Not in torch's default dtype, which a quotient of bools has."""
+    x, seed = torch.randn(4, 8, dtype=dtype), torch.tensor(3)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        output, _ = torch.func.jvp(
+            lambda x: fusedops.masked_softmax_dropout(x, p=0.3, seed=seed), (x,), (x,)
+        )
+    finally:
+        torch.set_default_dtype(default)
+    expected = fusedops.masked_softmax_dropout(x, p=0.3, seed=seed)
+    torch.testing.assert_close(output, expected, rtol=4 * torch.finfo(dtype).eps, atol=0)

@@ -130,3 +130,10 @@ def test_a_batch_of_gradients_of_a_stack_is_a_loop_over_them():
     each = [torch.autograd.grad(stack, given, grad, retain_graph=True) for grad in grads]
     expected = tuple(map(torch.stack, zip(*each, strict=True)))
     torch.testing.assert_close(found, expected)
+
+
+def test_a_trace_warns_that_it_keeps_the_diagonal():
+    with pytest.warns(torch.jit.TracerWarning, match="Python integer"):
+        torch.jit.trace(
+            lambda x: fusedops.masked_softmax(x, causal="bottom_right"), torch.randn(4, 6)
+        )
