@@ -50,7 +50,7 @@ def _written_by_table(
 
 def _by_name(node: Node) -> dict[str, Any]:
     """Returns all arguments of a call of a function in `aliases.WRITES` by their names."""
-    function = node.target
+    function: Any = node.target
     if inspect.isfunction(function):
         bound = _signature(function).bind(*node.args, **node.kwargs)
         bound.apply_defaults()
