@@ -199,8 +199,8 @@ FUSEDOPS_INLINE void normalize_group(
   for (int64_t col = 0; col < cols; ++col) {
     Tile<float> x = normalized<kCenters, T>(group[col], stats.mean, stats.rstd, stats.remainder);
     if constexpr (kRounds) x = rounded<T>(x);
-    x = x * Broadcast(weight[col]);
-    group[col] = bias == nullptr ? x : x + Broadcast(bias[col]);
+    const Tile<float> factor = Broadcast(weight[col]);
+    group[col] = bias == nullptr ? x * factor : MulAdd(x, factor, Broadcast(bias[col]));
   }
 }
 

@@ -204,8 +204,9 @@ class SpatialNorm {
       const auto [mean, rstd, remainder] = columns[col / kTile<T>].statistics;
       for (int64_t r = row; r < row + count; ++r) {
         const Tile<C> x = load(input.row(r) + col, part);
-        Tile<C> result = normalized<kCenters, T>(x, mean, rstd, remainder) * weight[r];
-        if constexpr (kBias) result = result + Broadcast(bias[r]);
+        const Tile<C> y = normalized<kCenters, T>(x, mean, rstd, remainder);
+        const Tile<C> factor = Broadcast(weight[r]);
+        const Tile<C> result = kBias ? MulAdd(y, factor, Broadcast(bias[r])) : y * factor;
         mode.store(output.row(r) + col, part, result);
       }
     };
