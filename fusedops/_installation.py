@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ FIX_OF_HIDDEN = (
 )
 
 
+@functools.cache
 def version() -> str:
     """Returns the version of these files; an installed package may have another."""
     return (PACKAGE / "VERSION").read_text().strip()

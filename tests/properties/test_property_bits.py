@@ -35,8 +35,8 @@ BY_ROWS = {
     "llama_norm": lambda x, w: [fusedops.rms_norm(x, w.shape, w, variant="llama")],
     "add_layer_norm": lambda x, w: fusedops.add_layer_norm(x, x, w.shape, w, w),
     "add_rms_norm": lambda x, w: fusedops.add_rms_norm(x, x, w.shape, w),
-    "cross_entropy": lambda x, w: [_losses(x, label_smoothing=0.1, softcap=30.0)[..., None]],
-    "gradient of cross_entropy": lambda x, w: _gradients(_losses(x, softcap=30.0), x),
+    "cross_entropy": lambda x, w: [_losses(x, label_smoothing=0.1)[..., None]],
+    "gradient of cross_entropy": lambda x, w: _gradients(_losses(x), x),
     "gradient of softmax": lambda x, w: _gradients(fusedops.softmax(x, -1), x),
     "gradient of log_softmax": lambda x, w: _gradients(fusedops.log_softmax(x, -1), x),
     "gradient of masked_softmax": lambda x, w: _gradients(

@@ -267,7 +267,7 @@ _WRITES: dict[str, tuple[tuple[str, ...], str, bool | None]] = {
     "embedding_bag": (("weight",), "max_norm", None),
 }
 #: Calls that write into arguments although neither their names nor ATen's schemas say so -> these
-#: arguments, and the argument, with its value, without which they do.
+#: arguments, the argument that switches this, and its value for a call that writes nothing.
 WRITES = {
     getattr(owner, name): written
     for owner in (F, torch, aten)

@@ -41,9 +41,9 @@ def _written_by_table(
     its own attributes, and the result has the nodes of the graph that read them."""
     if node.op == "call_module":
         is_off = getattr(submodule(node), switch) is off
-        written = {f"{node.target}.{name}" for name in names}
+        targets = {f"{node.target}.{name}" for name in names}
         reads = node.graph.find_nodes(op="get_attr")
-        return [] if is_off else [read for read in reads if read.target in written]
+        return [] if is_off else [read for read in reads if read.target in targets]
     arguments = _by_name(node)
     return [] if arguments[switch] is off else [arguments[name] for name in names]
 

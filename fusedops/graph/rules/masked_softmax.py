@@ -90,12 +90,12 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
     is_supported = input.dtype in KERNEL_DTYPES and result.dtype in KERNEL_DTYPES
     last = input.dim() > 0 and chain.dim % input.dim() == input.dim() - 1
     # The model converts the scores to this dtype after the scale and masks, but the op would
-    # convert its input before them, where large scores may become infinite.
-    if isinstance(chain.dtype, torch.dtype) and loses_range(input.dtype, chain.dtype):
-        return None
-    # symbolic_trace records the dtype of another tensor as a node.
-    is_known = not isinstance(chain.dtype, Node)
-    return chain if is_supported and last and is_known else None
+    # convert its input before them, where large scores may become infinite. symbolic_trace records
+    # the dtype of another tensor as a node, which may stand for any dtype.
+    converts = chain.dtype is not None and (
+        isinstance(chain.dtype, Node) or loses_range(input.dtype, chain.dtype)
+    )
+    return chain if is_supported and last and not converts else None
 
 
 def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
