@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fusedops.graph.analysis import aliases
+from fusedops.graph.analysis.calls import named_arguments
 from fusedops.graph.analysis.nodes import OPS, packet, submodule
 
 
@@ -44,21 +45,8 @@ def _written_by_table(
         targets = {f"{node.target}.{name}" for name in names}
         reads = node.graph.find_nodes(op="get_attr")
         return [] if is_off else [read for read in reads if read.target in targets]
-    arguments = _by_name(node)
+    arguments = named_arguments(node.target, node.args, node.kwargs)
     return [] if arguments[switch] is off else [arguments[name] for name in names]
-
-
-def _by_name(node: Node) -> dict[str, Any]:
-    """Returns all arguments of a call of a function in `aliases.WRITES` by their names."""
-    function: Any = node.target
-    if inspect.isfunction(function):
-        bound = _signature(function).bind(*node.args, **node.kwargs)
-        bound.apply_defaults()
-        return bound.arguments
-    # torch's functions have the parameters of the operators of the same name.
-    op = function if isinstance(function, OPS) else getattr(torch.ops.aten, function.__name__)
-    parameters = dict.fromkeys(aliases.parameters_of(op))
-    return parameters | dict(zip(parameters, node.args, strict=False)) | node.kwargs
 
 
 def _writes_inside(node: Node) -> bool:
