@@ -101,7 +101,7 @@ class OperandRows {
   // Returns the visible columns of the row, which has `cols` columns. A mask that several rows
   // share, such as a padding mask, is read once.
   VisibleColumns visible(int64_t cols) {
-    const RowRange range = interval(cols);
+    const RowRange range = in_registers(interval(cols));
     const auto* row = static_cast<const Bool*>(mask());
     if (row == nullptr) return {range, true};
     if (!scores_.mask.is_bool) return {range, false};
@@ -111,7 +111,7 @@ class OperandRows {
       last_ = range;
       last_visible_ = columns_visible(row, range);
     }
-    return last_visible_;
+    return {in_registers(last_visible_.range), last_visible_.all};
   }
 
  private:
