@@ -58,17 +58,19 @@ class MaskBits {
  private:
   FUSEDOPS_INLINE RowBits converted(const Bool* mask, char* memory) const {
     auto* bits = reinterpret_cast<TileBits*>(memory);
-    int64_t begin = cols_, end = 0, count = 0;
+    TileBits* to = bits;
+    int64_t first = cols_, last = 0, count = 0;  // the first and the last tile with a true bool
     for_columns<In>(cols_, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       const TileBits tile = bits_of<In>(mask + col, part);
-      bits[col / kTile<In>] = tile;
+      *to++ = tile;
       count += __builtin_popcount(tile.bits);
-      if (tile.bits == 0) return;
-      const Between columns = true_columns<In>(tile);
-      begin = begin < col ? begin : col + columns.begin;
-      end = col + columns.end;
+      first = tile.bits != 0 && first > col ? col : first;
+      last = tile.bits != 0 ? col : last;
     });
-    return {bits, range_of(begin, end), count < cols_, count < end - begin};
+    if (count == 0) return {bits, {0, 0}, true, false};
+    const int64_t begin = first + true_columns<In>(bits[first / kTile<In>]).begin;
+    const int64_t end = last + true_columns<In>(bits[last / kTile<In>]).end;
+    return {bits, {begin, end}, count < cols_, count < end - begin};
   }
 
   char* memory_;

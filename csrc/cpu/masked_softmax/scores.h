@@ -42,7 +42,7 @@ struct ChunkScores {
   // Returns the bits of the mask for the tile at `col`, or AllLanes if the mask is not bits.
   FUSEDOPS_INLINE auto counted(int64_t col) const {
     if constexpr (kHasBits) {
-      return operand[col / kTile<In>];
+      return operand[static_cast<uint64_t>(col) / kTile<In>];  // a shift: columns are not negative
     } else {
       return AllLanes{};
     }
