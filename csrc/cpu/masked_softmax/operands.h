@@ -170,6 +170,15 @@ inline const void* values_of(
   return repeated;
 }
 
+// Returns the distance, in elements, from the values that the bias (or, without one, the mask) has
+// for a row to those for the next row. Where the next row begins a new index of the dimension before
+// the last, its values are elsewhere.
+inline int64_t operand_stride(const Scores& scores) {
+  if (scores.dims.count == 0) return 0;
+  const Operand& operand = scores.bias.data != nullptr ? scores.bias : scores.mask;
+  return operand.strides[scores.dims.count - 1];
+}
+
 // Calls body(pointer to the row's values from column `begin` on). The pointer has the operand's
 // type.
 template <class In, class Body>

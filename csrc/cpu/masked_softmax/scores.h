@@ -48,6 +48,11 @@ struct ChunkScores {
     }
   }
 
+  // Prefetches the added values of a tile of a later row, which are `ahead` elements further on.
+  FUSEDOPS_INLINE void prefetch_added(int64_t col, int64_t ahead) const {
+    if constexpr (kAdds) prefetch_tile<Cache::kL2>(operand + ahead + col);
+  }
+
   // Returns the maximum in each lane of the visible scores. If nothing is added to the scaled
   // input, that is the maximum of the input, times the scale, unless the scale is negative.
   FUSEDOPS_INLINE Vec<C> lanes_of_max(RowRange visible, int64_t cols) const {
