@@ -171,8 +171,8 @@ inline const void* values_of(
 }
 
 // Returns the distance, in elements, from the values that the bias (or, without one, the mask) has
-// for a row to those for the next row. Where the next row begins a new index of the dimension before
-// the last, its values are elsewhere.
+// for a row to those for the next row. Where the next row begins a new index of the dimension
+// before the last, its values are elsewhere.
 inline int64_t operand_stride(const Scores& scores) {
   if (scores.dims.count == 0) return 0;
   const Operand& operand = scores.bias.data != nullptr ? scores.bias : scores.mask;

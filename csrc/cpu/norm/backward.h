@@ -343,11 +343,11 @@ struct NormResults {
     for_columns<T>(args.cols, [=, mode = mode, w = weight](int64_t col, auto part) FUSEDOPS_LAMBDA {
       const Tile<C> factor = w.at(col, part);
       Tile<C> result[kCount];
-      for (int r = 0; r < kCount; ++r) {
+      for_each_of<T, kCount>([&](auto r) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL2>(row[r].grad + grad_ahead + col);
         result[r] = row[r].grad_input(col, part, factor);
         if constexpr (kMore) result[r] = result[r] + load(more[r] + col, part);
-      }
+      });
       mode.store_rows(to, col, part, result, ahead);
     });
   }

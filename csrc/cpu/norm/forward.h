@@ -635,13 +635,13 @@ struct Norm {
           const Tile<C> factor = w.at(col, part);
           const Tile<C> added = kBias ? b.at(col, part) : Broadcast(C(0));
           Tile<C> result[kCount];
-          for (int r = 0; r < kCount; ++r) {
+          for_each_of<T, kCount>([&](auto r) FUSEDOPS_LAMBDA {
             const Tile<C> x = load(rows.row[r] + col, part);
             rows.copy(r, col, part, x, mode);
             result[r] = stats[r].normalize(x);
             if constexpr (kRounds) result[r] = rounded<T>(result[r]);
             result[r] = kBias ? MulAdd(result[r], factor, added) : result[r] * factor;
-          }
+          });
           mode.store_rows(to, col, part, result, ahead);
         });
   }
