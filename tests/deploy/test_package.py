@@ -75,8 +75,8 @@ def test_a_package_calls_the_kernels_and_writes_over_scores_that_nothing_else_ne
         package(*inputs)
     names = [event.name for event in profile.events()]
     assert sorted(name for name in names if name.startswith("fusedops::")) == [
-        "fusedops::_layer_norm",
-        "fusedops::_rms_norm",
+        "fusedops::_layer_norm_output",
+        "fusedops::_rms_norm_output",
         "fusedops::_softmax",  # of bfloat16 into float32: nothing to write over
         "fusedops::log_softmax_",
         "fusedops::masked_softmax_",

@@ -182,7 +182,8 @@ def ops_run():
             function(*args)
         names = [event.name for event in profile.events()]
         ours = [name for name in names if name.startswith("fusedops::")]
-        return dict(Counter(name.removeprefix("fusedops::").strip("_") for name in ours))
+        names = (name.removeprefix("fusedops::").removesuffix("_output") for name in ours)
+        return dict(Counter(name.strip("_") for name in names))
 
     return count
 

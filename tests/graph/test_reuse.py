@@ -139,6 +139,28 @@ def test_inference_writes_the_sum_where_it_is_wanted(compiled_calls, function, o
     torch.testing.assert_close(result, function(x, r), rtol=1e-5, atol=1e-4)
 
 
+#: Norms whose statistics only a backward pass reads.
+NORMS = {
+    "layer_norm": lambda x: F.layer_norm(x, SHAPE),
+    "rms_norm": lambda x: F.rms_norm(x, SHAPE, None, 1e-6),
+    "std_norm": lambda x: fusedops.std_norm(x, SHAPE, eps=1e-6),
+    "spatial_layer_norm": lambda x: fusedops.spatial_layer_norm(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_inference_writes_no_statistics(compiled_calls, name):
+    def function(x):
+        return NORMS[name](x @ x.mT @ x)
+
+    x = torch.randn(4, 8, 16, requires_grad=True)
+    with torch.no_grad():
+        result, ((inferred, _),) = compiled_calls(function, x)
+    torch.testing.assert_close(result, function(x), rtol=1e-5, atol=1e-4)
+    _, ((trained, _), _) = compiled_calls(function, x)
+    assert (inferred, trained) == (f"_{name}_output", f"_{name}")
+
+
 def test_training_keeps_what_the_backward_pass_reads(compiled_calls):
     def loss(x, r):
         return post_norm(x, r).sin().sum()
