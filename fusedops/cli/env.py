@@ -235,7 +235,7 @@ def probe_policy() -> Report:
             name = f"{device}, {costs.count_of(threads)}"
             one = partial(_describe_table, dataclasses.replace(machine, threads=threads))
             report[name] = _guarded(one)
-    checks = [_guarded(partial(costs.read, file, tuned=True)) for file in costs.user_files()]
+    checks = [_guarded(partial(costs.read, file, costs.TUNED)) for file in costs.user_files()]
     damaged = [check["error"] for check in checks if isinstance(check, dict)]
     yours = {"folder": str(costs.user_folder()), "tables": str(len(checks)), "damaged": damaged}
     return {**report, "measured by you": yours}
@@ -245,7 +245,8 @@ def _describe_table(machine: Any) -> Report | str:
     table = next(iter(_module("graph.policy.costs").tables_for(machine)), None)
     if table is None:
         return "no table: a heuristic decides; `python -m fusedops tune` measures a table"
-    return {"table": str(table), "chosen": table.fit(machine), "measured on": str(table.machine)}
+    how = "estimated for" if table.origin == "estimated" else "measured on"
+    return {"table": str(table), "chosen": table.fit(machine), how: str(table.machine)}
 
 
 PROBES: dict[str, Callable[[], Any]] = {

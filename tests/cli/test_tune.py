@@ -60,7 +60,7 @@ def test_a_table_is_used_as_soon_as_it_is_measured(monkeypatch, cache, unsteady,
     (file,) = cache.iterdir()
     assert str(file) in ended.out and "4 sizes measured" in ended.out
     first, *_ = costs.tables_for(replace(here(CPU), threads=1))
-    assert first.name == file.stem and first.tuned
+    assert first.name == file.stem and first.origin == costs.TUNED
     for graph in (SOFTMAX, trained):
         for rows in graph.rows:
             cost = first.cost(graph.op, graph.mode, costs.Size(rows, 16, graph.dtype))
@@ -70,7 +70,7 @@ def test_a_table_is_used_as_soon_as_it_is_measured(monkeypatch, cache, unsteady,
 
 def test_each_number_of_threads_has_a_file_of_its_own(measured, cache, command):
     assert command("tune", "--threads", "1", "2").code == 0
-    tables = [table for file in cache.iterdir() for table in costs.read(file, tuned=True)]
+    tables = [table for file in cache.iterdir() for table in costs.read(file, costs.TUNED)]
     assert sorted(table.machine.threads for table in tables) == [1, 2]
     measured(1.5)
     assert command("tune", "--threads", "2").code == 0
@@ -87,7 +87,7 @@ def test_each_number_of_threads_has_a_file_of_its_own(measured, cache, command):
 def test_one_file_to_ship_has_all_numbers_of_threads(measured, tmp_path, cache, command):
     file = tmp_path / "new" / "cpu.csv"
     assert command("tune", "--threads", "1", "2", "--output", str(file)).code == 0
-    assert [table.machine.threads for table in costs.read(file, tuned=False)] == [1, 2]
+    assert [table.machine.threads for table in costs.read(file, costs.SHIPPED)] == [1, 2]
     assert not cache.exists()
     with file.open() as lines:
         assert next(csv.reader(lines)) == list(costs.COLUMNS)
@@ -99,7 +99,7 @@ def test_when_the_time_is_up_the_rest_is_left_out_and_named(measured, cache, com
     ended = command("tune", "--threads", "1", "--budget", "5")
     assert ended.code == 0
     assert "left out, for the time was up: " in ended.out and " graphs, from " in ended.out
-    (table,) = costs.read(next(cache.iterdir()), tuned=True)
+    (table,) = costs.read(next(cache.iterdir()), costs.TUNED)
     assert 0 < len(table.costs) < 10
 
 
@@ -116,7 +116,7 @@ def test_a_graph_that_fails_is_named_and_does_not_stop_the_others(
     monkeypatch.setattr(tune, "measure", fail_at_norms)
     ended = command("tune", "--threads", "1")
     assert ended.code == 1 and "layer_norm inference float32, rows of 768, 1 thread" in ended.err
-    (table,) = costs.read(next(cache.iterdir()), tuned=True)
+    (table,) = costs.read(next(cache.iterdir()), costs.TUNED)
     assert {op for op, *_ in table.costs} == {
         *graphs.SCORES,
         *graphs.LOSSES,
@@ -141,7 +141,7 @@ def test_times_of_threads_that_waited_for_a_busy_core_do_not_count(
     by_threads = {
         table.machine.threads: {op for op, *_ in table.costs}
         for file in cache.iterdir()
-        for table in costs.read(file, tuned=True)
+        for table in costs.read(file, costs.TUNED)
     }
     assert by_threads[1] - by_threads[2] == {"softmax"}
 
@@ -191,7 +191,7 @@ def test_an_interrupted_run_keeps_what_it_had_measured(measured, cache, command,
     monkeypatch.setattr(tune, "measure", interrupt_the_third)
     ended = command("tune", "--threads", "1")
     assert ended.code == 130 and "left out, for you interrupted it: " in ended.out
-    (table,) = costs.read(next(cache.iterdir()), tuned=True)
+    (table,) = costs.read(next(cache.iterdir()), costs.TUNED)
     assert 0 < len(table.costs) <= 2 and str(next(cache.iterdir())) in ended.out
     assert command("tune", "--threads", "1").code == 0
     (file,) = cache.iterdir()

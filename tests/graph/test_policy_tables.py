@@ -24,7 +24,7 @@ def places(monkeypatch, tmp_path):
     shipped, cache = tmp_path / "shipped", tmp_path / "cache"
     (cache / "tables").mkdir(parents=True)
     shipped.mkdir()
-    monkeypatch.setattr(costs, "SHIPPED", shipped)
+    monkeypatch.setattr(costs, "SHIPPED_FOLDER", shipped)
     monkeypatch.setenv("FUSEDOPS_CACHE_DIR", str(cache))
     return {"shipped": shipped, "tuned": cache / "tables"}
 
@@ -221,7 +221,7 @@ def test_tuning_and_threads_change_the_cache_key_of_compiled_graphs(table, monke
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_a_shipped_table_knows_every_op(mode):
     size = costs.Size(rows=1024, cols=512, dtype=torch.bfloat16)
-    names = {file.stem for file in costs.SHIPPED.glob("*.csv")}
+    names = {file.stem for file in costs.SHIPPED_FOLDER.glob("*.csv")}
     families = "amd-zen4", "amd-zen5", "intel-sapphire-rapids", "intel-skylake-server"
     assert {f"cpu-{family}" for family in families} <= names
     for shipped in costs.tables_for(HERE):

@@ -27,7 +27,7 @@ def profitable():
 @pytest.fixture
 def no_table(monkeypatch, tmp_path):
     """Nothing was measured on any device."""
-    monkeypatch.setattr(costs, "SHIPPED", tmp_path)
+    monkeypatch.setattr(costs, "SHIPPED_FOLDER", tmp_path)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from fusedops.cli.files import check_writable, write_atomically
 from fusedops.cli.tune.graphs import Graph, all_graphs
 from fusedops.cli.tune.measurement import compile_ahead, measure
 from fusedops.graph.policy import costs
-from fusedops.graph.policy.machine import Machine, count_of, here
+from fusedops.graph.policy.machine import Machine, here
 
 #: The part of the budget after which compiling ahead, by several processes at once, ends.
 COMPILING = 0.65
@@ -86,7 +85,7 @@ def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[
     folder = costs.user_folder()
     if folder is None:
         raise UserError("you have no home folder for a cache; set FUSEDOPS_CACHE_DIR, or --output")
-    files = {folder / f"{_slug(machine)}.csv": [machine] for machine in machines}
+    files = {folder / f"{machine.slug}.csv": [machine] for machine in machines}
     for file in files:
         try:
             check_writable(file)
@@ -96,12 +95,6 @@ def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[
                 "that can, or name a file with --output"
             ) from error
     return files
-
-
-def _slug(machine: Machine) -> str:
-    """Returns the name of a machine's file."""
-    name = f"{machine.device} {machine.processor} {machine.isa} {count_of(machine.threads)}"
-    return re.sub(r"[^a-z0-9.]+", "-", f"{name} torch {machine.torch}".lower())
 
 
 def measure_all(graphs: Sequence[Graph], start: float, budget: float) -> tuple[Found, Measured]:

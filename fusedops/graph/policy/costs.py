@@ -2,8 +2,9 @@
 
 A table belongs to one machine. Each line has two times of one op in one mode, dtype and size: that
 of Inductor's code, and that of the op of fusedops. Tables for some families of processors ship with
-fusedops; those that the user has measured are in the user's cache folder. Among the tables that
-have an op, the one nearest to the machine in use decides.
+fusedops; those that the user has measured are in the user's cache folder, and so are those that
+were estimated for this machine (`estimation`). Among the tables that have an op, the one nearest to
+the machine in use decides.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from fusedops.graph.policy.machine import Machine, count_of
 from fusedops.graph.policy.machine import here as here
 
 #: The folder of the shipped tables.
-SHIPPED = Path(__file__).parent / "tables"
+SHIPPED_FOLDER = Path(__file__).parent / "tables"
+
+#: Where a table comes from: it ships with fusedops, the user has measured it, or it was estimated.
+SHIPPED, TUNED, ESTIMATED = "shipped", "tuned", "estimated"
 
 #: An inference step is a forward pass; a training step is a forward and a backward pass.
 INFERENCE, TRAINING = "inference", "training"
@@ -74,14 +78,14 @@ class Table:
     """The times measured on one machine, which are its lines in one table file.
 
     name: the file's name, without its folder and suffix.
-    tuned: whether the user measured the times; otherwise they ship with fusedops.
+    origin: SHIPPED, TUNED or ESTIMATED.
     fusedops: the version whose kernels were measured.
     digest: a hash of the file's content.
     costs: for each (op, mode, dtype) the cost of each size.
     """
 
     name: str
-    tuned: bool
+    origin: str
     machine: Machine
     fusedops: str
     digest: str
@@ -103,10 +107,22 @@ class Table:
         times = nearest.inductor * share, nearest.ours * share, nearest.ms_per_byte
         return Cost(*times, nearest.rows, nearest.cols)
 
+    def is_for(self, machine: Machine) -> bool:
+        """Returns whether the table's times are a machine's: they were measured or estimated on it,
+        or they ship for its family, instruction set and number of threads."""
+        if self.origin == TUNED:
+            return self.machine == machine
+        if self.origin == ESTIMATED:  # from the times of the tables that ship with one version
+            return self.machine == machine and self.fusedops == version()
+        same_kind = not any(machine.kind_mismatch(self.machine))
+        return same_kind and machine.threads == self.machine.threads
+
     def fit(self, machine: Machine) -> str:
         """Returns why the table was chosen for a machine, in words."""
         family, vendor, isa, regime = machine.kind_mismatch(self.machine)
-        if self.tuned and self.machine == machine:
+        if self.origin == ESTIMATED:
+            how = "estimated by this machine's speed: python -m fusedops tune measures it"
+        elif self.origin == TUNED and self.machine == machine:
             how = "measured on this machine"
         elif not (family or isa or regime):
             how = f"for {machine.family}"
@@ -129,17 +145,20 @@ def _distance(size: Size, cost: Cost) -> float:
 
 def tables_for(machine: Machine) -> list[Table]:
     """Returns the tables of a machine's device type, the best first: one that the user has measured
-    on this machine, then a shipped one of its family and number of threads, then the nearest."""
+    on this machine, then a shipped one of its family, instruction set and number of threads, then
+    the one that was estimated for it, then the nearest."""
     tables = [table for table in _tables() if table.machine.device == machine.device]
-    return sorted(tables, key=functools.partial(_unfitness, machine))
+    usable = [table for table in tables if table.origin != ESTIMATED or table.is_for(machine)]
+    return sorted(usable, key=functools.partial(_unfitness, machine))
 
 
 def _unfitness(machine: Machine, table: Table) -> tuple[bool | float | str, ...]:
     """Returns the key by which tables are sorted, the best first. For the same kind of machine a
     shipped table precedes one that the user measured with another number of threads or torch."""
-    is_exact = table.tuned and table.machine == machine
+    is_for, origin = table.is_for(machine), table.origin
+    rank = (TUNED, SHIPPED, ESTIMATED).index(origin) if is_for else 3
     kind_mismatch, distance = machine.kind_mismatch(table.machine), machine.distance(table.machine)
-    return (not is_exact, *kind_mismatch, table.tuned, *distance, table.name)
+    return (rank, *kind_mismatch, origin == TUNED, *distance, table.name)
 
 
 def devices() -> list[torch.device]:
@@ -172,21 +191,30 @@ def user_folder() -> Path | None:
 
 
 def user_files() -> list[Path]:
-    """Returns the user's table files, including damaged ones."""
-    folder = user_folder()
-    try:
-        return sorted(folder.glob("*.csv")) if folder else []
-    except OSError:  # the folder cannot be listed
-        return []
+    """Returns the files of the tables that the user has measured, including damaged ones."""
+    return _files(user_folder())
 
 
 def _tables() -> Iterator[Table]:
     """Yields all readable tables. Raises ValueError if a table that ships with fusedops is damaged.
     A damaged table of the user is skipped, with one warning."""
-    for file in sorted(SHIPPED.glob("*.csv")):
-        yield from _tables_in(file, _stamp(file), tuned=False)
-    for file in user_files():
-        yield from _tables_in(file, _stamp(file), tuned=True)
+    folder = user_folder()
+    folders = {
+        SHIPPED: SHIPPED_FOLDER,
+        TUNED: folder,
+        ESTIMATED: folder / ESTIMATED if folder else None,
+    }
+    for origin, folder in folders.items():
+        for file in _files(folder):
+            yield from _tables_in(file, _stamp(file), origin)
+
+
+def _files(folder: Path | None) -> list[Path]:
+    """Returns the table files in a folder, in order."""
+    try:
+        return sorted(folder.glob("*.csv")) if folder else []
+    except OSError:  # the folder cannot be listed
+        return []
 
 
 def _stamp(file: Path) -> tuple[int, int]:
@@ -199,46 +227,46 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 
 @functools.cache
-def _tables_in(file: Path, stamp: tuple[int, int], tuned: bool) -> tuple[Table, ...]:
-    """Returns the tables in a file; warns and returns () if it is the user's (`tuned`) and damaged.
+def _tables_in(file: Path, stamp: tuple[int, int], origin: str) -> tuple[Table, ...]:
+    """Returns the tables in a file; warns and returns () if it is damaged and does not ship.
     `stamp` is part of the cache's key only, so that a changed file is read again."""
     try:
-        return read(file, tuned)
+        return read(file, origin)
     except ValueError as error:
-        if not tuned:
+        if origin == SHIPPED:
             raise
         warnings.warn(f"{error}. It is not used.", stacklevel=2)
         return ()
 
 
-def read(file: Path, tuned: bool) -> tuple[Table, ...]:
+def read(file: Path, origin: str) -> tuple[Table, ...]:
     """Returns the tables in a file. Raises ValueError if it cannot be read or is empty; the message
     says what to do."""
     try:
         content = file.read_bytes()
         rows = list(csv.DictReader(content.decode().splitlines()))
-        tables = tuple(_parse(rows, file, tuned, hashlib.sha256(content).hexdigest()))
+        tables = tuple(_parse(rows, file, origin, hashlib.sha256(content).hexdigest()))
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise ValueError(f"{_damage_message(file, tuned)}: {error!r}") from error
+        raise ValueError(f"{_damage_message(file, origin)}: {error!r}") from error
     if not tables:
-        raise ValueError(f"{_damage_message(file, tuned)}: it is empty")
+        raise ValueError(f"{_damage_message(file, origin)}: it is empty")
     return tables
 
 
-def _damage_message(file: Path, tuned: bool) -> str:
+def _damage_message(file: Path, origin: str) -> str:
     """Returns the message for a file that cannot be read, which says what to do."""
     fix = "measure it again with `python -m fusedops tune`, or remove it"
-    return f"fusedops: {file} is damaged; {fix if tuned else 'reinstall fusedops'}"
+    return f"fusedops: {file} is damaged; {'reinstall fusedops' if origin == SHIPPED else fix}"
 
 
-def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> Iterator[Table]:
+def _parse(rows: list[dict[str, str]], file: Path, origin: str, digest: str) -> Iterator[Table]:
     """Yields one table for each pair of a machine and a version of fusedops in the rows."""
     name = file.stem
     by_machine: dict[tuple[Machine, str], Table] = {}
     for row in rows:
         device, processor, family, isa, threads, version = (row[field] for field in _MACHINE)
         machine = Machine(device, processor, family, isa, int(threads), version)
-        new = Table(name, tuned, machine, row["fusedops"], digest, costs={})
+        new = Table(name, origin, machine, row["fusedops"], digest, costs={})
         table = by_machine.setdefault((machine, row["fusedops"]), new)
         cost = _cost(row)
         sizes = table.costs.setdefault((row["op"], row["mode"], row["dtype"]), {})

@@ -21,7 +21,7 @@ from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.products import feeds_products, is_product
 from fusedops.graph.analysis.values import hints, value
-from fusedops.graph.policy import costs
+from fusedops.graph.policy import costs, estimation
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost, Size, Table
 from fusedops.graph.policy.machine import Machine
 from fusedops.graph.policy.traffic import ends_in_reduction, is_pointwise, readers
@@ -128,6 +128,7 @@ def _profitable(match: Match, copied_bytes: int) -> Decision:
     if size is None:
         return Decision(None)
     machine = costs.here(value(match.call.node).device)
+    estimation.ensure_table(machine)
     around = _barrier_bytes(match) + copied_bytes
     estimates = (
         _estimate(match, table, size, machine, around) for table in costs.tables_for(machine)

@@ -6,6 +6,7 @@ import functools
 import importlib
 import math
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -61,6 +62,12 @@ class Machine:
     def vendor(self) -> str:
         """The first word of the family, such as "amd" or "intel"."""
         return self.family.partition("-")[0]
+
+    @property
+    def slug(self) -> str:
+        """The name of the machine's table file, without its suffix."""
+        name = f"{self.device} {self.processor} {self.isa} {count_of(self.threads)}"
+        return re.sub(r"[^a-z0-9.]+", "-", f"{name} torch {self.torch}".lower())
 
     def kind_mismatch(self, other: Machine) -> tuple[bool, ...]:
         """Returns for each property that defines the kind of a machine whether `other` has another
