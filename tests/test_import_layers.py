@@ -32,6 +32,7 @@ MAY_IMPORT = {
 PARTS_OF_GRAPH = {
     "availability": set(),
     "inductor": set(),
+    "kernel_calls": set(),
     "analysis": set(),
     "rule": {"analysis", "availability"},
     "readers": {"analysis", "rule", "availability"},
@@ -41,7 +42,7 @@ PARTS_OF_GRAPH = {
     "rewriting": {"analysis", "rule", "rules", "policy", "availability"},
     "fx": {"rewriting"},
     "explain": {"rewriting"},
-    "passes": {"rewriting", "policy", "memory", "availability", "inductor"},
+    "passes": {"rewriting", "policy", "memory", "availability", "inductor", "kernel_calls"},
 }
 LAYERS = {"fusedops": MAY_IMPORT, "fusedops.graph": PARTS_OF_GRAPH}
 #: The package itself imports its parts, and the command line all of them.

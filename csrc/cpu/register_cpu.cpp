@@ -15,3 +15,10 @@ struct TensorCpuLauncher : CpuLauncher {
 }  // namespace fusedops
 
 FUSEDOPS_REGISTER(CPU, fusedops::TensorCpuLauncher)
+
+// Returns the kernel of the operator `op`, which op_call.cpp calls without the dispatcher, or null
+// if there is no such operator.
+extern "C" __attribute__((visibility("default"))) fusedops::BoxedKernel* fusedops_cpu_kernel(
+    const char* op) {
+  return fusedops::Kernels<fusedops::TensorCpuLauncher>::find(op);
+}

@@ -17,6 +17,7 @@ from torch.fx import Graph
 from fusedops import config
 from fusedops.graph.availability import has_kernels
 from fusedops.graph.inductor import repair_dtypes, repair_scatters
+from fusedops.graph.kernel_calls import call_kernels
 from fusedops.graph.memory.reuse import reuse_memory
 from fusedops.graph.memory.unused_outputs import drop_unused_outputs, use_no_autograd_variants
 from fusedops.graph.policy import costs
@@ -28,11 +29,12 @@ GraphPass = Callable[[Graph], Any]
 
 class _Pass(CustomGraphPass):
     """A custom pass of fusedops. The first one to be created installs the workarounds for bugs of
-    Inductor that `inductor.py` describes."""
+    Inductor that `inductor.py` describes, and direct calls of our kernels (`kernel_calls.py`)."""
 
     def __init__(self) -> None:
         repair_scatters(_runs_ours)
         repair_dtypes()
+        call_kernels(_runs_ours)
 
     def uuid(self) -> str:
         """Returns the pass's part of Inductor's cache key: all that its result depends on, which is

@@ -65,6 +65,7 @@ GPU_FUNCTIONS += ("is_out_of_memory", "error_text")
 #: library that the kernels were linked into once more would export them too.
 EXPORTS = {
     "libfusedops.so": {
+        "fusedops_cpu_kernel",
         "fusedops_interpreter_exits",
         "fusedops_threads_under_way",
         "fusedops_version",

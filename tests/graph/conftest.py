@@ -191,7 +191,7 @@ def ops_run():
 @pytest.fixture
 def compiled_calls():
     """compiled_calls(function, *args): what a function gives that is compiled without a cache, and
-    the calls of our operators in its code, with their arguments. That of the backward pass, for the
+    the calls of our kernels in its code, with their arguments. That of the backward pass, for the
     sum of its first result, is included."""
 
     def run(function, *args):
@@ -206,7 +206,7 @@ def compiled_calls():
 
         with fresh_cache():
             result, codes = run_and_get_code(forward_and_backward)
-        call = r"^ *(?:\w+ = )?torch\.ops\.fusedops\.(\w+)\.default\((.*)\)"
+        call = r"^ *(?:\w+ = )?fusedops_kernels\.(\w+)\((.*)\)"
         return result, re.findall(call, "\n".join(codes), re.MULTILINE)
 
     return run

@@ -1,5 +1,5 @@
-"""`op_call` takes an eager call to the dispatcher as `torch.ops` does, and leaves to it the calls
-that it does not know."""
+"""`op_call` takes a call to the kernel or to the dispatcher as `torch.ops` does, and leaves to
+`torch.ops` the calls that it does not know."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,8 @@ from torch.autograd import forward_ad
 
 import fusedops
 from fusedops.ops.registration import call
-from fusedops.ops.registration.call import PLAIN, RECORDED, WATCHED, direct
+from fusedops.ops.registration.call import PLAIN, RECORDED, WATCHED, direct, in_compiled_code
+from fusedops.ops.registration.libraries import cpu_kernel
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "linux" and not getattr(sys, "_is_gil_enabled", lambda: True)(),
@@ -73,10 +74,15 @@ def test_the_module_is_in_use():
     assert call.IS_DIRECT
 
 
+@pytest.fixture(params=[direct, in_compiled_code])
+def function_of(request):
+    return request.param
+
+
 @pytest.mark.parametrize("op, args", CASES)
-def test_a_direct_call_gives_what_torch_gives(op, args):
+def test_a_direct_call_gives_what_torch_gives(function_of, op, args):
     with torch.no_grad():
-        assert_same(direct(op)(*args), by_torch(op)(*args))
+        assert_same(function_of(op)(*args), by_torch(op)(*args))
 
 
 @pytest.mark.parametrize("op, args", CASES)
@@ -89,7 +95,7 @@ def test_a_direct_call_does_not_need_torchs_search(op, args):
     schema = by_torch(op)._schema
     results = len(schema.returns)
     bound = call._module.bind(
-        f"fusedops::{op}", call._kinds_of(schema), results, results, otherwise
+        f"fusedops::{op}", call._kinds_of(schema), results, results, otherwise, cpu_kernel(op)
     )
     with torch.no_grad():
         bound(*args)
@@ -97,7 +103,7 @@ def test_a_direct_call_does_not_need_torchs_search(op, args):
 
 @pytest.mark.parametrize("args", [(X, -1, None), (X, -1, None, None)])
 def test_no_call_fits_an_argument_of_an_unknown_kind(args):
-    bound = call._module.bind("fusedops::softmax", "tiD?", 1, 1, lambda *args: len(args))
+    bound = call._module.bind("fusedops::softmax", "tiD?", 1, 1, lambda *args: len(args), 0)
     assert bound(*args) == len(args)
 
 
@@ -116,8 +122,8 @@ class Sub(torch.Tensor):
         ("_layer_norm_output", (X, [numpy.int64(8)], None, None, 1e-5)),
     ],
 )
-def test_calls_with_other_arguments_are_left_to_torch(op, args):
-    assert_same(direct(op)(*args), by_torch(op)(*args))
+def test_calls_with_other_arguments_are_left_to_torch(function_of, op, args):
+    assert_same(function_of(op)(*args), by_torch(op)(*args))
 
 
 @pytest.mark.parametrize(
@@ -132,11 +138,11 @@ def test_calls_with_other_arguments_are_left_to_torch(op, args):
         ("_layer_norm_output", (X, (7,), None, None, 1e-5)),
     ],
 )
-def test_a_call_that_fails_raises_what_torch_raises(op, args):
+def test_a_call_that_fails_raises_what_torch_raises(function_of, op, args):
     with pytest.raises(Exception) as expected:
         by_torch(op)(*args)
     with pytest.raises(type(expected.value)) as found:
-        direct(op)(*args)
+        function_of(op)(*args)
     assert str(found.value) == str(expected.value)
 
 
@@ -164,18 +170,32 @@ def test_an_argument_of_a_wrong_type_is_named(op, args, problem):
         direct(op)(*args)
 
 
-def test_the_dispatcher_sees_a_direct_call():
-    """A tensor whose negation is pending is negated before the kernel reads it."""
-    assert_same(direct("_softmax")(torch._neg_view(X), -1, None), fusedops.softmax(-X, -1))
+#: Tensors that do not lie in memory with the values that they have, and ordinary ones with these.
+NOT_IN_MEMORY = {
+    "a pending negation": (torch._neg_view(X), -X),
+    "zeros without memory": (torch._efficientzerotensor(3, 8), torch.zeros(3, 8)),
+    "sparse": (X.to_sparse(), None),
+    "of a library": (X.to_mkldnn(), None),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_MEMORY)
+def test_the_dispatcher_sees_a_call_on_a_tensor_that_no_kernel_can_read(function_of, name):
+    tensor, same = NOT_IN_MEMORY[name]
+    if same is None:
+        with pytest.raises(RuntimeError, match="wanted torch.strided"):
+            function_of("_softmax")(tensor, -1, None)
+    else:
+        assert_same(function_of("_softmax")(tensor, -1, None), fusedops.softmax(same, -1))
 
 
 @pytest.mark.parametrize("op, args", CASES)
-def test_a_call_keeps_neither_its_arguments_nor_its_results(op, args):
+def test_a_call_keeps_neither_its_arguments_nor_its_results(function_of, op, args):
     def uses():
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         return [(tensor._use_count(), sys.getrefcount(tensor)) for tensor in tensors]
 
-    call, before = direct(op), uses()
+    call, before = function_of(op), uses()
     with torch.no_grad():
         results = call(*args)
     results = results if isinstance(results, tuple) else (results,)
@@ -193,11 +213,29 @@ def test_a_direct_call_returns_the_first_results_and_keeps_no_other(returned):
         assert_same(found, expected)
 
 
-def test_a_call_that_fails_keeps_nothing():
+def test_a_call_that_fails_keeps_nothing(function_of):
     before = X._use_count(), sys.getrefcount(X)
     with pytest.raises(RuntimeError):
-        direct("_softmax")(X, 5, None)
+        function_of("_softmax")(X, 5, None)
     assert (X._use_count(), sys.getrefcount(X)) == before
+
+
+def test_a_call_does_not_copy_a_tensor_that_is_copied_when_it_is_written(function_of):
+    lazy = torch._lazy_clone(X.clone())
+    assert_same(function_of("_softmax")(lazy, -1, None), Y)
+    assert torch._C._is_cow_tensor(lazy)
+
+
+def test_a_call_that_writes_into_an_argument_goes_to_the_kernel():
+    written = X.clone()
+    assert in_compiled_code("softmax_")(written, -1) is None
+    assert torch.equal(written, Y)
+
+
+def test_a_profiler_sees_a_call_to_the_kernel():
+    with torch.profiler.profile() as profile:
+        in_compiled_code("_softmax")(X, -1, None)
+    assert "fusedops::_softmax" in {event.name for event in profile.events()}
 
 
 LEAF = X.clone().requires_grad_()

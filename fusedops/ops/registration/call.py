@@ -1,8 +1,9 @@
-"""The fast path of eager calls: :func:`by_path` calls the layer that has to see a call, and
-:func:`direct` the dispatcher, without a schema match.
+"""The fast path of calls: :func:`by_path` calls the layer that has to see an eager call, and
+:func:`direct` and :func:`in_compiled_code` the kernel, without a schema match, and on the CPU
+without the dispatcher.
 
 ``torch.ops`` matches the arguments of each call against the op's schema, which takes as long as
-the rest of a small call. :func:`direct` knows the types beforehand. Both are in the extension
+the rest of a small call. Here the types are known beforehand. All of this is in the extension
 module ``op_call``; where it cannot be loaded, Python and ``torch.ops`` do the same, a few
 microseconds slower.
 """
@@ -22,9 +23,9 @@ from torch._C import (
     _len_torch_function_stack,
 )
 from torch._C._functorch import is_gradtrackingtensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
-from fusedops.ops.registration.libraries import load_op_call
+from fusedops.ops.registration.libraries import cpu_kernel, load_op_call
 from fusedops.ops.registration.schema_errors import explained
 
 #: A call runs in one of three ways. PLAIN: only the kernel runs. RECORDED: autograd records it.
@@ -76,7 +77,8 @@ def _set_up_op_call() -> ModuleType | None:
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     conversions = (handle_of, tensor_of, takes_handle)
     queries = (_WATCHERS, vars(forward_ad), _is_any_autocast_enabled, is_gradtrackingtensor)
-    op_call.setup(*_PLAIN_TYPES, *conversions, dtypes, *queries)
+    kernel_queries = (vars(profiler), torch.Tensor.is_neg)
+    op_call.setup(*_PLAIN_TYPES, *conversions, dtypes, *queries, *kernel_queries)
     return op_call
 
 
@@ -139,12 +141,33 @@ def direct(op: str, returned: int | None = None) -> Callable[..., Any]:
     schema, results = overload._schema, len(overload._schema.returns)
     by_schema = explained(function, overload, overload._op)
     by_schema = first(None if results == 1 else returned, by_schema)
-    kinds = _kinds_of(schema)
-    is_known = not set(kinds) & {"?", "L"} and {str(r.type) for r in schema.returns} == {"Tensor"}
-    if _module is None or schema.is_mutable or not is_known:
+    if schema.is_mutable:  # the dispatcher tells autograd that an argument was written
         return by_schema
+    return _bound(op, returned or results, by_schema)
+
+
+def in_compiled_code(op: str) -> Callable[..., Any]:
+    """Returns ``fusedops::op`` as a function of all its arguments, by position, for compiled code,
+    in which neither autograd nor a mode has to see a call.
+
+    A call whose arguments have other types than the schema's, or that fails, is passed on to
+    ``torch.ops``.
+    """
+    overload: torch._ops.OpOverload = getattr(torch.ops.fusedops, op).default
+    return _bound(op, len(overload._schema.returns), overload)
+
+
+def _bound(op: str, returned: int, by_schema: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that calls ``fusedops::op`` and returns its first ``returned`` results;
+    ``by_schema`` if the module cannot call that op."""
+    schema = getattr(torch.ops.fusedops, op).default._schema
+    kinds = _kinds_of(schema)
+    is_known = not set(kinds) & {"?", "L"} and {str(r.type) for r in schema.returns} <= {"Tensor"}
+    if _module is None or not is_known:
+        return by_schema
+    results = len(schema.returns)
     bound: Callable[..., Any] = _module.bind(
-        f"fusedops::{op}", kinds, results, returned or results, by_schema
+        f"fusedops::{op}", kinds, results, returned, by_schema, cpu_kernel(op)
     )
     return bound
 

@@ -39,7 +39,11 @@ CUDA_KERNELS = LIB_DIR / "libfusedops_kernels_cuda.so"
 OP_CALL = LIB_DIR / "op_call.abi3.so"
 
 #: The functions of the CPU library that Python calls, besides the operators.
-_C_FUNCTIONS = ("fusedops_interpreter_exits", "fusedops_threads_under_way")
+_C_FUNCTIONS = (
+    "fusedops_cpu_kernel",
+    "fusedops_interpreter_exits",
+    "fusedops_threads_under_way",
+)
 
 _TO_REBUILD = f"To rebuild, in a checkout of fusedops run: {REBUILD}"
 
@@ -122,6 +126,15 @@ def _load_cpu_library() -> None:
     for name in _C_FUNCTIONS:
         if not hasattr(library, name):
             raise _older_library(name)
+
+
+def cpu_kernel(op: str) -> int:
+    """Returns the address of an operator's kernel on the CPU."""
+    find = ctypes.CDLL(str(CPU_LIBRARY)).fusedops_cpu_kernel
+    find.restype = ctypes.c_void_p
+    address: int | None = find(op.encode())
+    assert address is not None
+    return address
 
 
 def _older_library(name: str) -> ImportError:
