@@ -248,6 +248,41 @@ def test_the_random_numbers_of_a_dropout_cost_inductor_what_a_softmax_with_one_t
     assert site().figures.inductor_ms == pytest.approx(6)
 
 
+def test_a_mask_that_inductor_computes_in_its_kernel_has_times_of_its_own(table, rewrite_dynamo):
+    def of_positions(x):
+        position = torch.arange(64)
+        future = position > position[:, None]
+        return (x + torch.where(future, torch.finfo(x.dtype).min, 0.0)).softmax(-1)
+
+    def of_memory(x):
+        return (x + FUTURE).softmax(-1)
+
+    FUTURE = torch.full((64, 64), torch.finfo(torch.float32).min).triu(1)
+    table("masked_softmax[additive]", inductor=2, ours=1.5)
+    table("masked_softmax[causal]", inductor=3, ours=1)
+    table("masked_softmax[computed]", inductor=8, ours=9)
+    for form, times in ((of_positions, (8, 1)), (of_memory, (2, 1.5))):
+        figures = rewrite_dynamo(form, torch.randn(64, 64)).report.sites[0].figures
+        assert (figures.inductor_ms, figures.fusedops_ms) == times
+
+
+@pytest.mark.parametrize("causal, times", [(True, (5, 1.5)), (False, (7, 4))])
+def test_a_dropout_is_added_to_what_the_masked_softmax_takes(table, rewrite_dynamo, causal, times):
+    """Half of a causal softmax is hidden and needs no random numbers."""
+
+    def form(x, mask):
+        future = torch.ones(64, 64).triu(1).bool()
+        scores = x.masked_fill(future, -torch.inf) if causal else x + mask
+        return F.dropout(scores.softmax(-1), 0.5)
+
+    table("masked_softmax[additive]", inductor=4, ours=3, mode="training")
+    table("masked_softmax[causal]", inductor=2, ours=1, mode="training")
+    table("softmax_dropout[causal]", inductor=5, ours=1.5, mode="training")
+    x = torch.randn(64, 64, requires_grad=True)
+    figures = rewrite_dynamo(form, x, torch.zeros(64)).report.sites[0].figures
+    assert (figures.inductor_ms, figures.fusedops_ms) == times
+
+
 def test_a_softmax_that_is_reduced_is_left_to_inductor(rewrite_dynamo):
     def entropy(x):
         log_p = x.log_softmax(-1)

@@ -19,12 +19,18 @@ import torch._inductor.config as inductor_config
 from fusedops.cli.bench.cases import FORWARD, Case, Layout, Operator
 from fusedops.cli.bench.operators import OPERATORS
 from fusedops.cli.tune.losses import LOSSES
+from fusedops.cli.tune.masks import MASKS
 from fusedops.graph.policy.costs import INFERENCE, TRAINING
 from fusedops.graph.policy.machine import count_of
 
 #: These ops also count for their variants, which are not measured: the ratio of fusedops' time to
 #: Inductor's differs less between variants than between sizes.
-SCORES = ("masked_softmax[additive]", "masked_softmax[causal]", "softmax_dropout[causal]")
+SCORES = (
+    "masked_softmax[additive]",
+    "masked_softmax[causal]",
+    "masked_softmax[computed]",
+    "softmax_dropout[causal]",
+)
 MATRICES = ("softmax", "layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm")
 SELDOM = ("log_softmax", "std_norm")
 #: These ops are measured in training only, because dropout is inactive in inference.
@@ -57,7 +63,7 @@ class Graph:
     @property
     def operator(self) -> Operator:
         """Returns the op in eager PyTorch and in fusedops, as the benchmark defines it."""
-        return LOSSES[self.op] if self.op in LOSSES else OPERATORS[self.op]
+        return (OPERATORS | LOSSES | MASKS)[self.op]
 
     def case(self, rows: int) -> Case:
         """Returns the case with this number of rows."""

@@ -11,15 +11,17 @@ computed inside its kernel.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
 
 from fusedops import config
 from fusedops.graph.analysis import storages
+from fusedops.graph.analysis.calls import kind_of
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.products import feeds_products, is_product
+from fusedops.graph.analysis.steps import upstream
 from fusedops.graph.analysis.values import hints, value
 from fusedops.graph.policy import costs, estimation
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost, Size, Table
@@ -28,17 +30,13 @@ from fusedops.graph.policy.traffic import ends_in_reduction, is_pointwise, reade
 from fusedops.graph.rule import Match, OpCall, viewed
 
 _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
+#: The name that tables have for a softmax whose mask Inductor computes from positions, in its
+#: kernel.
+_COMPUTED = "masked_softmax[computed]"
 _DROPOUT = "softmax_dropout[causal]"
+_COMPARISONS = ("lt", "le", "gt", "ge")
 #: The name that tables have for a cross entropy whose backward pass cannot write over the logits.
 _KEPT_LOGITS = "cross_entropy[kept]"
-#: Op that tables do not have under its own name -> the names under which they have measurements
-#: that count for it. The first one that a table has is used.
-_MEASURED_AS = {
-    "masked_softmax": (_ADDITIVE,),
-    "masked_softmax_sinks": (_ADDITIVE,),
-    "masked_softmax_dropout": (_DROPOUT,),
-    **{f"stack_{op}": (op,) for op in ("softmax", "log_softmax", "layer_norm")},
-}
 
 NEVER_MATERIALISED = "its result is only gathered or reduced: Inductor never materialises it"
 BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_attention"
@@ -203,46 +201,67 @@ def _estimate(
     """Returns the table's measurements for the site, or None if the op is not in the table.
     `around` is the number of bytes that are read and written around the op in one pass."""
     mode = TRAINING if _is_trained(match) else INFERENCE
-    cost = _cost(table, _measured_as(match), mode, size)
+    is_masked = match.op.startswith("masked_softmax")
+    cost = (_masked_cost if is_masked else _cost)(match, table, mode, size)
     if cost is None:
         return None
-    inductor = cost.inductor
-    # Tables have residual norms without dropout, so that the time of its random numbers is added.
-    if match.op.startswith("add_") and match.call.arguments["p"]:
-        inductor += _dropout(table, size)
     directions = 2 if mode == TRAINING else 1
     return Estimate(
         mode=mode,
         fusedops_ms=cost.ours,
         passes_ms=directions * around * cost.ms_per_byte,
-        inductor_ms=inductor,
+        inductor_ms=cost.inductor,
         rows=cost.rows,
         cols=cost.cols,
         table=f"{table}; {table.fit(machine)}",
     )
 
 
-def _measured_as(match: Match) -> tuple[str, ...]:
-    """Returns the names under which a table may have the op, the best match first."""
-    if match.op == "cross_entropy" and _is_trained(match) and _keeps_logits(match):
-        return (_KEPT_LOGITS,)
-    names = _MEASURED_AS.get(match.op, (match.op,))
-    can_be_causal = match.op in ("masked_softmax", "masked_softmax_sinks")
-    return (_CAUSAL, *names) if can_be_causal and match.call.arguments.get("causal") else names
+def _cost(match: Match, table: Table, mode: str, size: Size) -> Cost | None:
+    """Returns the cost of a site that is not a masked softmax, or None if the table has none."""
+    op = match.op.removeprefix("stack_")
+    if op == "cross_entropy" and mode == TRAINING and _keeps_logits(match):
+        op = _KEPT_LOGITS
+    cost = table.cost(op, mode, size)
+    # Tables have residual norms without dropout. In our op its random numbers take little time.
+    if cost and op.startswith("add_") and match.call.arguments["p"]:
+        return replace(cost, inductor=cost.inductor + _dropout(table, size).inductor)
+    return cost
 
 
-def _cost(table: Table, names: tuple[str, ...], mode: str, size: Size) -> Cost | None:
-    """Returns the cost under the first of `names` that the table has, or None if it has none."""
-    return next(filter(None, (table.cost(name, mode, size) for name in names)), None)
+def _masked_cost(match: Match, table: Table, mode: str, size: Size) -> Cost | None:
+    """Returns the cost of a masked softmax, or None if the table has none. Our time depends on
+    whether the softmax is causal, Inductor's on whether it computes the mask in its kernel."""
+    causal = bool(match.call.arguments.get("causal"))
+    measured = table.cost(_CAUSAL, mode, size) if causal else None
+    measured = measured or table.cost(_ADDITIVE, mode, size)
+    if measured is None:
+        return None
+    inductors = table.cost(_COMPUTED, mode, size) if _is_mask_computed(match) else None
+    cost = replace(measured, inductor=(inductors or measured).inductor)
+    if match.op != "masked_softmax_dropout":
+        return cost
+    dropout = _dropout(table, size)
+    # Our op draws no numbers for hidden scores, which are half of a causal softmax's.
+    ours = dropout.ours if causal else 2 * dropout.ours
+    return replace(cost, inductor=cost.inductor + dropout.inductor, ours=cost.ours + ours)
 
 
-def _dropout(table: Table, size: Size) -> float:
-    """Returns how many milliseconds Inductor's code takes for the random numbers of a dropout. The
-    estimate is the difference between a softmax with and without dropout. In our op the numbers
-    take little time compared with this, and are not counted."""
-    dropped = table.cost(_DROPOUT, TRAINING, size)
-    plain = _cost(table, (_CAUSAL, _ADDITIVE), TRAINING, size)
-    return max(0.0, dropped.inductor - plain.inductor) if dropped and plain else 0.0
+def _is_mask_computed(match: Match) -> bool:
+    """Returns whether the graph computes the mask from positions, which it compares."""
+    mask = match.call.arguments.get("mask")
+    calls = match.mask_calls if mask is None else match.mask_calls | upstream(viewed(mask), set())
+    return any(kind_of(call) in _COMPARISONS for call in calls)
+
+
+def _dropout(table: Table, size: Size) -> Cost:
+    """Returns what dropout adds to a causal softmax, which is mostly its random numbers; nothing if
+    the table does not have it."""
+    dropped, plain = (table.cost(op, TRAINING, size) for op in (_DROPOUT, _CAUSAL))
+    if dropped is None or plain is None:
+        return Cost(0.0, 0.0, 0.0, 0, 0)
+    inductor, ours = dropped.inductor - plain.inductor, dropped.ours - plain.ours
+    return replace(plain, inductor=max(0.0, inductor), ours=max(0.0, ours))
 
 
 def _slower(estimate: Estimate) -> str | None:
