@@ -262,8 +262,9 @@ def test_logits_of_all_rows_are_never_in_memory(reduction, heads):
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_the_weight_of_a_head_is_not_copied(dtype):
-    largest = largest_allocation(64, 100, dtype, "sum", rows=8, heads=(2, 2), train=False)
-    assert largest < 100 * 64 * dtype.itemsize
+    # Torch's products of bfloat16 take 11 KB of scratch memory a thread.
+    largest = largest_allocation(64, 2000, dtype, "sum", rows=8, heads=(2, 2), train=False)
+    assert largest < 2000 * 64 * dtype.itemsize
 
 
 def test_sums_of_a_16_bit_gradient_are_never_in_memory_as_floats():
