@@ -259,16 +259,18 @@ StableIValue list_of(PyObject* object) {
       torch::headeronly::HeaderOnlyArrayRef<T>(values.get(), static_cast<size_t>(count)));
 }
 
+StableIValue no_tensor(PyObject*) { return stable::from(std::optional<AtenTensorHandle>()); }
+
 // A kind of argument: its letter in call.py, whether it takes an object, and how such an object is
-// converted to a value as the dispatcher takes it.
+// converted to a value as the dispatcher takes it. run_converted() converts tensors.
 struct Kind {
   char letter;
   bool (*fits)(PyObject*);
   StableIValue (*converted)(PyObject*);
 };
 constexpr Kind kKinds[] = {
-    {'t', is_plain_tensor, value_of<handle_of>},
-    {'T', is_none_or<is_plain_tensor>, optional_of<handle_of>},
+    {'t', is_plain_tensor, nullptr},
+    {'T', is_none_or<is_plain_tensor>, no_tensor},
     {'i', is_int64, value_of<int64_of>},
     {'N', is_none_or<is_int64>, optional_of<int64_of>},
     {'f', is_float, value_of<PyFloat_AsDouble>},

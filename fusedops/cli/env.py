@@ -242,10 +242,11 @@ def probe_policy() -> Report:
 
 
 def _describe_table(machine: Any) -> Report | str:
-    table = next(iter(_module("graph.policy.costs").tables_for(machine)), None)
+    costs = _module("graph.policy.costs")
+    table = next(iter(costs.tables_for(machine)), None)
     if table is None:
         return "no table: a heuristic decides; `python -m fusedops tune` measures a table"
-    how = "estimated for" if table.origin == "estimated" else "measured on"
+    how = "estimated for" if table.origin == costs.ESTIMATED else "measured on"
     return {"table": str(table), "chosen": table.fit(machine), how: str(table.machine)}
 
 

@@ -122,7 +122,7 @@ class Table:
         family, vendor, isa, regime = machine.kind_mismatch(self.machine)
         if self.origin == ESTIMATED:
             how = "estimated by this machine's speed: python -m fusedops tune measures it"
-        elif self.origin == TUNED and self.machine == machine:
+        elif self.origin == TUNED and self.is_for(machine):
             how = "measured on this machine"
         elif not (family or isa or regime):
             how = f"for {machine.family}"
@@ -198,11 +198,11 @@ def user_files() -> list[Path]:
 def _tables() -> Iterator[Table]:
     """Yields all readable tables. Raises ValueError if a table that ships with fusedops is damaged.
     A damaged table of the user is skipped, with one warning."""
-    folder = user_folder()
+    users = user_folder()
     folders = {
         SHIPPED: SHIPPED_FOLDER,
-        TUNED: folder,
-        ESTIMATED: folder / ESTIMATED if folder else None,
+        TUNED: users,
+        ESTIMATED: users / ESTIMATED if users else None,
     }
     for origin, folder in folders.items():
         for file in _files(folder):
