@@ -82,8 +82,8 @@ def package(
 ) -> str:
     """Rewrites an exported program and compiles it ahead of time, into a package for inference.
 
-    The package is machine code that calls our ops through torch's dispatcher. It runs in a C++
-    program without Python if that is linked to ``fusedops::fusedops``, and in Python after
+    The package is machine code that calls our kernels, on CUDA through torch's dispatcher. It runs
+    in a C++ program without Python if that is linked to ``fusedops::fusedops``, and in Python after
     `import fusedops`. It works only with the torch version and the device type that it was compiled
     for.
 

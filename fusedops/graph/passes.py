@@ -171,7 +171,7 @@ def _sources_digest() -> str:
     package = Path(__file__).parents[1]
     folders = ("graph", "ops", "integrations/dtensor")
     files = [file for folder in folders for file in package.glob(f"{folder}/**/*.py")]
-    files += [package / "config.py", package / "reference.py"]
+    files += [package / "config.py", package / "reference.py", package / "graph/kernel_calls.h"]
     digest = hashlib.sha256(getattr(fusedops, "__version__", "").encode())
     for file in sorted(files):
         digest.update(file.read_bytes())

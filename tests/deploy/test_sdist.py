@@ -38,6 +38,7 @@ def test_the_files_of_the_build_of_the_metadata_and_of_the_package_are_there(fil
     first = ("setup.py", "pyproject.toml", "CMakeLists.txt")
     named = ("README.md", "LICENSE", "fusedops/VERSION", "fusedops_autoload.py")
     package = {path for path in sources("fusedops") if path.suffix in (".py", ".csv", ".typed")}
+    package |= {path.relative_to(ROOT) for path in (ROOT / "fusedops/graph").glob("*.h")}
     assert package and package | set(map(Path, first + named)) <= files
 
 

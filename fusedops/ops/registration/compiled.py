@@ -1,4 +1,4 @@
-"""The operators as Inductor's code calls them on the CPU (``graph/kernel_calls.py``): each
+"""The operators as Inductor's Python code calls them on the CPU (``graph/kernel_calls.py``): each
 attribute is an operator, by :func:`in_compiled_code`.
 
 ``torch.ops`` is made for calls of all kinds. The code that it runs takes 5 to 12 us, and in a
