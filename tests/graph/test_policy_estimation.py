@@ -65,14 +65,16 @@ def test_times_are_the_familys_at_the_speed_of_this_machine(shipped, measures):
     assert table.fit(HERE).startswith("estimated by this machine's speed")
     cost = table.cost("softmax", "inference", SIZE)
     # The kernel takes 2 of our 3 ms, and 4 here, so that all kernels take twice as long.
-    assert (cost.ours, cost.inductor, cost.ms_per_byte) == pytest.approx((5.0, 8.5, 1e-6))
+    times = (cost.ours + cost.call, cost.inductor + cost.call)
+    assert (*times, cost.ms_per_byte) == pytest.approx((5.0, 8.5, 1e-6))
 
 
 def test_times_of_an_unknown_processor_are_the_mean_of_all_families(shipped, measures):
     shipped(threads=2)
     shipped(threads=2, family="amd-zen4", factor=4.0)
     cost = _best(replace(HERE, family="aarch64", isa="neon")).cost("softmax", "inference", SIZE)
-    assert (cost.ours, cost.inductor) == pytest.approx((6.0, 10.0))
+    times = (cost.ours + cost.call, cost.inductor + cost.call)
+    assert times == pytest.approx((6.0, 10.0))
 
 
 def test_a_table_is_measured_once_and_kept(shipped, measures):

@@ -276,6 +276,7 @@ left  layer_norm
         "mode": "inference",
         "fusedops_ms": 3.876,
         "inductor_ms": 4.0,
+        "call_ms": 0.0,
         "rows": 64,
         "cols": 64,
         "table": report.sites[0].figures.table,

@@ -69,6 +69,15 @@ def test_the_nearest_size_decides_that_of_the_capture_where_sizes_are_dynamic(
         assert rewrite_dynamo(_softmax, torch.randn(shape), dynamic=dynamic).replaced == replaced
 
 
+def test_a_call_takes_as_long_at_every_size(table, rewrite_dynamo):
+    table("softmax", inductor=20e-3, ours=21e-3, rows_and_cols=(8, 128))
+    table("softmax", inductor=36e-3, ours=29e-3, rows_and_cols=(128, 128))
+    shorter = rewrite_dynamo(_softmax, torch.randn(64, 16))
+    assert shorter.reasons == ["Inductor is measured to be faster: 0 us against 1 us"]
+    (site,) = rewrite_dynamo(_softmax, torch.randn(64, 128)).report.sites
+    assert (site.figures.inductor_ms, site.figures.ours_ms) == pytest.approx((8e-3, 5e-3))
+
+
 @pytest.mark.parametrize(("ours", "time"), [(0.98, "980 us"), (1, "1 ms")])
 def test_a_gain_within_the_spread_of_measurements_does_not_count(ours, time, table, rewrite_dynamo):
     table("softmax", inductor=1, ours=ours)

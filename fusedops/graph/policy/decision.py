@@ -61,6 +61,7 @@ class Estimate:
     fusedops_ms, inductor_ms: the times of the site itself.
     passes_ms: the time of the additional reads and writes around our op, because Inductor cannot
         fuse across it, or because a result is copied to have eager's strides.
+    call_ms: the time of a call alone, which the times above do not contain. What was measured did.
     rows, cols: the nearest measured size.
     table: the table that was used, its number of threads, and why it was chosen.
     """
@@ -69,6 +70,7 @@ class Estimate:
     fusedops_ms: float
     passes_ms: float
     inductor_ms: float
+    call_ms: float
     rows: int
     cols: int
     table: str
@@ -211,6 +213,7 @@ def _estimate(
         fusedops_ms=cost.ours,
         passes_ms=directions * around * cost.ms_per_byte,
         inductor_ms=cost.inductor,
+        call_ms=cost.call,
         rows=cost.rows,
         cols=cost.cols,
         table=f"{table}; {table.fit(machine)}",
@@ -266,9 +269,9 @@ def _dropout(table: Table, size: Size) -> Cost:
 
 def _slower(estimate: Estimate) -> str | None:
     """Returns why a site is not replaced, or None if fusedops is measured to be faster by at least
-    MARGIN."""
+    MARGIN of what was measured."""
     ours, inductor = estimate.ours_ms, estimate.inductor_ms
-    if ours <= (1 - MARGIN) * inductor:
+    if inductor - ours >= MARGIN * (inductor + estimate.call_ms):
         return None
     times = f"{as_time(inductor)} against {as_time(ours)}"
     if ours <= inductor:

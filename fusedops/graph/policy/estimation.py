@@ -104,7 +104,7 @@ def _estimates(base: Sequence[Table], speed: _Speed) -> Iterator[tuple[Any, ...]
         for shape in dict.fromkeys(shape for sizes in those.values() for shape in sizes):
             at = _nearest(Size(*shape, getattr(torch, dtype)), speed)
             scaled = [
-                _scaled(sizes[shape], _call(table, dtype), slowness[at])
+                _scaled(sizes[shape], table.calls(mode), slowness[at])
                 for table, sizes in those.items()
                 if shape in sizes
             ]
@@ -112,27 +112,21 @@ def _estimates(base: Sequence[Table], speed: _Speed) -> Iterator[tuple[Any, ...]
             yield op, mode, dtype, *shape, inductor, ours, 1e-6 / speed[at][1]
 
 
-def _scaled(cost: Cost, call: Cost, slowness: float) -> tuple[float, float]:
+def _scaled(cost: Cost, calls: tuple[float, float], slowness: float) -> tuple[float, float]:
     """Returns the times of Inductor's code and of our op with kernels that are `slowness` times as
     slow, while a call takes as long as it did."""
-    inductor, ours = min(cost.inductor, call.inductor), min(cost.ours, call.ours)
+    inductor, ours = calls
     return (
         inductor + slowness * (cost.inductor - inductor),
         ours + slowness * (cost.ours - ours),
     )
 
 
-def _call(table: Table, dtype: str) -> Cost:
-    """Returns what a call of compiled code took on a table's machine, which is nearly all of what
-    the smallest softmax took."""
-    return min(table.costs["softmax", INFERENCE, dtype].values(), key=lambda cost: cost.ours)
-
-
 def _kernel_ms(table: Table, size: Size) -> float:
     """Returns how long our softmax took on a table's machine, without the call."""
     measured = table.cost("softmax", INFERENCE, size)
     assert measured is not None
-    return measured.ours - _call(table, str(size.dtype).removeprefix("torch.")).ours
+    return measured.ours + measured.call - table.calls(INFERENCE)[1]
 
 
 def _nearest(size: Size, speed: _Speed) -> Size:
