@@ -120,6 +120,7 @@ def test_a_graph_that_fails_is_named_and_does_not_stop_the_others(
         *graphs.LOSSES,
         "softmax",
         "log_softmax",
+        costs.ATTENTION,
     }
 
 

@@ -1,8 +1,5 @@
 """Sites that pay are replaced, others left with the reason: by a table, or by rule of thumb."""
 
-import csv
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,41 +7,13 @@ from agreement import assert_becomes
 from decomposed import rms_norm_decomposed
 
 import fusedops
-from fusedops.graph.policy import costs
-from fusedops.graph.policy.machine import here
-
-
-def machine_here():
-    return here(torch.device("cpu"))
+from fusedops.graph.policy.decision import BECOMES_SDPA
 
 
 @pytest.fixture(autouse=True)
 def profitable():
     with fusedops.config.patch(fuse="profitable"):
         yield
-
-
-@pytest.fixture
-def no_table(monkeypatch, tmp_path):
-    """Nothing was measured on any device."""
-    monkeypatch.setattr(costs, "SHIPPED_FOLDER", tmp_path)
-
-
-@pytest.fixture
-def table(no_table, tmp_path):
-    """table(op, inductor, ours, ...): the costs of 64x64 float32 rows; a copy takes 1 ms for what
-    it reads or writes."""
-    rows = []
-    machine = dataclasses.astuple(dataclasses.replace(machine_here(), threads=1))
-
-    def add(op, inductor, ours, mode="inference", rows_and_cols=(64, 64)):
-        gb_per_s = 64 * 64 * 4 * 1e-6
-        case = [op, mode, "float32", *rows_and_cols]
-        rows.append([*machine, "0.1.0", *case, inductor, ours, gb_per_s])
-        with (tmp_path / "measured.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([costs.COLUMNS, *rows])
-
-    return add
 
 
 def _softmax(x):
@@ -361,9 +330,6 @@ def test_without_a_table_small_tensors_are_left(no_table, rewrite_dynamo):
     assert left.reasons == ["too small to pay: 256 elements"]
     fused = rewrite_dynamo(lambda x: x.tanh().softmax(-1).tanh(), torch.randn(512, 512))
     assert "Inductor fuses it with its neighbours" in fused.reasons[0]
-
-
-BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_attention"
 
 
 def _attention(mask):

@@ -34,6 +34,7 @@ class Layout(Enum):
     STACK = ("tensors", "rows", "cols")
     IMAGES = ("images", "channels", "positions")
     SCORES = ("batch", "heads", "queries", "keys")
+    HEADS = ("batch", "heads", "queries", "features")
 
     @property
     def dimensions(self) -> int:

@@ -18,6 +18,7 @@ import torch._inductor.config as inductor_config
 
 from fusedops.cli.bench.cases import FORWARD, Case, Layout, Operator
 from fusedops.cli.bench.operators import OPERATORS
+from fusedops.cli.tune.attention import ATTENTION, FEATURES
 from fusedops.cli.tune.losses import LOSSES
 from fusedops.cli.tune.masks import MASKS
 from fusedops.graph.policy.costs import INFERENCE, TRAINING
@@ -43,7 +44,9 @@ LONG = ((SCORES, 512, (1024, 6144)), (MATRICES, 768, (32, 512, 4096)))
 SHORT = ((SCORES, 128, (256, 4096)), (MATRICES, 128, (8, 128, 2048)))
 OTHERS = ((SCORES, 49, (98, 6272)), (SELDOM, 768, (32, 512, 4096)), (SCORES, 16, (32,)))
 VOCABULARIES = ((tuple(LOSSES), 50257, (256,)), (tuple(LOSSES), 1000, (4096,)))
-SIZES = (*LONG, *SHORT, *VOCABULARIES, *OTHERS)
+_HEADS = tuple(ATTENTION)
+HEADS = ((_HEADS, 512, (4096,)), (_HEADS, 128, (2048,)), (_HEADS, 2048, (4096,)))
+SIZES = (*LONG, *SHORT, *HEADS, *VOCABULARIES, *OTHERS)
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -63,7 +66,7 @@ class Graph:
     @property
     def operator(self) -> Operator:
         """Returns the op in eager PyTorch and in fusedops, as the benchmark defines it."""
-        return (OPERATORS | LOSSES | MASKS)[self.op]
+        return (OPERATORS | LOSSES | MASKS | ATTENTION)[self.op]
 
     def case(self, rows: int) -> Case:
         """Returns the case with this number of rows."""
@@ -71,6 +74,8 @@ class Graph:
         shape: tuple[int, ...] = (rows, self.cols)
         if operator.layout is Layout.SCORES:
             shape = (rows // self.cols, 1, self.cols, self.cols)
+        elif operator.layout is Layout.HEADS:
+            shape = (1, rows // self.cols, self.cols, FEATURES)
         return Case(self.op, operator, FORWARD, self.dtype, shape, self.device)
 
     def __str__(self) -> str:

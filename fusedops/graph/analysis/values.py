@@ -36,8 +36,17 @@ def dtype_of(argument: Any) -> torch.dtype | None:
 
 def hints(tensor: torch.Tensor) -> list[int] | None:
     """Returns a tensor's sizes at capture, or None if a symbol had no value then."""
-    sizes = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
-    return None if None in sizes else sizes
+    return _hints(tensor.shape)
+
+
+def stride_hints(tensor: torch.Tensor) -> list[int] | None:
+    """Returns a tensor's strides at capture, or None if a symbol had no value then."""
+    return _hints(tensor.stride())
+
+
+def _hints(numbers: Sequence[int | torch.SymInt]) -> list[int] | None:
+    found = [n.node.hint if isinstance(n, torch.SymInt) else n for n in numbers]
+    return None if None in found else found
 
 
 def sizes_are_symbols(tensor: torch.Tensor) -> bool:

@@ -37,6 +37,10 @@ INFERENCE, TRAINING = "inference", "training"
 #: A measured op of at most this many elements took hardly longer than a call without a kernel.
 _FEW_ELEMENTS = 2**11
 
+#: The name that tables have for a softmax with the matrix products around it, which Inductor runs
+#: as scaled_dot_product_attention (SDPA).
+ATTENTION = "attention"
+
 _MACHINE = tuple(field.name for field in fields(Machine))
 _CASE = ("op", "mode", "dtype", "rows", "cols")
 #: The columns of a table file, in order. "fusedops" is the version of fusedops.

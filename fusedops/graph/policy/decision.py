@@ -20,10 +20,10 @@ from fusedops import config
 from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import kind_of
 from fusedops.graph.analysis.nodes import users
-from fusedops.graph.analysis.products import feeds_products, is_product
 from fusedops.graph.analysis.steps import upstream
 from fusedops.graph.analysis.values import hints, value
 from fusedops.graph.policy import costs, estimation
+from fusedops.graph.policy.attention import becomes_sdpa
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost, Size, Table
 from fusedops.graph.policy.machine import Machine
 from fusedops.graph.policy.traffic import ends_in_reduction, is_pointwise, readers
@@ -35,11 +35,14 @@ _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
 _COMPUTED = "masked_softmax[computed]"
 _DROPOUT = "softmax_dropout[causal]"
 _COMPARISONS = ("lt", "le", "gt", "ge")
+#: SDPA needs no memory for scores. If they have more bytes than this, that counts more than time;
+#: training keeps those of each layer.
+_MOST_SCORES = {INFERENCE: 2**28, TRAINING: 2**26}
 #: The name that tables have for a cross entropy whose backward pass cannot write over the logits.
 _KEPT_LOGITS = "cross_entropy[kept]"
 
 NEVER_MATERIALISED = "its result is only gathered or reduced: Inductor never materialises it"
-BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_attention"
+BECOMES_SDPA = "Inductor runs this attention as scaled_dot_product_attention"
 
 #: fusedops must be faster by this share, since two measurements of the same code differ by up to
 #: 3%.
@@ -64,6 +67,7 @@ class Estimate:
     call_ms: the time of a call alone, which the times above do not contain. What was measured did.
     rows, cols: the nearest measured size.
     table: the table that was used, its number of threads, and why it was chosen.
+    products: whether the times include the matrix products around a softmax.
     """
 
     mode: str
@@ -74,6 +78,7 @@ class Estimate:
     rows: int
     cols: int
     table: str
+    products: bool = False
 
     @property
     def ours_ms(self) -> float:
@@ -117,26 +122,46 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
 
 def _profitable(match: Match, copied_bytes: int) -> Decision:
     """Decides about a site with `fuse="profitable"`. A softmax is refused if Inductor never writes
-    its result to memory, or if it is part of attention that Inductor runs as SDPA. For other sites
-    the best table that has the op decides, or a heuristic if none has it. A site of unknown size is
-    replaced."""
+    its result to memory. For other sites the best table that has the op decides, or a heuristic if
+    none has it. A site of unknown size is replaced, unless Inductor runs it as SDPA."""
     if _is_never_materialised(match):
         return Decision(NEVER_MATERIALISED)
-    if _becomes_sdpa(match):
-        return Decision(BECOMES_SDPA)
     size = _size(match)
+    around = _barrier_bytes(match) + copied_bytes
+    if becomes_sdpa(match, _is_trained(match)):
+        decision = _beside_sdpa(match, size, around)
+        if decision is not None:
+            return decision
     if size is None:
         return Decision(None)
-    machine = costs.here(value(match.call.node).device)
-    estimation.ensure_table(machine)
-    around = _barrier_bytes(match) + copied_bytes
-    estimates = (
-        _estimate(match, table, size, machine, around) for table in costs.tables_for(machine)
-    )
-    estimate = next(filter(None, estimates), None)
+    estimate = _best_estimate(match, size, around)
     if estimate is None:
         return Decision(_probably_slower(match, size, copied_bytes))
     return Decision(_slower(estimate), estimate)
+
+
+def _beside_sdpa(match: Match, size: Size | None, around: int) -> Decision | None:
+    """Decides about a softmax that Inductor runs as SDPA, with the matrix products around it. SDPA
+    stays if it is not measured, or if its scores would need much memory. Returns None if it is not
+    measured but adds a mask, in which case the softmax alone decides."""
+    if size is None or size.elements * size.dtype.itemsize > _MOST_SCORES[_mode(match)]:
+        return Decision(BECOMES_SDPA)
+    estimate = _best_estimate(match, size, around, costs.ATTENTION)
+    if estimate is None:
+        is_masked = match.call.arguments.get("mask") is not None
+        return None if is_masked else Decision(BECOMES_SDPA)
+    return Decision(BECOMES_SDPA if _slower(estimate) else None, estimate)
+
+
+def _best_estimate(match: Match, size: Size, around: int, op: str | None = None) -> Estimate | None:
+    """Returns the estimate by the best table that has the op, or None if none has it. `op` is the
+    table's name for the op if the site's does not tell it. Then only tables for this machine count,
+    because the speed of matrix products in bfloat16 differs from one processor to the next."""
+    machine = costs.here(value(match.call.node).device)
+    estimation.ensure_table(machine)
+    tables = (t for t in costs.tables_for(machine) if op is None or t.is_for(machine))
+    estimates = (_estimate(match, table, size, machine, around, op) for table in tables)
+    return next(filter(None, estimates), None)
 
 
 def _is_never_materialised(match: Match) -> bool:
@@ -146,22 +171,6 @@ def _is_never_materialised(match: Match) -> bool:
         return False
     results = [user for result in match.results for user in users(result)]
     return bool(results) and all(map(ends_in_reduction, results))
-
-
-def _becomes_sdpa(match: Match) -> bool:
-    """Returns whether Inductor's pass fuse_attention replaces a softmax and the two matrix products
-    around it. It does so if the softmax has no mask, bias, sinks and soft cap, and on a CPU no
-    dropout either."""
-    arguments = match.call.arguments
-    more = ("mask", "bias", "lower_diagonal", "start", "end", "sinks", "softcap")
-    has_more = arguments.get("causal") or any(arguments.get(name) is not None for name in more)
-    if not match.op.startswith(("softmax", "masked_softmax")) or has_more:
-        return False
-    device = value(match.call.node).device.type
-    if match.op == "masked_softmax_dropout" and device == "cpu":
-        return False
-    result = next(iter(match.results))
-    return is_product(arguments["input"]) and feeds_products(result)
 
 
 def _size(match: Match) -> Size | None:
@@ -198,13 +207,18 @@ def _rows_of_classes(match: Match) -> torch.Tensor:
 
 
 def _estimate(
-    match: Match, table: Table, size: Size, machine: Machine, around: int
+    match: Match, table: Table, size: Size, machine: Machine, around: int, op: str | None
 ) -> Estimate | None:
     """Returns the table's measurements for the site, or None if the op is not in the table.
-    `around` is the number of bytes that are read and written around the op in one pass."""
-    mode = TRAINING if _is_trained(match) else INFERENCE
-    is_masked = match.op.startswith("masked_softmax")
-    cost = (_masked_cost if is_masked else _cost)(match, table, mode, size)
+    `around` is the number of bytes that are read and written around the op in one pass. `op` is the
+    table's name for the op if the site's does not tell it."""
+    mode = _mode(match)
+    if op is not None:
+        cost = table.cost(op, mode, size)
+    elif match.op.startswith("masked_softmax"):
+        cost = _masked_cost(match, table, mode, size)
+    else:
+        cost = _cost(match, table, mode, size)
     if cost is None:
         return None
     directions = 2 if mode == TRAINING else 1
@@ -217,6 +231,7 @@ def _estimate(
         rows=cost.rows,
         cols=cost.cols,
         table=f"{table}; {table.fit(machine)}",
+        products=op == costs.ATTENTION,
     )
 
 
@@ -325,6 +340,10 @@ def _is_differentiated(node: Node) -> bool:
     """Returns whether a node's result requires grad."""
     result = value(node)
     return isinstance(result, torch.Tensor) and result.requires_grad
+
+
+def _mode(match: Match) -> str:
+    return TRAINING if _is_trained(match) else INFERENCE
 
 
 def _is_trained(match: Match) -> bool:

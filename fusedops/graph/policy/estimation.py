@@ -94,13 +94,16 @@ def _comparable(machine: Machine) -> list[Table]:
 def _estimates(base: Sequence[Table], speed: _Speed) -> Iterator[tuple[Any, ...]]:
     """Yields the estimated lines of a table, from the column "op" on: the geometric mean of what
     the tables in `base` measured, in which the kernels' times, but not those of calls, are scaled
-    to this machine's speed at the nearest measured size."""
+    to this machine's speed at the nearest measured size. Attention is left out unless all of them
+    have it: a softmax does not tell how fast matrix products are."""
     slowness = {
         size: _mean([ms / _kernel_ms(table, size) for table in base])
         for size, (ms, _) in speed.items()
     }
     for op, mode, dtype in dict.fromkeys(key for table in base for key in table.costs):
         those = {table: table.costs.get((op, mode, dtype), {}) for table in base}
+        if op == costs.ATTENTION and not all(those.values()):
+            continue
         for shape in dict.fromkeys(shape for sizes in those.values() for shape in sizes):
             at = _nearest(Size(*shape, getattr(torch, dtype)), speed)
             scaled = [

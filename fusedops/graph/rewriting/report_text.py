@@ -130,6 +130,8 @@ def _times(figures: Estimate | None) -> str:
     ours, passes, inductor = map(
         as_time, (figures.fusedops_ms, figures.passes_ms, figures.inductor_ms)
     )
+    if figures.products:
+        ours += " with its matrix products"
     neighbours = f" + {passes} for reads and writes of its neighbours" if figures.passes_ms else ""
     size = f"{figures.rows}x{figures.cols}"
     return f"{ours}{neighbours}, Inductor {inductor}; from {size} measured in {figures.mode}"

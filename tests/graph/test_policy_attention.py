@@ -1,0 +1,118 @@
+"""Which attention Inductor runs as scaled_dot_product_attention (SDPA), and what is replaced."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+from torch._dynamo.utils import counters
+
+import fusedops
+from fusedops.graph.policy import costs, decision
+from fusedops.graph.policy.decision import BECOMES_SDPA
+from fusedops.graph.policy.machine import here
+
+BATCH, HEADS, TOKENS, FEATURES = 2, 4, 16, 8
+
+#: How queries, keys and values become [batch, heads, tokens, features]. A batch of one is apart,
+#: since batch and heads are then one dimension in memory.
+LAYOUTS = {
+    "heads in front": lambda x: [
+        part.contiguous().view(len(x), HEADS, TOKENS, FEATURES) for part in x.chunk(3, -1)
+    ],
+    "transposed": lambda x: [
+        part.contiguous().view(len(x), TOKENS, HEADS, FEATURES).transpose(1, 2)
+        for part in x.view(len(x), TOKENS, 3, -1).unbind(2)
+    ],
+    "one projection": lambda x: (
+        x.view(len(x), TOKENS, 3, HEADS, FEATURES).permute(2, 0, 3, 1, 4).unbind(0)
+    ),
+}
+SCALINGS = {
+    "divided": lambda scores: scores / FEATURES**0.5,
+    "multiplied": lambda scores: scores * FEATURES**-0.5,
+    "as they are": lambda scores: scores,
+}
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, layout, scaling, of_queries=False):
+        super().__init__()
+        self.projection = torch.nn.Linear(32, 3 * HEADS * FEATURES)
+        self.layout, self.scaling, self.of_queries = layout, scaling, of_queries
+
+    def forward(self, x, mask=None):
+        query, key, value = self.layout(self.projection(x))
+        query = query * 0.25 if self.of_queries else query
+        scores = self.scaling(query @ key.transpose(-2, -1))
+        scores = scores if mask is None else scores + mask
+        return scores.softmax(-1) @ value
+
+
+@pytest.fixture(autouse=True)
+def profitable():
+    with fusedops.config.patch(fuse="profitable"):
+        yield
+
+
+def _inputs(batch=BATCH, is_masked=False):
+    x = torch.randn(batch, TOKENS, 32)
+    return (x, torch.randn(batch, 1, 1, TOKENS)) if is_masked else (x,)
+
+
+@pytest.mark.slow("Inductor compiles each form")
+@pytest.mark.parametrize("is_trained", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("is_masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("batch", [1, BATCH])
+@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_what_inductor_runs_as_sdpa_is_known(
+    layout, scaling, batch, is_masked, is_trained, table, rewrite_dynamo
+):
+    for mode in ("inference", "training"):
+        table("attention", inductor=1, ours=2, mode=mode)
+    model, inputs = Attention(layout, scaling), _inputs(batch, is_masked)
+    counters.clear()
+    with torch.set_grad_enabled(is_trained):
+        with inductor_config.patch(force_disable_caches=True):
+            torch.compile(model)(*inputs)
+        reasons = rewrite_dynamo(model, *inputs).reasons
+    assert (BECOMES_SDPA in reasons) == (counters["inductor"]["fuse_attention"] > 0)
+
+
+def test_scaled_queries_are_no_sdpa(no_table, rewrite_dynamo):
+    model = Attention(LAYOUTS["transposed"], SCALINGS["as they are"], of_queries=True)
+    with torch.no_grad():
+        assert BECOMES_SDPA not in rewrite_dynamo(model, *_inputs()).reasons
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["plain", "masked"])
+def test_sdpa_is_replaced_where_that_is_measured_to_be_faster(is_masked, table, rewrite_dynamo):
+    table("attention", inductor=2, ours=1)
+    with torch.no_grad():
+        rewritten = rewrite_dynamo(
+            Attention(LAYOUTS["transposed"], SCALINGS["divided"]), *_inputs(is_masked=is_masked)
+        )
+    assert rewritten.replaced == {"masked_softmax": 1}
+    assert "with its matrix products, Inductor" in str(rewritten.report)
+
+
+def test_only_a_table_for_this_machine_counts(table, rewrite_dynamo, monkeypatch):
+    table("attention", inductor=2, ours=1)
+    other = dataclasses.replace(here(torch.device("cpu")), threads=3)
+    monkeypatch.setattr(costs, "here", lambda device: other)
+    with torch.no_grad():
+        rewritten = rewrite_dynamo(
+            Attention(LAYOUTS["transposed"], SCALINGS["divided"]), *_inputs()
+        )
+    assert rewritten.reasons == [BECOMES_SDPA]
+
+
+def test_scores_of_many_bytes_are_left_to_sdpa(table, rewrite_dynamo, monkeypatch):
+    table("attention", inductor=2, ours=1)
+    monkeypatch.setitem(decision._MOST_SCORES, "inference", 2**10)
+    with torch.no_grad():
+        rewritten = rewrite_dynamo(
+            Attention(LAYOUTS["transposed"], SCALINGS["divided"]), *_inputs()
+        )
+    assert rewritten.reasons == [BECOMES_SDPA]
