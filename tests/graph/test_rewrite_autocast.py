@@ -143,7 +143,8 @@ WHOLE = ["nn.TransformerEncoder", "nanogpt", "bert", "gpt2", "mistral", "gemma2"
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", beyond(["nanogpt"], WHOLE))
 def test_under_autocast_as_much_is_replaced_as_in_float32(rewrite_dynamo, name, training, dtype):
-    model = MODELS[name].build(TINY, True).train(training)
+    # With dynamic=True the dropout of this model's attention is a symbol, and its SDPA is left.
+    model = MODELS[name].build(TINY, name != "nn.TransformerEncoder").train(training)
     inputs = MODELS[name].inputs(TINY, 2)
     found = []
     for is_enabled in (False, True):

@@ -106,6 +106,99 @@ def test_attention_under_autocast_keeps_eagers_dtype_and_values(rewrite_dynamo):
     rewritten_alike(rewrite_dynamo, model, [x], rtol=2e-2, atol=2e-2)
 
 
+# --- F.scaled_dot_product_attention with dropout --------------------------------------------------
+
+#: Some dropout, which drops nothing that can be seen.
+HARDLY = 1e-30
+
+
+def _sdpa(query, key, values, mask=None, p=HARDLY, **options):
+    return F.scaled_dot_product_attention(query, key, values, mask, p, **options)
+
+
+def _heads(*heads, dtype=torch.float64):
+    shapes = [(2, count, 6, 8) for count in heads]
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def _visible():
+    visible = torch.rand(2, 1, 6, 6) < 0.6
+    visible[0, 0, 0] = False  # a query that sees no key
+    return visible
+
+
+SDPA = {
+    "plain": lambda query, key, values, mask: _sdpa(query, key, values),
+    "causal": lambda query, key, values, mask: _sdpa(query, key, values, is_causal=True),
+    "masked": lambda query, key, values, mask: _sdpa(query, key, values, mask),
+    "scaled": lambda query, key, values, mask: _sdpa(query, key, values, scale=-0.3),
+}
+
+
+@pytest.mark.parametrize("form", SDPA.values(), ids=SDPA)
+def test_sdpa_with_dropout_is_seen_through(rewrite, form):
+    inputs = [*_heads(4, 4, 4), _visible()]
+    rewritten = assert_becomes(rewrite, form, inputs, {"masked_softmax_dropout": 1})
+    assert "scaled_dot_product" not in rewritten.code
+    assert_same_gradients(rewritten.call, form, inputs, inputs[:3], rtol=1e-9, atol=1e-12)
+
+
+def test_sdpa_of_fewer_keys_than_queries_is_seen_through(rewrite_dynamo):
+    def grouped(query, key, values):
+        return _sdpa(query, key, values, is_causal=True, enable_gqa=True)
+
+    assert_becomes(rewrite_dynamo, grouped, _heads(4, 2, 2), {"masked_softmax_dropout": 1})
+
+
+def _under_autocast(*inputs):
+    with torch.autocast("cpu", torch.bfloat16):
+        return _sdpa(*inputs)
+
+
+@pytest.mark.parametrize("is_autocast", [False, True], ids=["bfloat16", "autocast"])
+def test_sdpa_with_dropout_computes_16_bit_scores_in_float32(rewrite_dynamo, is_autocast):
+    inputs = [(8 * tensor.detach()).bfloat16() for tensor in _heads(4, 4, 4)]
+    exact = _sdpa(*(tensor.double() for tensor in inputs))
+    form = _under_autocast if is_autocast else _sdpa
+    inputs = [tensor.float() for tensor in inputs] if is_autocast else inputs
+    rewritten, eager = rewrite_dynamo(form, *inputs), form(*inputs)
+    assert rewritten.replaced == {"masked_softmax_dropout": 1}
+    ours = rewritten.call(*inputs)
+    assert ours.dtype == eager.dtype == torch.bfloat16
+    assert (ours - exact).abs().max() <= 1.01 * (eager - exact).abs().max()
+
+
+def test_sdpa_with_dropout_is_compiled_once_for_all_batch_sizes(rewrite_dynamo):
+    def inputs(batch):
+        return [torch.randn(batch, 4, 6, 8, dtype=torch.float64) for _ in range(3)]
+
+    def causal(query, key, values):
+        return F.scaled_dot_product_attention(query, key, values, None, 1e-30, is_causal=True)
+
+    rewritten = rewrite_dynamo(causal, *inputs(5), dynamic=True)
+    assert_one_graph(rewritten, causal, [inputs(batch) for batch in (2, 3, 8)])
+    assert rewritten.replaced == {"masked_softmax_dropout": 1}
+
+
+def test_a_layer_in_training_has_its_attentions_dropout_in_the_op(rewrite_dynamo):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    replaced = rewrite_dynamo(layer, torch.randn(2, 5, 8)).replaced
+    assert replaced == {"masked_softmax_dropout": 1, "add_layer_norm": 2}
+
+
+LEFT = {
+    "without dropout": lambda *inputs: _sdpa(*inputs, p=0.0),
+    "with numbers as a mask": lambda *inputs: _sdpa(*inputs, inputs[0] @ inputs[1].mT),
+}
+
+
+@pytest.mark.parametrize("form", LEFT.values(), ids=LEFT)
+def test_other_sdpa_is_left_as_it_runs(rewrite_dynamo, form):
+    inputs = _heads(4, 4, 4, dtype=torch.float32)
+    (left,) = rewrite_dynamo(form, *inputs).report.sites
+    assert (left.op, left.reason) == ("scaled_dot_product_attention", "already runs as SDPA")
+
+
 # --- torch._transformer_encoder_layer_fwd ---------------------------------------------------------
 
 KEYS = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
@@ -224,12 +317,6 @@ def test_compiled_with_inductor_the_ops_run(ops_run):
 
 
 # --- what is left ---------------------------------------------------------------------------------
-
-
-def test_attention_is_left_as_it_runs(rewrite):
-    rewritten = rewrite(lambda x: F.scaled_dot_product_attention(x, x, x), torch.rand(2, 4, 8))
-    (left,) = rewritten.report.sites
-    assert (left.op, left.reason) == ("scaled_dot_product_attention", "already runs as SDPA")
 
 
 def test_multi_head_attention_without_weights_is_left_as_it_runs(rewrite_dynamo):

@@ -8,8 +8,8 @@ The decomposition computes the same results and draws the same random numbers.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,22 +19,65 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from fusedops.graph.analysis import modes
+from fusedops.graph.analysis import aliases, modes
 from fusedops.graph.analysis.calls import expansion
-from fusedops.graph.analysis.nodes import annotate, outputs, walk
-from fusedops.graph.analysis.values import fake_mode, value
+from fusedops.graph.analysis.nodes import annotate, outputs, packet, walk
+from fusedops.graph.analysis.values import dtype_of, fake_mode, value
 from fusedops.graph.policy import decision
+from fusedops.graph.rewriting.decompositions import attention, encoder_layer
+
+#: Name of an opaque call in `aliases.LEAVES` -> the function that decomposes it.
+_EXPANSIONS: dict[str, Callable[..., Any]] = {
+    "multi_head_attention_forward": F.multi_head_attention_forward,
+    "_transformer_encoder_layer_fwd": encoder_layer,
+    "softmin": F.softmin,
+    "gumbel_softmax": F.gumbel_softmax,
+}
+#: The same for attention that runs as scaled_dot_product_attention (SDPA).
+_SDPA: dict[str, Callable[..., Any]] = {
+    "multi_head_attention_forward": F.multi_head_attention_forward,
+    "scaled_dot_product_attention": attention,
+}
 
 
 def expand(graph: Graph) -> None:
     """Replaces the opaque calls of `graph` by their decompositions, except calls inside a
     `torch.func` transform, and encoder layers that are faster as they are."""
-    for node, transformed in walk(graph):
-        decomposition = expansion(node, _EXPANSIONS)
-        if decomposition is None or transformed:
-            continue
-        if decomposition is not _encoder_layer or not decision.leaves_encoder_layer(value(node)):
-            _expand(node, decomposition)
+    # Multi-head attention contains a call of SDPA.
+    for find in (_decomposition, _decomposition_of_sdpa):
+        for node, transformed in walk(graph):
+            decomposition = None if transformed else find(node)
+            if decomposition is not None:
+                _expand(node, decomposition)
+
+
+def _decomposition(node: Node) -> Callable[..., Any] | None:
+    """Returns the function that decomposes an opaque call, or None."""
+    decomposition = expansion(node, _EXPANSIONS)
+    if decomposition is encoder_layer and decision.leaves_encoder_layer(value(node)):
+        return None
+    is_attention = node.target is F.multi_head_attention_forward
+    return _decomposition_of_sdpa(node) if is_attention and not decomposition else decomposition
+
+
+def _decomposition_of_sdpa(node: Node) -> Callable[..., Any] | None:
+    """Returns the function that decomposes a call of SDPA, or of attention that contains one, if it
+    has dropout on a CPU; None for other calls. No kernel of torch's has dropout there, so that SDPA
+    stores the scores, and draws a random number for each. A mask of numbers may hide all keys of a
+    query, which then gets zeros from SDPA, but NaN from our ops."""
+    if node.op != "call_function" or packet(node) not in aliases.LEAVES:
+        return None
+    name, reason = aliases.leaf(packet(node), node.kwargs)
+    if reason != aliases.SDPA or name not in _SDPA:
+        return None
+    arguments = inspect.signature(_SDPA[name]).bind(*node.args, **node.kwargs).arguments
+    p, query = arguments.get("dropout_p", 0.0), value(arguments["query"])
+    is_dropped = isinstance(p, float) and p > 0 and arguments.get("training", True) is True
+    if not is_dropped or query is None or query.device.type != "cpu":
+        return None
+    if dtype_of(arguments.get("attn_mask")) not in (None, torch.bool):
+        return None
+    return _SDPA[name]
 
 
 def _expand(node: Node, function: Callable[..., Any]) -> None:
@@ -102,85 +145,3 @@ def _replace_uses(old: Node, new: Node) -> None:
     that capture recorded for views of `old` share its storage."""
     annotate(new, value(old), like=old)
     old.replace_all_uses_with(new)
-
-
-# --- decompositions -------------------------------------------------------------------------------
-
-
-def _encoder_layer(
-    src: torch.Tensor,
-    embed_dim: int,
-    num_heads: int,
-    in_proj_weight: torch.Tensor,
-    in_proj_bias: torch.Tensor,
-    out_proj_weight: torch.Tensor,
-    out_proj_bias: torch.Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm1_weight: torch.Tensor,
-    norm1_bias: torch.Tensor,
-    norm2_weight: torch.Tensor,
-    norm2_bias: torch.Tensor,
-    linear1_weight: torch.Tensor,
-    linear1_bias: torch.Tensor,
-    linear2_weight: torch.Tensor,
-    linear2_bias: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    mask_type: int | None = None,
-) -> torch.Tensor:
-    """Computes what aten._transformer_encoder_layer_fwd does, by the separate calls that torch
-    makes in training, but without dropout. The parameters are those of the ATen op, in its
-    order."""
-    norm1, norm2 = (
-        partial(F.layer_norm, normalized_shape=(embed_dim,), weight=weight, bias=bias, eps=eps)
-        for weight, bias in ((norm1_weight, norm1_bias), (norm2_weight, norm2_bias))
-    )
-
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        heads = F.linear(x, in_proj_weight, in_proj_bias).unflatten(-1, (3, num_heads, -1))
-        query, key, values = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        return F.linear(
-            _attention(query, key, values, mask, mask_type).transpose(1, 2).flatten(2),
-            out_proj_weight,
-            out_proj_bias,
-        )
-
-    def feed_forward(x: torch.Tensor) -> torch.Tensor:
-        hidden = F.linear(x, linear1_weight, linear1_bias)
-        hidden = F.gelu(hidden) if use_gelu else F.relu(hidden)
-        return F.linear(hidden, linear2_weight, linear2_bias)
-
-    if norm_first:
-        src = src + attend(norm1(src))
-        return src + feed_forward(norm2(src))
-    src = norm1(src + attend(src))
-    return norm2(src + feed_forward(src))
-
-
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    mask_type: int | None,
-) -> torch.Tensor:
-    """Computes multi-head attention. The mask has the shape [batch, keys] if `mask_type` is 1, and
-    otherwise one that broadcasts to the scores."""
-    if mask is None:
-        return F.scaled_dot_product_attention(query, key, values)
-    # The mask hides keys where it is not zero. A query that sees no key gets NaN from this softmax,
-    # while SDPA would give it zeros.
-    hidden = mask.to(torch.bool)
-    hidden = hidden[:, None, None, :] if mask_type == 1 else hidden
-    scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1))
-    return torch.matmul(scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
-
-
-#: Name of an opaque call in `aliases.LEAVES` -> the function that decomposes it.
-_EXPANSIONS: dict[str, Callable[..., Any]] = {
-    "multi_head_attention_forward": F.multi_head_attention_forward,
-    "_transformer_encoder_layer_fwd": _encoder_layer,
-    "softmin": F.softmin,
-    "gumbel_softmax": F.gumbel_softmax,
-}
