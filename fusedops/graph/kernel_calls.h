@@ -26,7 +26,9 @@ using Kernel = void(StableIValue*, uint64_t, uint64_t);
 using Record = torch::aot_inductor::RAIIAtenRecordFunctionHandle;
 
 inline void check(AOTITorchError error) {
-  if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error("fusedops: torch is out of memory");
+  if (error != AOTI_TORCH_SUCCESS) {
+    throw std::runtime_error("fusedops: torch failed to pass a tensor or a list to a kernel");
+  }
 }
 
 // Returns the kernel of an op. The library is in the process already: `import fusedops` loads it,

@@ -18,6 +18,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusedops.graph.analysis import aliases, modes
 from fusedops.graph.analysis.calls import expansion
@@ -74,6 +75,8 @@ def _decomposition_of_sdpa(node: Node) -> Callable[..., Any] | None:
     p, query = arguments.get("dropout_p", 0.0), value(arguments["query"])
     is_dropped = isinstance(p, float) and p > 0 and arguments.get("training", True) is True
     if not is_dropped or query is None or query.device.type != "cpu":
+        return None
+    if is_traceable_wrapper_subclass(query):  # the trace would show what the subclass does
         return None
     if dtype_of(arguments.get("attn_mask")) not in (None, torch.bool):
         return None
