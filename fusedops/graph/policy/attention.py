@@ -2,13 +2,15 @@
 
 The pass has a list of patterns, which differ between inference and training: how the scores are
 scaled, whether a mask is added, and how the heads were separated. What is said here was tried on
-torch 2.13 on a CPU, in float32 and bfloat16, with heads in front, transposed as in models of
-Hugging Face, and taken from one projection as in timm.
+torch 2.10 and 2.13 on a CPU, in float32 and bfloat16, with heads in front, transposed as in models
+of Hugging Face, and taken from one projection as in timm.
 
 Source: `torch._inductor.fx_passes.fuse_attention`.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch.fx import Node
@@ -73,14 +75,23 @@ def _is_known(product: Node, scalings: set[str], is_trained: bool) -> bool:
     is_transposed = kind_of(query) in ("transpose", "permute")
     if not scalings:
         is_bmm = value(query).dim() == 3 and "bmm" in str(packet(product))
-        return not is_trained and (is_transposed or is_bmm)
+        return not is_trained and (is_bmm or (is_transposed and _has_pattern(27)))
     if value(query).dim() != 4:
         return False
     if _is_merged(value(query)):
         return True
-    if is_transposed:
-        return not is_trained or "div" in scalings
-    return not is_trained and scalings == {"mul"}
+    if is_transposed and scalings == {"div"}:
+        return True
+    return not is_trained and scalings == {"mul"} and _has_pattern(28)
+
+
+@functools.cache
+def _has_pattern(number: int) -> bool:
+    """Returns whether this torch has a pattern. torch 2.10 has 24 of them, torch 2.13 has 30."""
+    # The import takes a while, and a process that compiles nothing does not need it.
+    from torch._inductor.fx_passes import fuse_attention
+
+    return hasattr(fuse_attention, f"_sfdp_pattern_{number}")
 
 
 def _with_heads(query: Node) -> Node:
