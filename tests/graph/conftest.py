@@ -216,6 +216,12 @@ def compiled_calls():
 
 
 @pytest.fixture
+def profitable():
+    with fusedops.config.patch(fuse="profitable"):
+        yield
+
+
+@pytest.fixture
 def no_table(monkeypatch, tmp_path):
     """Nothing was measured on any device."""
     monkeypatch.setattr(costs, "SHIPPED_FOLDER", tmp_path)

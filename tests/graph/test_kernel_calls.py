@@ -62,7 +62,7 @@ def test_cpp_code_calls_kernels_with_arguments_of_every_kind_and_passes_their_er
     code = _code(gradient, x, target, options={"cpp_wrapper": True})
     calls = set(re.findall(r"CHECK\(aoti_torch_fusedops_(\w+)", code))
     forward = {"add_layer_norm", "masked_softmax_", "_softmax", "_stack_softmax", "_cross_entropy"}
-    assert calls - forward == {
+    assert calls == forward | {
         "_add_layer_norm_backward",
         "masked_softmax_backward_",
         "_softmax_backward",

@@ -7,10 +7,11 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._dynamo.utils import counters
 
-import fusedops
 from fusedops.graph.policy import costs, decision
 from fusedops.graph.policy.decision import BECOMES_SDPA
 from fusedops.graph.policy.machine import here
+
+pytestmark = pytest.mark.usefixtures("profitable")
 
 BATCH, HEADS, TOKENS, FEATURES = 2, 4, 16, 8
 
@@ -49,12 +50,6 @@ class Attention(torch.nn.Module):
         return scores.softmax(-1) @ value
 
 
-@pytest.fixture(autouse=True)
-def profitable():
-    with fusedops.config.patch(fuse="profitable"):
-        yield
-
-
 def _inputs(batch=BATCH, is_masked=False):
     x = torch.randn(batch, TOKENS, 32)
     return (x, torch.randn(batch, 1, 1, TOKENS)) if is_masked else (x,)
@@ -80,6 +75,13 @@ def test_what_inductor_runs_as_sdpa_is_known(
     assert (BECOMES_SDPA in reasons) == (counters["inductor"]["fuse_attention"] > 0)
 
 
+def _rewrite_divided(rewrite_dynamo, **kinds):
+    with torch.no_grad():
+        return rewrite_dynamo(
+            Attention(LAYOUTS["transposed"], SCALINGS["divided"]), *_inputs(**kinds)
+        )
+
+
 def test_scaled_queries_are_no_sdpa(no_table, rewrite_dynamo):
     model = Attention(LAYOUTS["transposed"], SCALINGS["as they are"], of_queries=True)
     with torch.no_grad():
@@ -89,10 +91,7 @@ def test_scaled_queries_are_no_sdpa(no_table, rewrite_dynamo):
 @pytest.mark.parametrize("is_masked", [False, True], ids=["plain", "masked"])
 def test_sdpa_is_replaced_where_that_is_measured_to_be_faster(is_masked, table, rewrite_dynamo):
     table("attention", inductor=2, ours=1)
-    with torch.no_grad():
-        rewritten = rewrite_dynamo(
-            Attention(LAYOUTS["transposed"], SCALINGS["divided"]), *_inputs(is_masked=is_masked)
-        )
+    rewritten = _rewrite_divided(rewrite_dynamo, is_masked=is_masked)
     assert rewritten.replaced == {"masked_softmax": 1}
     assert "with its matrix products, Inductor" in str(rewritten.report)
 
@@ -101,18 +100,10 @@ def test_only_a_table_for_this_machine_counts(table, rewrite_dynamo, monkeypatch
     table("attention", inductor=2, ours=1)
     other = dataclasses.replace(here(torch.device("cpu")), threads=3)
     monkeypatch.setattr(costs, "here", lambda device: other)
-    with torch.no_grad():
-        rewritten = rewrite_dynamo(
-            Attention(LAYOUTS["transposed"], SCALINGS["divided"]), *_inputs()
-        )
-    assert rewritten.reasons == [BECOMES_SDPA]
+    assert _rewrite_divided(rewrite_dynamo).reasons == [BECOMES_SDPA]
 
 
 def test_scores_of_many_bytes_are_left_to_sdpa(table, rewrite_dynamo, monkeypatch):
     table("attention", inductor=2, ours=1)
     monkeypatch.setitem(decision._MOST_SCORES, "inference", 2**10)
-    with torch.no_grad():
-        rewritten = rewrite_dynamo(
-            Attention(LAYOUTS["transposed"], SCALINGS["divided"]), *_inputs()
-        )
-    assert rewritten.reasons == [BECOMES_SDPA]
+    assert _rewrite_divided(rewrite_dynamo).reasons == [BECOMES_SDPA]

@@ -9,11 +9,7 @@ from decomposed import rms_norm_decomposed
 import fusedops
 from fusedops.graph.policy.decision import BECOMES_SDPA
 
-
-@pytest.fixture(autouse=True)
-def profitable():
-    with fusedops.config.patch(fuse="profitable"):
-        yield
+pytestmark = pytest.mark.usefixtures("profitable")
 
 
 def _softmax(x):

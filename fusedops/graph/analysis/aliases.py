@@ -216,6 +216,7 @@ _INSTANCE_NORM = ("instance_norm", "normalises each channel of an image, which n
 LEAVES: dict[Any, tuple[str, str]] = {
     F.scaled_dot_product_attention: _SDPA,
     aten.scaled_dot_product_attention: _SDPA,
+    aten.scaled_dot_product_attention.default: _SDPA,
     F.multi_head_attention_forward: _ATTENTION,
     torch._native_multi_head_attention: _ATTENTION,
     aten._native_multi_head_attention: _ATTENTION,

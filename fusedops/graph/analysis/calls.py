@@ -8,7 +8,6 @@ of them into a `Call`, by the tables in `aliases.py`. Rules and readers never re
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -287,15 +286,6 @@ def _module_refusal(module: nn.Module) -> str | None:
     of_all_modules = [getattr(nn.modules.module, f"_global{name}") for name in _HOOKS]
     has_hooks = any(ours) or any(of_all_modules)
     return "the module has hooks, which would no longer run" if has_hooks else None
-
-
-def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
-    """Returns the function among `expansions` that decomposes an opaque call; None for other calls,
-    and for attention that runs as SDPA."""
-    if node.op != "call_function" or node.target not in aliases.LEAVES:
-        return None
-    name, reason = aliases.leaf(node.target, node.kwargs)
-    return None if reason == aliases.SDPA else expansions.get(name)
 
 
 def named_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

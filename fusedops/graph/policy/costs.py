@@ -13,9 +13,10 @@ import csv
 import functools
 import hashlib
 import math
+import operator
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -122,7 +123,7 @@ class Table:
             return None
         nearest = min(sizes.values(), key=lambda cost: _distance(size, cost))
         share = size.elements / (nearest.rows * nearest.cols)
-        calls = self.calls(mode)
+        calls = self.calls[mode]
         call = min(calls)
         inductor, ours = (
             own - call + share * (measured - own)
@@ -130,18 +131,18 @@ class Table:
         )
         return Cost(inductor, ours, nearest.ms_per_byte, nearest.rows, nearest.cols, call)
 
-    def calls(self, mode: str) -> tuple[float, float]:
-        """Returns the time of a call of Inductor's code, and that of a call of compiled code with
-        one of our ops, each without its kernel: the least times in that mode. They are 0 if nothing
-        small was measured."""
-        of_mode = [sizes for key, sizes in self.costs.items() if key[1] == mode]
-        every = [cost for sizes in of_mode for cost in sizes.values()]
-        inductor = min(every, key=lambda cost: cost.inductor)
-        ours = min(every, key=lambda cost: cost.ours)
-        return (
-            inductor.inductor if inductor.rows * inductor.cols <= _FEW_ELEMENTS else 0.0,
-            ours.ours if ours.rows * ours.cols <= _FEW_ELEMENTS else 0.0,
-        )
+    @functools.cached_property
+    def calls(self) -> dict[str, tuple[float, float]]:
+        """For each mode the time of a call of Inductor's code, and that of a call of compiled code
+        with one of our ops, each without its kernel: the least times in that mode. They are 0 if
+        nothing small was measured."""
+        by_mode: dict[str, list[Cost]] = {}
+        for (_, mode, _), sizes in self.costs.items():
+            by_mode.setdefault(mode, []).extend(sizes.values())
+        return {
+            mode: (_least(every, "inductor"), _least(every, "ours"))
+            for mode, every in by_mode.items()
+        }
 
     def is_for(self, machine: Machine) -> bool:
         """Returns whether the table's times are a machine's: they were measured or estimated on it,
@@ -171,6 +172,13 @@ class Table:
 
     def __str__(self) -> str:
         return f"{self.name}, {count_of(self.machine.threads)}"
+
+
+def _least(measured: Sequence[Cost], name: str) -> float:
+    """Returns the least time of that name, or 0 if its size is not small."""
+    least = min(measured, key=operator.attrgetter(name))
+    time: float = getattr(least, name)
+    return time if least.rows * least.cols <= _FEW_ELEMENTS else 0.0
 
 
 def _distance(size: Size, cost: Cost) -> float:

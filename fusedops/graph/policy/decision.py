@@ -146,21 +146,23 @@ def _beside_sdpa(match: Match, size: Size | None, around: int) -> Decision | Non
     measured but adds a mask, in which case the softmax alone decides."""
     if size is None or size.elements * size.dtype.itemsize > _MOST_SCORES[_mode(match)]:
         return Decision(BECOMES_SDPA)
-    estimate = _best_estimate(match, size, around, costs.ATTENTION)
+    estimate = _best_estimate(match, size, around, products=True)
     if estimate is None:
         is_masked = match.call.arguments.get("mask") is not None
         return None if is_masked else Decision(BECOMES_SDPA)
     return Decision(BECOMES_SDPA if _slower(estimate) else None, estimate)
 
 
-def _best_estimate(match: Match, size: Size, around: int, op: str | None = None) -> Estimate | None:
-    """Returns the estimate by the best table that has the op, or None if none has it. `op` is the
-    table's name for the op if the site's does not tell it. Then only tables for this machine count,
-    because the speed of matrix products in bfloat16 differs from one processor to the next."""
+def _best_estimate(
+    match: Match, size: Size, around: int, products: bool = False
+) -> Estimate | None:
+    """Returns the estimate by the best table that has the op, or None if none has it. With
+    `products` it is that of attention as a whole. Then only tables for this machine count, because
+    the speed of matrix products in bfloat16 differs from one processor to the next."""
     machine = costs.here(value(match.call.node).device)
     estimation.ensure_table(machine)
-    tables = (t for t in costs.tables_for(machine) if op is None or t.is_for(machine))
-    estimates = (_estimate(match, table, size, machine, around, op) for table in tables)
+    tables = (t for t in costs.tables_for(machine) if t.is_for(machine) or not products)
+    estimates = (_estimate(match, table, size, machine, around, products) for table in tables)
     return next(filter(None, estimates), None)
 
 
@@ -207,14 +209,14 @@ def _rows_of_classes(match: Match) -> torch.Tensor:
 
 
 def _estimate(
-    match: Match, table: Table, size: Size, machine: Machine, around: int, op: str | None
+    match: Match, table: Table, size: Size, machine: Machine, around: int, products: bool
 ) -> Estimate | None:
-    """Returns the table's measurements for the site, or None if the op is not in the table.
-    `around` is the number of bytes that are read and written around the op in one pass. `op` is the
-    table's name for the op if the site's does not tell it."""
+    """Returns the table's measurements for the site, with the products around it or without, or
+    None if the op is not in the table. `around` is the number of bytes that are read and written
+    around the op in one pass."""
     mode = _mode(match)
-    if op is not None:
-        cost = table.cost(op, mode, size)
+    if products:
+        cost = table.cost(costs.ATTENTION, mode, size)
     elif match.op.startswith("masked_softmax"):
         cost = _masked_cost(match, table, mode, size)
     else:
@@ -231,7 +233,7 @@ def _estimate(
         rows=cost.rows,
         cols=cost.cols,
         table=f"{table}; {table.fit(machine)}",
-        products=op == costs.ATTENTION,
+        products=products,
     )
 
 

@@ -107,7 +107,7 @@ def _estimates(base: Sequence[Table], speed: _Speed) -> Iterator[tuple[Any, ...]
         for shape in dict.fromkeys(shape for sizes in those.values() for shape in sizes):
             at = _nearest(Size(*shape, getattr(torch, dtype)), speed)
             scaled = [
-                _scaled(sizes[shape], table.calls(mode), slowness[at])
+                _scaled(sizes[shape], table.calls[mode], slowness[at])
                 for table, sizes in those.items()
                 if shape in sizes
             ]
@@ -129,7 +129,7 @@ def _kernel_ms(table: Table, size: Size) -> float:
     """Returns how long our softmax took on a table's machine, without the call."""
     measured = table.cost("softmax", INFERENCE, size)
     assert measured is not None
-    return measured.ours + measured.call - table.calls(INFERENCE)[1]
+    return measured.ours + measured.call - table.calls[INFERENCE][1]
 
 
 def _nearest(size: Size, speed: _Speed) -> Size:

@@ -21,8 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusedops.graph.analysis import aliases, modes
-from fusedops.graph.analysis.calls import expansion
-from fusedops.graph.analysis.nodes import annotate, outputs, packet, walk
+from fusedops.graph.analysis.nodes import annotate, outputs, walk
 from fusedops.graph.analysis.values import dtype_of, fake_mode, value
 from fusedops.graph.policy import decision
 from fusedops.graph.rewriting.decompositions import attention, encoder_layer
@@ -33,54 +32,47 @@ _EXPANSIONS: dict[str, Callable[..., Any]] = {
     "_transformer_encoder_layer_fwd": encoder_layer,
     "softmin": F.softmin,
     "gumbel_softmax": F.gumbel_softmax,
-}
-#: The same for attention that runs as scaled_dot_product_attention (SDPA).
-_SDPA: dict[str, Callable[..., Any]] = {
-    "multi_head_attention_forward": F.multi_head_attention_forward,
     "scaled_dot_product_attention": attention,
 }
 
 
 def expand(graph: Graph) -> None:
     """Replaces the opaque calls of `graph` by their decompositions, except calls inside a
-    `torch.func` transform, and encoder layers that are faster as they are."""
-    # Multi-head attention contains a call of SDPA.
-    for find in (_decomposition, _decomposition_of_sdpa):
+    `torch.func` transform, and those that are faster as they are."""
+    for _ in range(2):  # multi-head attention contains a call of SDPA, which the second walk finds
         for node, transformed in walk(graph):
-            decomposition = None if transformed else find(node)
+            decomposition = None if transformed else _decomposition(node)
             if decomposition is not None:
                 _expand(node, decomposition)
 
 
 def _decomposition(node: Node) -> Callable[..., Any] | None:
-    """Returns the function that decomposes an opaque call, or None."""
-    decomposition = expansion(node, _EXPANSIONS)
+    """Returns the function that decomposes an opaque call; None for other calls, for an encoder
+    layer that is faster as it is, and for attention that a kernel of torch's computes."""
+    if node.op != "call_function" or node.target not in aliases.LEAVES:
+        return None
+    name, reason = aliases.leaf(node.target, node.kwargs)
+    decomposition = _EXPANSIONS.get(name)
     if decomposition is encoder_layer and decision.leaves_encoder_layer(value(node)):
         return None
-    is_attention = node.target is F.multi_head_attention_forward
-    return _decomposition_of_sdpa(node) if is_attention and not decomposition else decomposition
+    if reason == aliases.SDPA and not _drops_on_cpu(node, name):
+        return None
+    return decomposition
 
 
-def _decomposition_of_sdpa(node: Node) -> Callable[..., Any] | None:
-    """Returns the function that decomposes a call of SDPA, or of attention that contains one, if it
-    has dropout on a CPU; None for other calls. No kernel of torch's has dropout there, so that SDPA
-    stores the scores, and draws a random number for each. A mask of numbers may hide all keys of a
-    query, which then gets zeros from SDPA, but NaN from our ops."""
-    if node.op != "call_function" or packet(node) not in aliases.LEAVES:
-        return None
-    name, reason = aliases.leaf(packet(node), node.kwargs)
-    if reason != aliases.SDPA or name not in _SDPA:
-        return None
-    arguments = inspect.signature(_SDPA[name]).bind(*node.args, **node.kwargs).arguments
+def _drops_on_cpu(node: Node, name: str) -> bool:
+    """Returns whether attention that runs as scaled_dot_product_attention (SDPA) has dropout on a
+    CPU. No kernel of torch's has it there, so that SDPA stores the scores, and draws a random
+    number for each. A mask of numbers does not count: it may hide all keys of a query, which then
+    gets zeros from SDPA, but NaN from our ops."""
+    arguments = inspect.signature(_EXPANSIONS[name]).bind(*node.args, **node.kwargs).arguments
     p, query = arguments.get("dropout_p", 0.0), value(arguments["query"])
-    is_dropped = isinstance(p, float) and p > 0 and arguments.get("training", True) is True
-    if not is_dropped or query is None or query.device.type != "cpu":
-        return None
-    if is_traceable_wrapper_subclass(query):  # the trace would show what the subclass does
-        return None
-    if dtype_of(arguments.get("attn_mask")) not in (None, torch.bool):
-        return None
-    return _SDPA[name]
+    if not (isinstance(p, float) and p > 0 and arguments.get("training", True) is True):
+        return False
+    # A trace would show what a tensor's subclass does.
+    if query is None or query.device.type != "cpu" or is_traceable_wrapper_subclass(query):
+        return False
+    return dtype_of(arguments.get("attn_mask")) in (None, torch.bool)
 
 
 def _expand(node: Node, function: Callable[..., Any]) -> None:
