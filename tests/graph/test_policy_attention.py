@@ -107,3 +107,16 @@ def test_scores_of_many_bytes_are_left_to_sdpa(table, rewrite_dynamo, monkeypatc
     table("attention", inductor=2, ours=1)
     monkeypatch.setitem(decision._MOST_SCORES, "inference", 2**10)
     assert _rewrite_divided(rewrite_dynamo).reasons == [BECOMES_SDPA]
+
+
+def test_attention_of_a_size_that_depends_on_data_is_left_to_sdpa(no_table, rewrite_dynamo):
+    def model(x, chosen):
+        query = x[torch.nonzero(chosen)[:, 0]]
+        return (query @ query.mT / FEATURES**0.5).softmax(-1) @ query
+
+    x = torch.randn(3, TOKENS, HEADS, FEATURES).transpose(1, 2)
+    chosen = torch.tensor([True, False, True])
+    with torch.no_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        rewritten = rewrite_dynamo(model, x, chosen)
+        assert rewritten.reasons == [BECOMES_SDPA]
+        torch.testing.assert_close(rewritten.call(x, chosen), model(x, chosen))

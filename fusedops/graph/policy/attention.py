@@ -104,9 +104,10 @@ def _with_heads(query: Node) -> Node:
 
 def _is_merged(query: torch.Tensor) -> bool:
     """Returns whether batch and heads are like one dimension in memory. A product then takes the
-    queries without a copy, and patterns differ in these copies."""
+    queries without a copy, and patterns differ in these copies. Queries whose sizes had no value at
+    capture count as such, because a look at their layout could not be guarded."""
     sizes, strides = hints(query), stride_hints(query)
     if sizes is None or strides is None:
-        return query.is_contiguous()
+        return True
     batches, heads = sizes[:2]
     return 1 in (batches, heads) or strides[0] == heads * strides[1]
