@@ -95,9 +95,11 @@ struct TorchImports {
 };
 TorchImports imports;
 
-// Strings that name attributes or a key of forward_ad, and the capsule that tensor_of() passes to
-// torch. setup() creates them.
-PyObject *requires_grad, *is_nested, *is_cuda, *current_level, *is_profiling, *capsule;
+// Strings that name attributes of a tensor and of an autograd function's context, and keys of the
+// dicts in TorchImports. setup() creates them and the capsule that tensor_of() passes to torch.
+PyObject *requires_grad, *is_nested, *is_cuda, *dtype;
+PyObject *to_save, *settings, *materialize_grads, *non_differentiable;
+PyObject *current_level, *is_profiling, *capsule;
 
 // The ways to run a call: kPlain, kRecorded and kWatched name the function of EagerOp that is
 // called. kFailed says that an error is set. call.py has the same names for the first three.
@@ -143,13 +145,13 @@ int is_watched() {
 }
 
 // Returns whether a call that autograd records must go to torch.ops because of this tensor: it is
-// nested, autocast may convert it, or an ended transform of torch.func has left it wrapped. Returns
-// -1 if an error is set. call.py has the same function as _needs_dispatcher().
-int needs_dispatcher(PyObject* tensor) {
+// nested, an ended transform of torch.func has left it wrapped, or autocast, where that is enabled
+// for any device, may convert it. Returns -1 if an error is set. call.py has the same function as
+// _needs_dispatcher().
+int needs_dispatcher(PyObject* tensor, bool autocast) {
   if (const int nested = truth_of_attribute(tensor, is_nested)) return nested;
   if (const int wrapper = truth(imports.is_grad_wrapper(tensor))) return wrapper;
-  const int on_cuda = truth_of_attribute(tensor, is_cuda);
-  return on_cuda > 0 ? truth(imports.has_autocast()) : on_cuda;
+  return autocast ? truth_of_attribute(tensor, is_cuda) : 0;
 }
 
 // Returns whether is(tensor) holds for any tensor among the arguments and the elements of their
@@ -181,8 +183,10 @@ State state_of(const std::string& kinds, PyObject* const* args) {
   };
   const int is_recorded = any_tensor(kinds, args, requires);
   if (is_recorded <= 0) return is_recorded < 0 ? kFailed : kPlain;
-  const auto needs = [](PyObject* tensor) {
-    return tensor == Py_None ? 0 : needs_dispatcher(tensor);
+  const int autocast = truth(imports.has_autocast());
+  if (autocast < 0) return kFailed;
+  const auto needs = [&](PyObject* tensor) {
+    return tensor == Py_None ? 0 : needs_dispatcher(tensor, autocast);
   };
   const int is_for_dispatcher = any_tensor(kinds, args, needs);
   return is_for_dispatcher < 0 ? kFailed : is_for_dispatcher ? kWatched : kRecorded;
@@ -439,7 +443,9 @@ PyObject* call_by_tuple(PyObject* function, PyObject* const* args, Py_ssize_t co
 PyObject* call_recorded(const EagerOp& op, PyObject* const* args, Py_ssize_t count) {
   const Owned all = tuple_of(args, count);
   if (!all) return nullptr;
-  std::vector<PyObject*> objects{all.get()};
+  std::vector<PyObject*> objects;
+  objects.reserve(1 + count);
+  objects.push_back(all.get());
   any_tensor(op.kinds, args, [&](PyObject* tensor) { return objects.push_back(tensor), 0; });
   return call_by_tuple(op.recorded.get(), objects.data(), static_cast<Py_ssize_t>(objects.size()));
 }
@@ -457,9 +463,13 @@ PyCFunction as_method(FastCall function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-// Calls `function`: through call() if bind() has made it, which saves a call through Python.
+// Returns whether bind() has made a function, so that C++ can use call() in place of it.
+bool is_bound(PyObject* function) {
+  return PyCFunction_CheckExact(function) && PyCFunction_GetFunction(function) == as_method(call);
+}
+
 PyObject* call_plain(PyObject* function, PyObject* const* args, Py_ssize_t count) {
-  if (PyCFunction_CheckExact(function) && PyCFunction_GetFunction(function) == as_method(call)) {
+  if (is_bound(function)) {
     return call(PyCFunction_GetSelf(function), args, count);
   }
   return call_by_tuple(function, args, count);
@@ -480,19 +490,80 @@ PyObject* call_eager(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   }
 }
 
+// --- the forward pass of autograd functions -----------------------------------------------------
+
+// Positions among the arguments of an op and, behind them, its results. The dtype of a tensor has
+// ~i, where the tensor has i.
+using Positions = std::vector<Py_ssize_t>;
+
+// The forward pass of an op's autograd function: what runs the op, how many results it returns, and
+// what the derivative formula needs, as saved.py describes it.
+struct Forward {
+  Owned run;
+  Py_ssize_t returned;
+  Positions tensors, settings, constants;
+};
+
+Owned values_at(const Positions& positions, PyObject* const* values) {
+  const auto count = static_cast<Py_ssize_t>(positions.size());
+  Owned tuple(PyTuple_New(count));
+  for (Py_ssize_t i = 0; tuple && i < count; ++i) {
+    const Py_ssize_t at = positions[i];
+    PyObject* value = at >= 0 ? Py_NewRef(values[at]) : PyObject_GetAttr(values[~at], dtype);
+    if (value == nullptr) return nullptr;
+    PyTuple_SetItem(tuple.get(), i, value);
+  }
+  return tuple;
+}
+
+bool set(PyObject* ctx, PyObject* name, const Owned& value) {
+  return value && PyObject_SetAttr(ctx, name, value.get()) == 0;
+}
+
+// Stores in `ctx` what the formula needs, as the methods of torch's FunctionCtx do. Returns false
+// if an error is set.
+bool save(const Forward& forward, PyObject* ctx, PyObject* const* values, bool has_one_result) {
+  if (!set(ctx, settings, values_at(forward.settings, values))) return false;
+  if (!set(ctx, to_save, values_at(forward.tensors, values))) return false;
+  if (has_one_result) return true;
+  if (PyObject_SetAttr(ctx, materialize_grads, Py_False) != 0) return false;
+  // The first result is never a constant if it is the only one returned.
+  return forward.returned == 1 ||
+      set(ctx, non_differentiable, values_at(forward.constants, values));
+}
+
+PyObject* call_forward(PyObject* self, PyObject* const* args, Py_ssize_t) {
+  const Forward& forward = *static_cast<Forward*>(PyCapsule_GetPointer(self, nullptr));
+  PyObject *ctx = args[0], *given = args[1];
+  PyObject* values[2 * kMaxArguments];
+  const Py_ssize_t count = PyTuple_Size(given);
+  for (Py_ssize_t i = 0; i < count; ++i) values[i] = PyTuple_GetItem(given, i);
+  Owned results(call(PyCFunction_GetSelf(forward.run.get()), values, count));
+  if (!results) return nullptr;
+  const bool has_one = !PyTuple_Check(results.get());
+  const Py_ssize_t result_count = has_one ? 1 : PyTuple_Size(results.get());
+  for (Py_ssize_t i = 0; i < result_count; ++i) {
+    values[count + i] = has_one ? results.get() : PyTuple_GetItem(results.get(), i);
+  }
+  if (!save(forward, ctx, values, has_one)) return nullptr;
+  if (forward.returned == 1) return Py_NewRef(values[count]);
+  return tuple_of(values + count, forward.returned).release();
+}
+
 // --- the module ---------------------------------------------------------------------------------
 
 PyMethodDef call_method = {"call", as_method(call), METH_FASTCALL, nullptr};
 PyMethodDef eager_method = {"call", as_method(call_eager), METH_FASTCALL, nullptr};
+PyMethodDef forward_method = {"forward", as_method(call_forward), METH_FASTCALL, nullptr};
 
-// Returns a function of Python that owns `op`.
-template <class AnyOp>
-PyObject* function_of(PyMethodDef* method, std::unique_ptr<AnyOp> op) {
-  const Owned self(PyCapsule_New(op.get(), nullptr, [](PyObject* owner) {
-    delete static_cast<AnyOp*>(PyCapsule_GetPointer(owner, nullptr));
+// Returns a function of Python that owns what it calls.
+template <class Callee>
+PyObject* function_of(PyMethodDef* method, std::unique_ptr<Callee> callee) {
+  const Owned self(PyCapsule_New(callee.get(), nullptr, [](PyObject* owner) {
+    delete static_cast<Callee*>(PyCapsule_GetPointer(owner, nullptr));
   }));
   if (!self) return nullptr;
-  op.release();
+  callee.release();
   return PyCFunction_NewEx(method, self.get(), nullptr);
 }
 
@@ -524,6 +595,30 @@ PyObject* eager(PyObject*, PyObject* args) {
       std::make_unique<EagerOp>(EagerOp{kinds, owned(plain), owned(recorded), owned(watched)}));
 }
 
+Positions positions_of(PyObject* tuple) {
+  Positions positions;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); ++i) {
+    positions.push_back(PyLong_AsSsize_t(PyTuple_GetItem(tuple, i)));
+  }
+  return positions;
+}
+
+PyObject* saving(PyObject*, PyObject* args) {
+  PyObject *run, *tensors, *settings, *constants;
+  Py_ssize_t returned;
+  if (!PyArg_ParseTuple(
+          args, "OnO!O!O!", &run, &returned, &PyTuple_Type, &tensors, &PyTuple_Type, &settings,
+          &PyTuple_Type, &constants)) {
+    return nullptr;
+  }
+  if (!is_bound(run)) Py_RETURN_NONE;
+  return function_of(
+      &forward_method,
+      std::make_unique<Forward>(Forward{
+          Owned(Py_NewRef(run)), returned, positions_of(tensors), positions_of(settings),
+          positions_of(constants)}));
+}
+
 // The four dtypes are in the order of TorchImports::dtypes.
 PyObject* setup(PyObject*, PyObject* args) {
   auto& dtypes = imports.dtypes;
@@ -539,6 +634,11 @@ PyObject* setup(PyObject*, PyObject* args) {
   requires_grad = PyUnicode_InternFromString("requires_grad");
   is_nested = PyUnicode_InternFromString("is_nested");
   is_cuda = PyUnicode_InternFromString("is_cuda");
+  dtype = PyUnicode_InternFromString("dtype");
+  to_save = PyUnicode_InternFromString("to_save");
+  settings = PyUnicode_InternFromString("settings");
+  materialize_grads = PyUnicode_InternFromString("materialize_grads");
+  non_differentiable = PyUnicode_InternFromString("non_differentiable");
   current_level = PyUnicode_InternFromString("_current_level");
   is_profiling = PyUnicode_InternFromString("_is_profiler_enabled");
   capsule = PyCapsule_New(&imports, nullptr, nullptr);  // any pointer but null
@@ -567,6 +667,9 @@ PyMethodDef methods[] = {
      "op; kernel is the address of its kernel for CPUs."},
     {"eager", eager, METH_VARARGS,
      "eager(kinds, plain, recorded, watched): returns a function that calls one of the three."},
+    {"saving", saving, METH_VARARGS,
+     "saving(run, returned, tensors, settings, constants): returns the forward pass of an autograd "
+     "function that calls `run`, or None if that is not a function of bind()."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {

@@ -18,6 +18,7 @@ from fusedops.ops import checks
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.mutation import register_mutation
+from fusedops.ops.registration.saved import Saved
 from fusedops.ops.registration.signature import MaybeTensor, Signature
 from fusedops.ops.registration.variants import register_fake
 from fusedops.ops.softmax import contiguous_like
@@ -194,32 +195,17 @@ def gradients_of_rows(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
 # --- derivatives --------------------------------------------------------------------------------
 
 
-def _setup_forward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
-    input, target, *ctx.settings, ctx.reads_ignored = inputs
-    ctx.mark_non_differentiable(outputs[2])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(input, target, *outputs)
-
-
 def _forward_formula(
     ctx: Any, grad_losses: MaybeTensor, grad_lse: MaybeTensor, *_: None
 ) -> tuple[MaybeTensor, ...]:
     if grad_losses is None and grad_lse is None:
         return _FORWARD.gradients()
     input, target, *results = ctx.saved_tensors
-    if not ctx.reads_ignored:
-        grad_lse = without_ignored_rows(grad_lse, target, ctx.settings[0])
+    *settings, reads_ignored = ctx.settings
+    if not reads_ignored:
+        grad_lse = without_ignored_rows(grad_lse, target, settings[0])
     saved = (input, target, *results, grad_losses, grad_lse)
-    return _FORWARD.gradients(input=gradient("cross_entropy_backward", *saved, *ctx.settings))
-
-
-#: The tensors come first among the arguments of the backward op; its settings follow.
-_TENSORS = _BACKWARD.names[:7]
-
-
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], _: torch.Tensor) -> None:
-    ctx.settings = inputs[len(_TENSORS) :]
-    ctx.save_for_backward(*inputs[: len(_TENSORS)])
+    return _FORWARD.gradients(input=gradient("cross_entropy_backward", *saved, *settings))
 
 
 def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[MaybeTensor, ...]:
@@ -251,8 +237,14 @@ def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[MaybeTensor, .
 register_fake("cross_entropy", _fake_forward)
 register_fake("cross_entropy_backward", _fake_backward)
 register_fake("cross_entropy_backward_", _fake_in_place)
-register_autograd("cross_entropy", _forward_formula, _setup_forward)
-register_autograd("cross_entropy_backward", _backward_formula, _setup_backward)
+register_autograd(
+    "cross_entropy",
+    _forward_formula,
+    Saved([*_FORWARD.tensors, *_FORWARD.results], _FORWARD.settings, constants=["lse_error"]),
+)
+register_autograd(
+    "cross_entropy_backward", _backward_formula, Saved(_BACKWARD.tensors, _BACKWARD.settings)
+)
 register_mutation("cross_entropy_backward_", functional="cross_entropy_backward")
 for _op in ("cross_entropy", "cross_entropy_backward", "cross_entropy_backward_"):
     vmap.register_rows(_op)

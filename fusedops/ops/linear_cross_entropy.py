@@ -35,6 +35,7 @@ from fusedops.ops.registration.autograd import (
     requires_grad,
 )
 from fusedops.ops.registration.forward_mode import register_composite
+from fusedops.ops.registration.saved import Saved
 from fusedops.ops.registration.signature import MaybeTensor, Signature
 from fusedops.ops.registration.variants import register_fake
 
@@ -219,16 +220,6 @@ def _recorded_loss(call: Any) -> torch.Tensor:
     return loss
 
 
-_TENSORS = 6  # the number of tensors, the first arguments of linear_cross_entropy_gradients
-
-
-def _setup_gradients(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
-    ctx.settings = inputs[_TENSORS:]
-    ctx.mark_non_differentiable(*outputs[1:])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:_TENSORS], *outputs[1:])
-
-
 def _gradients_formula(ctx: Any, grad: MaybeTensor, *_: None) -> tuple[MaybeTensor, ...]:
     """Returns the gradients that the forward op has computed, times ``grad``. Where autograd
     records their derivative, they are composed of other ops instead."""
@@ -263,13 +254,6 @@ def _scaled(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 # --- derivatives of each row's loss -------------------------------------------------------------
 
 
-def _setup_losses(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
-    *tensors, ctx.ignore_index, ctx.label_smoothing, ctx.softcap = inputs
-    ctx.mark_non_differentiable(outputs[2])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *outputs)
-
-
 def _losses_formula(
     ctx: Any, grad_losses: MaybeTensor, grad_lse: MaybeTensor, *_: None
 ) -> tuple[MaybeTensor, ...]:
@@ -277,11 +261,10 @@ def _losses_formula(
     if grad_losses is None and grad_lse is None:
         return _LOSSES.gradients()
     input, linear_weight, target, linear_bias, *results = ctx.saved_tensors
-    settings = ctx.ignore_index, ctx.label_smoothing, ctx.softcap
-    grad_lse = without_ignored_rows(grad_lse, target, ctx.ignore_index)
+    grad_lse = without_ignored_rows(grad_lse, target, ignore_index=ctx.settings[0])
     mask = [_LOSSES.needs_gradient(ctx, name) for name in _DIFFERENTIABLE]
     saved = (input, linear_weight, target, linear_bias, *results, grad_losses, grad_lse)
-    grads = gradient(_BACKWARD.name, *saved, *settings, mask)
+    grads = gradient(_BACKWARD.name, *saved, *ctx.settings, mask)
     of = dict(zip(_DIFFERENTIABLE, grads, strict=True))
     return _LOSSES.gradients(**{n: of[n] for n, w in zip(_DIFFERENTIABLE, mask, strict=True) if w})
 
@@ -298,8 +281,17 @@ for _signature, _fake, _composed in (
     register_composite(_signature.name, _composed)
     vmap.register_loop(_signature.name)
 register_composed_autograd(_LOSS.name, _recorded_loss)
-register_autograd(_GRADIENTS.name, _gradients_formula, _setup_gradients)
-register_autograd(_LOSSES.name, _losses_formula, _setup_losses)
+_, *_computed = _GRADIENTS.results
+register_autograd(
+    _GRADIENTS.name,
+    _gradients_formula,
+    Saved([*_GRADIENTS.tensors, *_computed], _GRADIENTS.settings, constants=_computed),
+)
+register_autograd(
+    _LOSSES.name,
+    _losses_formula,
+    Saved([*_LOSSES.tensors, *_LOSSES.results], _LOSSES.settings, constants=["lse_error"]),
+)
 register_composed_autograd(_BACKWARD.name, _composed_backward)
 for _signature in (_LOSS, _LOSSES):
     register_lower_precision(_signature.name, _DIFFERENTIABLE)

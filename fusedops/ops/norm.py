@@ -32,6 +32,7 @@ from fusedops.ops.registration.autocast import register_float32_inputs
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.forward_mode import has_tangent
 from fusedops.ops.registration.libraries import argument_names
+from fusedops.ops.registration.saved import Saved
 from fusedops.ops.registration.variants import register_fake, register_vmap
 
 MaybeTensor = torch.Tensor | None
@@ -63,24 +64,20 @@ def _needed(grads: Sequence[torch.Tensor], needed: Sequence[bool]) -> Grads:
 def _register_formula(op: NormOp) -> None:
     """Registers the derivative of ``op``, a forward op without a residual."""
     (parameters, settings), backward_op = _parameters_and_settings(op), f"{op.name}_backward"
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        statistics = output[1:]
-        ctx.normalized, ctx.settings = inputs[1], inputs[settings]
-        ctx.mark_non_differentiable(*statistics)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs[0], *statistics, *inputs[parameters])
+    _, normalized, *_ = op.names
+    _, *statistics = op.results
+    tensors = ["input", *statistics, *op.names[parameters]]
 
     def formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
-        if grad_output is None:
-            return (None,) * (len(ctx.needs_input_grad) - 1)
-        input, *rest = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
-        saved = (grad_output, input, ctx.normalized, *rest)
-        grads = gradient(backward_op, *saved, needed, *ctx.settings)
+        if grad_output is None:
+            return (None,) * len(needed)
+        (input, *rest), (normalized, *settings) = ctx.saved_tensors, ctx.settings
+        grads = gradient(backward_op, grad_output, input, normalized, *rest, needed, *settings)
         return _needed(grads, needed)
 
-    register_autograd(op.name, formula, setup_context)
+    saved = Saved(tensors, [normalized, *op.names[settings]], constants=statistics)
+    register_autograd(op.name, formula, saved)
 
 
 def _register_formula_of_sum(op: NormOp) -> None:

@@ -149,7 +149,6 @@ class NormOp(Signature):
         super().__init__(name)
         self.kind = kind_of(name)
         self.function = name.removeprefix("_").removesuffix("_output")
-        self.results = [result.name for result in self.overload._schema.returns]
         self.is_backward = name.endswith("_backward")
         self.is_spatial, self.has_residual = "dim" in self.names, "p" in self.names
         #: The name of the tensor that is normalised.

@@ -18,6 +18,7 @@ from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autocast import register_float32_output
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.mutation import register_mutation
+from fusedops.ops.registration.saved import RESULT, Saved
 from fusedops.ops.registration.signature import MaybeTensor
 from fusedops.ops.registration.variants import register_fake
 
@@ -79,17 +80,11 @@ def _fake_backward(op: str, call: Any) -> MaybeTensor:
 def _register_forward_formula(op: str) -> None:
     """Registers the derivative of ``op``, which its backward op computes from the output."""
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        input, ctx.dim, _ = inputs
-        ctx.input_dtype = input.dtype
-        ctx.save_for_backward(output)
-
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
         (output,) = ctx.saved_tensors
-        grad = gradient(f"{op}_backward", grad_output, output, ctx.dim, ctx.input_dtype)
-        return (grad,)
+        return (gradient(f"{op}_backward", grad_output, output, *ctx.settings),)
 
-    register_autograd(op, backward, setup_context)
+    register_autograd(op, backward, Saved([RESULT], ["dim", "input.dtype"]))
 
 
 class InplaceSoftmax(torch.autograd.Function):
@@ -110,11 +105,6 @@ class InplaceSoftmax(torch.autograd.Function):
         return gradient("softmax_backward", grad_output, output, ctx.dim, output.dtype), None
 
 
-def _save_backward_inputs(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    grad_output, result, ctx.dim, _ = inputs
-    ctx.save_for_backward(grad_output, result)
-
-
 def second_derivative(
     cotangent: torch.Tensor, g: torch.Tensor, y: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,15 +116,15 @@ def second_derivative(
 
 def _softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
     g, y = ctx.saved_tensors
-    return second_derivative(cotangent.to(y.dtype), g, y, ctx.dim)
+    return second_derivative(cotangent.to(y.dtype), g, y, *ctx.settings)
 
 
 def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-    g, y = ctx.saved_tensors
+    (g, y), (dim,) = ctx.saved_tensors, ctx.settings
     c = cotangent.to(y.dtype)
     probability = y.exp()
-    to_g = c - (c * probability).sum(ctx.dim, True)
-    to_y = -c * probability * g.sum(ctx.dim, True)
+    to_g = c - (c * probability).sum(dim, True)
+    to_y = -c * probability * g.sum(dim, True)
     return to_g, to_y
 
 
@@ -154,5 +144,6 @@ for _op in ("softmax", "log_softmax"):
     register_float32_output(_op)
     for _variant in ("", "_", "_out", "_backward"):
         vmap.register_rows(f"{_op}{_variant}")
-register_autograd("softmax_backward", _softmax_backward_formula, _save_backward_inputs)
-register_autograd("log_softmax_backward", _log_softmax_backward_formula, _save_backward_inputs)
+_saved = Saved(["grad_output", "output"], ["dim"])
+register_autograd("softmax_backward", _softmax_backward_formula, _saved)
+register_autograd("log_softmax_backward", _log_softmax_backward_formula, _saved)

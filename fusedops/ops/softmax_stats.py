@@ -17,6 +17,8 @@ import torch
 from fusedops.ops import checks
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import register_autograd
+from fusedops.ops.registration.saved import RESULT, Saved
+from fusedops.ops.registration.signature import MaybeTensor
 from fusedops.ops.registration.variants import register_fake
 
 ops = torch.ops.fusedops
@@ -60,40 +62,29 @@ def _fake_apply(call: Any) -> torch.Tensor:
 # --- derivatives --------------------------------------------------------------------------------
 
 
-def _setup_stats(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    input, ctx.dim = inputs
-    max, _ = output
-    ctx.mark_non_differentiable(max)
-    ctx.save_for_backward(input, max)
-
-
-def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple[Any, ...]:
-    input, max = ctx.saved_tensors
+def _stats_formula(ctx: Any, _: None, grad_sum: MaybeTensor) -> tuple[MaybeTensor, ...]:
+    if grad_sum is None:
+        return (None,)
+    (input, max), (dim,) = ctx.saved_tensors, ctx.settings
     if not torch.is_grad_enabled():
         # This takes one pass instead of two. Its derivative would divide by grad_sum, perhaps by 0.
         reciprocal = grad_sum.reciprocal()
-        return (ops.softmax_apply.default(input, max, reciprocal, ctx.dim, input.dtype),)
+        return (ops.softmax_apply.default(input, max, reciprocal, dim, input.dtype),)
     ones = torch.ones_like(max)
-    exponentials = ops.softmax_apply.default(input, max, ones, ctx.dim, max.dtype)
+    exponentials = ops.softmax_apply.default(input, max, ones, dim, max.dtype)
     return ((grad_sum * exponentials).to(input.dtype),)
 
 
-def _setup_apply(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    input, _, sum, ctx.dim, _ = inputs
-    ctx.input_dtype = input.dtype
-    ctx.save_for_backward(output, sum)
-
-
 def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
-    output, sum = ctx.saved_tensors
+    (output, sum), (dim, dtype) = ctx.saved_tensors, ctx.settings
     product = grad_output.to(sum.dtype) * output.to(sum.dtype)
-    total = product.sum(ctx.dim, keepdim=True)
-    return product.to(ctx.input_dtype), -total, -total / sum
+    total = product.sum(dim, keepdim=True)
+    return product.to(dtype), -total, -total / sum
 
 
 register_fake("softmax_stats", _fake_stats)
 register_fake("softmax_apply", _fake_apply)
-register_autograd("softmax_stats", _stats_formula, _setup_stats)
-register_autograd("softmax_apply", _apply_formula, _setup_apply)
+register_autograd("softmax_stats", _stats_formula, Saved(["input", "max"], ["dim"], ["max"]))
+register_autograd("softmax_apply", _apply_formula, Saved([RESULT, "sum"], ["dim", "input.dtype"]))
 vmap.register_rows("softmax_stats")
 vmap.register_rows("softmax_apply")

@@ -10,11 +10,20 @@ import torch
 from modes import Called, Dispatched
 from processes import run_python
 from torch.autograd import forward_ad
+from torch.autograd.function import FunctionCtx
 
 import fusedops
 from fusedops.ops.registration import call
-from fusedops.ops.registration.call import PLAIN, RECORDED, WATCHED, direct, in_compiled_code
+from fusedops.ops.registration.call import (
+    PLAIN,
+    RECORDED,
+    WATCHED,
+    direct,
+    in_compiled_code,
+    saving,
+)
 from fusedops.ops.registration.libraries import cpu_kernel
+from fusedops.ops.registration.saved import Saved
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "linux" and not getattr(sys, "_is_gil_enabled", lambda: True)(),
@@ -27,6 +36,7 @@ GRAD = torch.randn(3, 8)
 MASK = torch.rand(3, 8) < 0.5
 MASK[:, 0] = True  # a row that sees nothing would be NaN, which equals nothing
 Y = fusedops.softmax(X, -1)
+STATS = fusedops.softmax_stats(X, -1)
 CLASSES = torch.tensor([1, 7, 0])
 SEED, START = torch.tensor(3), torch.tensor([0, 1, 2], dtype=torch.int32)
 MEAN, RSTD = X.mean(1, True), torch.rand(3, 1)
@@ -236,6 +246,27 @@ def test_a_profiler_sees_a_call_to_the_kernel():
     with torch.profiler.profile() as profile:
         in_compiled_code("_softmax")(X, -1, None)
     assert "fusedops::_softmax" in {event.name for event in profile.events()}
+
+
+def test_the_module_runs_the_forward_pass_of_an_op_that_it_calls():
+    saved = Saved(["input", "max"], ["dim"], ["max"])
+    for returned, expected in ((1, STATS[0]), (2, STATS), (None, STATS)):
+        forward = saving(direct("softmax_stats"), "softmax_stats", saved, returned)
+        ctx = FunctionCtx()
+        assert_same(forward(ctx, (X, -1), X), expected)
+        assert ctx.settings == (-1,) and ctx.materialize_grads is False
+        assert ctx.to_save[0] is X and torch.equal(ctx.to_save[1], STATS[0])
+        assert hasattr(ctx, "non_differentiable") == (returned != 1)
+    assert saving(by_torch("softmax_stats"), "softmax_stats", saved, None) is None
+
+
+@pytest.mark.parametrize("args", [(X, 5), (X, "no"), (X,)])
+def test_a_forward_pass_that_fails_raises_what_the_op_raises(args):
+    forward = saving(direct("softmax_stats"), "softmax_stats", Saved(["input"]), None)
+    before = X._use_count(), sys.getrefcount(X)
+    with pytest.raises((RuntimeError, TypeError), match="softmax_stats"):
+        forward(FunctionCtx(), args, X)
+    assert (X._use_count(), sys.getrefcount(X)) == before
 
 
 LEAF = X.clone().requires_grad_()

@@ -1,6 +1,8 @@
 """Between a public function and its kernel lies as little as possible, and modes, subclasses and
 traces still see the op."""
 
+import sys
+
 import pytest
 import torch
 from modes import Called, Dispatched
@@ -95,6 +97,21 @@ def test_a_recorded_eager_call_runs_one_op_and_makes_one_node(name):
     assert [following for following, _ in node.next_functions if following is not None] == [
         torch.autograd.graph.get_gradient_edge(x).node
     ]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_recorded_call_keeps_its_tensors_as_long_as_its_result(name):
+    x = X.clone().requires_grad_()
+
+    def uses():
+        tensors = [x, WEIGHT, BIAS, RESIDUAL, *STATS]
+        return [(tensor._use_count(), sys.getrefcount(tensor)) for tensor in tensors]
+
+    function, before = FUNCTIONS[name][0], uses()
+    result = function(x)
+    assert uses() != before  # the graph leads to x
+    del result
+    assert uses() == before
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

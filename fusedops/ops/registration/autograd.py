@@ -30,15 +30,17 @@ from fusedops.ops.registration.call import (
     call_path,
     direct,
     first,
+    saving,
     tensors_among,
 )
 from fusedops.ops.registration.forward_mode import composite_results, has_tangent
 from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT, argument_names
+from fusedops.ops.registration.saved import Saved, SetupContext
 from fusedops.ops.registration.schema_errors import explained
 from fusedops.ops.registration.signature import Signature
 
-#: Holds each op's derivative formula, and the function that saves tensors for it.
-_FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+#: Holds each op's derivative formula, and what it needs of a call or a function that stores it.
+_FORMULAS: dict[str, tuple[Callable[..., Any], Saved | SetupContext]] = {}
 
 
 # --- at the dispatcher --------------------------------------------------------------------------
@@ -57,14 +59,8 @@ def _apply_of(
     there is no ``setup_context``; if there is one, it inspects a signature at each call, which
     takes 10 us.
     """
-    backward, setup_context = _FORMULAS[op]
-    selected = 0 if returned == 1 else slice(returned)
-
-    def forward(ctx: Any, call: tuple[Any, ...], *_: torch.Tensor | None) -> Any:
-        run_now, args = call if run is None else (run, call)
-        results = run_now(*args)
-        setup_context(ctx, args, results)
-        return results if isinstance(results, torch.Tensor) else results[selected]
+    backward, _ = _FORMULAS[op]
+    forward = _forward_of(op, run, returned)
 
     def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         return None, *backward(ctx, *grads)
@@ -75,6 +71,30 @@ def _apply_of(
     base: Any = super(torch.autograd.Function, function)  # its `apply` is not in torch's stubs
     apply: Callable[..., Any] = base.apply
     return apply
+
+
+def _forward_of(
+    op: str, run: Callable[..., Any] | None, returned: int | None
+) -> Callable[..., Any]:
+    """Returns the forward pass of an autograd function, which :func:`_apply_of` describes. It
+    stores in ``ctx`` what the op's formula needs."""
+    _, saved = _FORMULAS[op]
+    if isinstance(saved, Saved):
+        forward = None if run is None else saving(run, op, saved, returned)
+        if forward is not None:
+            return forward
+        setup_context = saved.setup_context(op)
+    else:
+        setup_context = saved
+    selected = 0 if returned == 1 else slice(returned)
+
+    def forward_by_python(ctx: Any, call: tuple[Any, ...], *_: torch.Tensor | None) -> Any:
+        run_now, args = call if run is None else (run, call)
+        results = run_now(*args)
+        setup_context(ctx, args, results)
+        return results if isinstance(results, torch.Tensor) else results[selected]
+
+    return forward_by_python
 
 
 def _below_autograd(overload: Any, keys: Any) -> Callable[..., Any]:
@@ -111,18 +131,19 @@ def _recorded(
 def register_autograd(
     op: str,
     backward: Callable[..., Any],
-    setup_context: Callable[..., Any],
+    saved: Saved | SetupContext,
     other_op: Callable[[Any], Any] | None = None,
 ) -> None:
     """Registers a derivative formula for ``fusedops::op``.
 
     ``backward(ctx, *grads)`` returns a gradient or None for each tensor among the arguments, also
-    for one that is None and for each element of a list, from what ``setup_context(ctx, args,
-    results)`` has saved. ``ctx.needs_input_grad`` has one unused entry before those of the tensors.
+    for one that is None and for each element of a list. What it needs of the call is stored in
+    ``ctx``, as ``saved`` says, or by ``saved(ctx, args, results)`` if that is a function.
+    ``ctx.needs_input_grad`` has one unused entry before those of the tensors.
     ``other_op(call)`` returns NotImplemented where this formula serves the call, whose arguments it
     gets as a named tuple, and otherwise the results of the op whose formula does.
     """
-    _FORMULAS[op] = backward, setup_context
+    _FORMULAS[op] = backward, saved
     bind = Signature(op).bind
 
     apply = _apply_of(op)

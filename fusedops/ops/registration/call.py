@@ -26,6 +26,7 @@ from torch._C._functorch import is_gradtrackingtensor
 from torch.autograd import forward_ad, profiler
 
 from fusedops.ops.registration.libraries import cpu_kernel, load_op_call
+from fusedops.ops.registration.saved import Saved
 from fusedops.ops.registration.schema_errors import explained
 
 #: A call runs in one of three ways. PLAIN: only the kernel runs. RECORDED: autograd records it.
@@ -60,6 +61,10 @@ _KINDS = {
     "List[int]": "I",
     "List[bool]": "B",
 }
+
+
+#: The attributes of an autograd function's context that ``op_call`` sets.
+_CONTEXT = {"to_save", "non_differentiable", "materialize_grads"}
 
 
 def _set_up_op_call() -> ModuleType | None:
@@ -170,6 +175,22 @@ def _bound(op: str, returned: int, by_schema: Callable[..., Any]) -> Callable[..
         f"fusedops::{op}", kinds, results, returned, by_schema, cpu_kernel(op)
     )
     return bound
+
+
+def saving(
+    run: Callable[..., Any], op: str, saved: Saved, returned: int | None
+) -> Callable[..., Any] | None:
+    """Returns ``forward(ctx, args, *tensors)`` of an autograd function, in the extension module: it
+    returns the first ``returned`` results of ``run(*args)``, as :func:`first` does, and stores in
+    ``ctx`` what the formula of ``fusedops::op`` needs. Returns None where the module cannot do
+    that, or ``run`` is not one of its functions."""
+    if _module is None or not _CONTEXT <= vars(torch._C._FunctionBase).keys():
+        return None
+    results = len(getattr(torch.ops.fusedops, op).default._schema.returns)
+    forward: Callable[..., Any] | None = _module.saving(
+        run, returned or results, *saved.indices(op)
+    )
+    return forward
 
 
 def tensors_among(op: str) -> Callable[[Sequence[Any]], list[Any]]:

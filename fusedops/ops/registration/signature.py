@@ -16,8 +16,8 @@ MaybeTensor = torch.Tensor | None
 
 
 class Signature:
-    """Holds what the schema of an op says: the names of its arguments, and of the tensors among
-    them."""
+    """Holds what the schema of an op says: the names of its arguments, of the tensors among them
+    and of the other arguments, the settings, and of its results."""
 
     def __init__(self, name: str) -> None:
         check_defined(name)
@@ -25,6 +25,8 @@ class Signature:
         self.overload = getattr(torch.ops.fusedops, name).default
         self.names = [argument.name for argument in self.overload._schema.arguments]
         self.tensors = tensors_among(name)(self.names)
+        self.settings = [name for name in self.names if name not in self.tensors]
+        self.results = [result.name for result in self.overload._schema.returns]
 
     @cached_property
     def bind(self) -> Callable[..., Any]:
