@@ -9,7 +9,7 @@ namespace fusedops {
 void CpuLauncher::launch(const MaskedSoftmaxForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const bool streaming =
-      is_streaming(args.rows * args.cols, args.input, args.output, args.probabilities);
+      is_streaming(args.rows * args.cols, args.output, args.input, args.probabilities);
   const int64_t scratch_bytes = masked_softmax_scratch_bytes(args.cols, args.input.dtype);
   for_rows(args.rows, args.cols, scratch_bytes, [&](RowRange range, void* scratch) {
     kernels.masked_softmax(args, range, scratch, streaming);
@@ -19,7 +19,7 @@ void CpuLauncher::launch(const MaskedSoftmaxForward& args) const {
 void CpuLauncher::launch(const MaskedSoftmaxBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const bool streaming =
-      is_streaming(args.rows * args.cols, args.grad_output, args.probabilities, args.grad_input);
+      is_streaming(args.rows * args.cols, args.grad_input, args.grad_output, args.probabilities);
   const int64_t scratch_bytes = masked_softmax_backward_scratch_bytes(args);
   for_rows(args.rows, args.cols, scratch_bytes, [&](RowRange range, void* scratch) {
     kernels.masked_softmax_backward(args, range, scratch, streaming);

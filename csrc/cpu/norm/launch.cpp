@@ -107,7 +107,7 @@ int64_t segment_elements(const Args& args) {
 void CpuLauncher::launch(const NormForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const bool streaming =
-      is_streaming(args.rows * args.cols, args.input, args.residual, args.output, args.sum);
+      is_streaming(args.rows * args.cols, args.output, args.input, args.residual, args.sum);
   if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
   const int64_t scratch_bytes = norm_scratch_bytes(args);
   for_rows(args.rows, args.cols, scratch_bytes, [&](RowRange range, void* scratch) {
@@ -117,7 +117,7 @@ void CpuLauncher::launch(const NormForward& args) const {
 
 void CpuLauncher::launch(const NormBackward& args) const {
   const bool streaming = is_streaming(
-      args.rows * args.cols, args.grad_output, args.grad_sum, args.input, args.grad_input,
+      args.rows * args.cols, args.grad_input, args.grad_output, args.grad_sum, args.input,
       args.grad_branch);
   if (is_long(args)) return launch_long(cpu_kernels(), args, streaming);
   backward_of_rows(/*count=*/1, [&](int64_t) { return args; }, streaming);
@@ -126,7 +126,7 @@ void CpuLauncher::launch(const NormBackward& args) const {
 void CpuLauncher::launch(const NormStack& stack) const {
   const CpuKernels& kernels = cpu_kernels();
   const NormForward& each = stack.each;
-  const bool streaming = is_streaming(stack.count * each.rows * each.cols, each.input, each.output);
+  const bool streaming = is_streaming(stack.count * each.rows * each.cols, each.output, each.input);
   if (is_long_row(each.cols)) {
     for (int32_t i = 0; i < stack.count; ++i) launch_long(kernels, stack[i], streaming);
     return;
@@ -140,7 +140,7 @@ void CpuLauncher::launch(const NormStack& stack) const {
 void CpuLauncher::launch(const NormStackBackward& stack) const {
   const NormBackward& each = stack.each;
   const bool streaming = is_streaming(
-      stack.count * each.rows * each.cols, each.grad_output, each.input, each.grad_input);
+      stack.count * each.rows * each.cols, each.grad_input, each.grad_output, each.input);
   if (is_long(each)) {
     for (int32_t i = 0; i < stack.count; ++i) launch_long(cpu_kernels(), stack[i], streaming);
     return;
@@ -152,7 +152,7 @@ void CpuLauncher::launch(const NormStackBackward& stack) const {
 void CpuLauncher::launch(const SpatialNormForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const int64_t elements = args.outer * args.dim_size * args.inner;
-  const bool streaming = is_streaming(elements, args.input, args.output);
+  const bool streaming = is_streaming(elements, args.output, args.input);
   for_rows(
       args.outer * norm_segments(args).count, segment_elements(args),
       spatial_norm_scratch_bytes(args.dim_size), [&](RowRange segments, void* scratch) {
@@ -162,7 +162,7 @@ void CpuLauncher::launch(const SpatialNormForward& args) const {
 
 void CpuLauncher::launch(const SpatialNormBackward& args) const {
   const int64_t elements = args.outer * args.dim_size * args.inner;
-  const bool streaming = is_streaming(elements, args.grad_output, args.input, args.grad_input);
+  const bool streaming = is_streaming(elements, args.grad_input, args.grad_output, args.input);
   backward_of_norms(
       cpu_kernels().spatial_norm_backward, /*count=*/1, [&](int64_t) { return args; },
       partition_of(args).size_each * segment_elements(args),

@@ -33,7 +33,7 @@ void launch_long(const CpuKernels& kernels, const SoftmaxBackward& args, bool st
 
 void CpuLauncher::launch(const SoftmaxForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  const bool streaming = is_streaming(args.rows * args.cols, args.input, args.output);
+  const bool streaming = is_streaming(args.rows * args.cols, args.output, args.input);
   if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
   const int64_t scratch_bytes = softmax_scratch_bytes(args.cols, args.input.dtype);
   for_rows(args.rows, args.cols, scratch_bytes, [&](RowRange range, void* scratch) {
@@ -44,7 +44,7 @@ void CpuLauncher::launch(const SoftmaxForward& args) const {
 void CpuLauncher::launch(const SoftmaxBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const bool streaming =
-      is_streaming(args.rows * args.cols, args.grad_output, args.output, args.grad_input);
+      is_streaming(args.rows * args.cols, args.grad_input, args.grad_output, args.output);
   if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
   for_rows(args.rows, args.cols, /*scratch_bytes=*/0, [&](RowRange range, void*) {
     kernels.softmax_backward(args, range, streaming);
@@ -78,7 +78,7 @@ void CpuLauncher::launch(const SoftmaxStatistics& args) const {
 
 void CpuLauncher::launch(const SoftmaxApply& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  const bool streaming = is_streaming(args.rows * args.cols, args.input, args.output);
+  const bool streaming = is_streaming(args.rows * args.cols, args.output, args.input);
   const auto apply = [&](int64_t row, RowRange cols) {
     kernels.softmax_apply(args, row, cols, streaming);
   };
@@ -97,7 +97,7 @@ void CpuLauncher::launch(const SoftmaxApply& args) const {
 void CpuLauncher::launch(const SoftmaxStack& stack) const {
   const CpuKernels& kernels = cpu_kernels();
   const SoftmaxForward& each = stack.each;
-  const bool streaming = is_streaming(stack.count * each.rows * each.cols, each.input, each.output);
+  const bool streaming = is_streaming(stack.count * each.rows * each.cols, each.output, each.input);
   const int64_t scratch_bytes = softmax_scratch_bytes(each.cols, each.input.dtype);
   for_stack(stack, scratch_bytes, [&](const SoftmaxForward& args, RowRange range, void* scratch) {
     kernels.softmax(args, range, scratch, streaming);

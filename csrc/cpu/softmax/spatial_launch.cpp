@@ -21,7 +21,7 @@ void for_inner_segments(const Args& args, Body body) {
 void CpuLauncher::launch(const SpatialSoftmaxForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const bool streaming =
-      is_streaming(args.outer * args.dim_size * args.inner, args.input, args.output);
+      is_streaming(args.outer * args.dim_size * args.inner, args.output, args.input);
   for_inner_segments(args, [&](RowRange segments, void* scratch) {
     kernels.spatial_softmax(args, segments, scratch, streaming);
   });
@@ -30,7 +30,7 @@ void CpuLauncher::launch(const SpatialSoftmaxForward& args) const {
 void CpuLauncher::launch(const SpatialSoftmaxBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const bool streaming = is_streaming(
-      args.outer * args.dim_size * args.inner, args.grad_output, args.output, args.grad_input);
+      args.outer * args.dim_size * args.inner, args.grad_input, args.grad_output, args.output);
   for_inner_segments(args, [&](RowRange segments, void* scratch) {
     kernels.spatial_softmax_backward(args, segments, scratch, streaming);
   });

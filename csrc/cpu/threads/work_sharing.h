@@ -20,12 +20,25 @@ inline constexpr int64_t kGrainElements = 32768;
 // this is 20-40 % faster at 24 MiB and no faster at 16 MiB.
 inline constexpr int64_t kStreamingBytes = int64_t(20) << 20;
 
-// Whether the results of a launch bypass the cache, which reads or writes all `elements` elements
-// of these tensors, except of those whose data is null.
-template <class... Tensors>
-bool is_streaming(int64_t elements, const Tensors&... tensors) {
-  const int64_t bytes = (... + (tensors.data == nullptr ? 0 : size_of(tensors.dtype)));
-  return elements * bytes > kStreamingBytes;
+// Whether a result bypasses the cache, in a launch that reads or writes all `elements` elements of
+// these tensors, except of those whose data is null. A result in place of another tensor does so
+// from twice as much memory on: its cache lines have been read anyway, and stores that bypass the
+// cache evict them. In place, a softmax of 12 MiB and the product that reads it take 7 % less time
+// in the cache, 3 % less at 24 MiB, and a causal one 3 % more at 48 MiB.
+template <class Result, class... Tensors>
+bool is_streaming(int64_t elements, const Result& result, const Tensors&... others) {
+  int64_t bytes = 0, limit = kStreamingBytes;
+  const auto add = [&](const auto& tensor, bool is_result) {
+    if (tensor.data == nullptr) return;
+    if (!is_result && tensor.data == result.data) {
+      limit = 2 * kStreamingBytes;
+    } else {
+      bytes += size_of(tensor.dtype);
+    }
+  };
+  add(result, true);
+  (add(others, false), ...);
+  return elements * bytes > limit;
 }
 
 // Holds scratch memory for a parallel_for(), an equal share for each thread that may run its body.
