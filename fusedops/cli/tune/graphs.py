@@ -45,7 +45,13 @@ SHORT = ((SCORES, 128, (256, 4096)), (MATRICES, 128, (8, 128, 2048)))
 OTHERS = ((SCORES, 49, (98, 6272)), (SELDOM, 768, (32, 512, 4096)), (SCORES, 16, (32,)))
 VOCABULARIES = ((tuple(LOSSES), 50257, (256,)), (tuple(LOSSES), 1000, (4096,)))
 _HEADS = tuple(ATTENTION)
-HEADS = ((_HEADS, 512, (4096,)), (_HEADS, 128, (2048,)), (_HEADS, 2048, (4096,)))
+#: Attention keeps its probabilities for the backward pass, and SDPA does not. Between the passes of
+#: a model other layers run, so that they are read from memory: in most of these sizes they are
+#: larger than the caches.
+HEADS = tuple(
+    (_HEADS, cols, (rows,))
+    for cols, rows in ((512, 12288), (128, 32768), (2048, 4096), (128, 2048))
+)
 SIZES = (*LONG, *SHORT, *HEADS, *VOCABULARIES, *OTHERS)
 DTYPES = (torch.float32, torch.bfloat16)
 
