@@ -22,6 +22,7 @@ import torch
 from torch._C import _are_functorch_transforms_active
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 from torch.compiler import is_dynamo_compiling
 
 from fusedops.ops.registration.call import (
@@ -55,9 +56,9 @@ def _apply_of(
     each to find out that it is no tensor. It returns the first ``returned`` results, as call.first
     does.
 
-    The ``apply`` is that of Function's base class. ``Function.apply`` itself refuses transforms if
-    there is no ``setup_context``; if there is one, it inspects a signature at each call, which
-    takes 10 us.
+    The function is of the class that torch derives those of one level of ``torch.func`` from.
+    ``Function.apply`` refuses transforms if there is no ``setup_context``; if there is one, it
+    inspects a signature at each call, which takes 10 us.
     """
     backward, _ = _FORMULAS[op]
     forward = _forward_of(op, run, returned)
@@ -65,11 +66,13 @@ def _apply_of(
     def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         return None, *backward(ctx, *grads)
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
-    name = f"fusedops_{op}"
-    function: type[torch.autograd.Function] = type(name, (torch.autograd.Function,), members)
-    base: Any = super(torch.autograd.Function, function)  # its `apply` is not in torch's stubs
-    apply: Callable[..., Any] = base.apply
+    members = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(differentiate),
+        "_compiled_autograd_key": staticmethod(torch.autograd.Function._compiled_autograd_key),
+    }
+    function: Any = type(f"fusedops_{op}", (_SingleLevelFunction,), members)
+    apply: Callable[..., Any] = function.apply
     return apply
 
 
