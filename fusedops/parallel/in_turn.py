@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch.autograd import forward_ad
-from torch.fx import _symbolic_trace
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from fusedops.parallel.branches import Branch, call, raise_first, tensors_in
 
@@ -13,11 +13,7 @@ from fusedops.parallel.branches import Branch, call, raise_first, tensors_in
 def is_traced() -> bool:
     """Whether a compiler or tracer records the calls. parallel_stack then calls the functions and
     ``torch.stack``, which the tracer can record."""
-    return (
-        torch.compiler.is_compiling()
-        or _symbolic_trace._is_fx_tracing_flag
-        or torch._C._is_tracing()
-    )
+    return torch.compiler.is_compiling() or is_fx_symbolic_tracing() or torch._C._is_tracing()
 
 
 def must_run_in_turn(branches: list[Branch], device: torch.device) -> bool:
