@@ -33,7 +33,8 @@ before = x.clone()
 torch.set_num_threads({threads})
 torch.ones(1 << 20).exp_()  # the threads are there before memory is short
 error = with_little_memory({mib}, lambda: ops.masked_softmax_(x, None, 1.0, False, None))
-assert type(error) is MemoryError, repr(error)
+# torch 2.15 passes std::bad_alloc on as a RuntimeError with that name.
+assert type(error) is MemoryError or "bad_alloc" in str(error), repr(error)
 assert torch.equal(x, before), "a part of x has been overwritten"
 ops.masked_softmax_(x, None, 1.0, False, None)
 assert torch.allclose(x.sum(-1), torch.ones(2))
