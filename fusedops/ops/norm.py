@@ -63,10 +63,8 @@ def _needed(grads: Sequence[torch.Tensor], needed: Sequence[bool]) -> Grads:
 
 def _register_formula(op: NormOp) -> None:
     """Registers the derivative of ``op``, a forward op without a residual."""
-    (parameters, settings), backward_op = _parameters_and_settings(op), f"{op.name}_backward"
-    _, normalized, *_ = op.names
+    (parameters, taken), backward_op = _parameters_and_settings(op), f"{op.name}_backward"
     _, *statistics = op.results
-    tensors = ["input", *statistics, *op.names[parameters]]
 
     def formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
         needed = ctx.needs_input_grad[1:]
@@ -76,8 +74,9 @@ def _register_formula(op: NormOp) -> None:
         grads = gradient(backward_op, grad_output, input, normalized, *rest, needed, *settings)
         return _needed(grads, needed)
 
-    saved = Saved(tensors, [normalized, *op.names[settings]], constants=statistics)
-    register_autograd(op.name, formula, saved)
+    tensors = ["input", *statistics, *op.names[parameters]]
+    settings = [op.names[1], *op.names[taken]]  # the first is normalized_shape or dim
+    register_autograd(op.name, formula, Saved(tensors, settings, constants=statistics))
 
 
 def _register_formula_of_sum(op: NormOp) -> None:

@@ -181,3 +181,12 @@ def test_a_recorded_call_has_the_gradients_of_the_op_by_its_name(name):
         dispatched = gradients()
     for found, expected in zip(eager, dispatched, strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a")
+def test_compiled_autograd_differentiates_a_recorded_call():
+    x = X.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(fusedops.layer_norm(x, [8], WEIGHT)[..., 0].sum(), x)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        fusedops.layer_norm(x, [8], WEIGHT)[..., 0].sum().backward()
+    assert torch.equal(x.grad, expected)

@@ -27,18 +27,15 @@ inline constexpr int64_t kStreamingBytes = int64_t(20) << 20;
 // in the cache, 3 % less at 24 MiB, and a causal one 3 % more at 48 MiB.
 template <class Result, class... Tensors>
 bool is_streaming(int64_t elements, const Result& result, const Tensors&... others) {
-  int64_t bytes = 0, limit = kStreamingBytes;
-  const auto add = [&](const auto& tensor, bool is_result) {
-    if (tensor.data == nullptr) return;
-    if (!is_result && tensor.data == result.data) {
-      limit = 2 * kStreamingBytes;
-    } else {
-      bytes += size_of(tensor.dtype);
-    }
+  const auto is_result = [&](const auto& tensor) {
+    return tensor.data != nullptr && tensor.data == result.data;
   };
-  add(result, true);
-  (add(others, false), ...);
-  return elements * bytes > limit;
+  const auto bytes_of = [](const auto& tensor) -> int64_t {
+    return tensor.data == nullptr ? 0 : size_of(tensor.dtype);
+  };
+  const int64_t bytes = (bytes_of(result) + ... + (is_result(others) ? 0 : bytes_of(others)));
+  const bool in_place = (is_result(others) || ...);
+  return elements * bytes > (in_place ? 2 : 1) * kStreamingBytes;
 }
 
 // Holds scratch memory for a parallel_for(), an equal share for each thread that may run its body.

@@ -47,10 +47,12 @@ VOCABULARIES = ((tuple(LOSSES), 50257, (256,)), (tuple(LOSSES), 1000, (4096,)))
 _HEADS = tuple(ATTENTION)
 #: Attention keeps its probabilities for the backward pass, and SDPA does not. Between the passes of
 #: a model other layers run, so that they are read from memory: in most of these sizes they are
-#: larger than the caches.
-HEADS = tuple(
-    (_HEADS, cols, (rows,))
-    for cols, rows in ((512, 12288), (128, 32768), (2048, 4096), (128, 2048))
+#: larger than the caches. A graph has one size, because its heads are not the first dimension.
+HEADS = (
+    (_HEADS, 512, (12288,)),
+    (_HEADS, 128, (32768,)),
+    (_HEADS, 2048, (4096,)),
+    (_HEADS, 128, (2048,)),
 )
 SIZES = (*LONG, *SHORT, *HEADS, *VOCABULARIES, *OTHERS)
 DTYPES = (torch.float32, torch.bfloat16)
