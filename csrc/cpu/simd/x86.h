@@ -173,7 +173,13 @@ FUSEDOPS_INLINE VecU32 RoundNormalToBFloat16(Vec<float> value) {
   const auto power = (Vec<float>)((VecU32)value & 0xff800000u);  // the sign and the exponent
   return (VecU32)((value + power * 0x1.8p16f) - power * 0x1.8p16f);
 }
-// Converts to bfloat16 by an instruction, which makes denormal results 0. It is written in
+
+FUSEDOPS_INLINE bool AnyDenormal(Vec<float> a, Vec<float> b) {
+  constexpr int kDenormal = 0x20;
+  const __mmask16 first = _mm512_fpclass_ps_mask((__m512)a, kDenormal);
+  return (first | _mm512_fpclass_ps_mask((__m512)b, kDenormal)) != 0;
+}
+// Converts to bfloat16 by an instruction, which makes denormal numbers 0. It is written in
 // assembly, because compilers know it only with a flag that lets them use AVX512_BF16 everywhere.
 using Words = VecOf<uint16_t, kVectorBytes>::type;
 FUSEDOPS_INLINE Words ConvertToBFloat16(Vec<float> lower, Vec<float> upper) {
@@ -185,8 +191,7 @@ template <bool kNormal = false, class Round>
 FUSEDOPS_INLINE VecU32 RoundEvenOdd(Vec<float> even, Vec<float> odd, Round round) {
   if (has_avx512_bf16) {
     const Words words = ConvertToBFloat16(even, odd);
-    const auto is_zero = _mm512_testn_epi16_mask((__m512i)words, _mm512_set1_epi16(0x7fff));
-    if (kNormal || __builtin_expect(is_zero == 0, true)) {
+    if (kNormal || __builtin_expect(!AnyDenormal(even, odd), true)) {
       Words from;
       for (int i = 0; i < 2 * kLanes<float>; ++i) from[i] = i % 2 * kLanes<float> + i / 2;
       return (VecU32)_mm512_permutexvar_epi16((__m512i)from, (__m512i)words);
