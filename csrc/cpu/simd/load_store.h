@@ -238,23 +238,6 @@ struct StoreMode {
 
 // --- bools --------------------------------------------------------------------------------------
 
-// Loads bools as a mask whose lanes have the column order of a tile of T.
-template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Mask<C> load_bools(const Bool* from, Full) {
-  if constexpr (kEvenOdd<T>) {
-    const VecI32 pairs = PromoteBytePairs(from);
-    return {{pairs & 0xff, pairs & 0xff00}};
-  } else {
-    return {{PromoteBytes<Lanes<C>>(from), PromoteBytes<Lanes<C>>(from + kLanes<C>)}};
-  }
-}
-template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Mask<C> load_bools(const Bool* from, Tail part) {
-  Bool bools[kVectorBytes];
-  LoadN(bools, from, part.count);
-  return load_bools<T>(bools, Full{});
-}
-
 // Loads bools as bits, in the column order of a tile of T.
 template <class T>
 FUSEDOPS_INLINE TileBits bits_of(const Bool* from, Full) {
@@ -265,6 +248,25 @@ FUSEDOPS_INLINE TileBits bits_of(const Bool* from, Tail part) {
   Bool bools[kVectorBytes];
   LoadN(bools, from, part.count);
   return bits_of<T>(bools, Full{});
+}
+
+// Loads bools as a mask that IfThenElse() takes, in the column order of a tile of T.
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE auto load_bools(const Bool* from, Full full) {
+  if constexpr (kHasLaneBits) {
+    return bits_of<T>(from, full);
+  } else if constexpr (kEvenOdd<T>) {
+    const VecI32 pairs = PromoteBytePairs(from);
+    return Mask<C>{{pairs & 0xff, pairs & 0xff00}};
+  } else {
+    return Mask<C>{{PromoteBytes<Lanes<C>>(from), PromoteBytes<Lanes<C>>(from + kLanes<C>)}};
+  }
+}
+template <class T>
+FUSEDOPS_INLINE auto load_bools(const Bool* from, Tail part) {
+  Bool bools[kVectorBytes];
+  LoadN(bools, from, part.count);
+  return load_bools<T>(bools, Full{});
 }
 
 }  // namespace

@@ -124,6 +124,13 @@ struct TileBits {
     return LaneBits<C>(bits >> half * kLanes<C>);
   }
 };
+template <class C>
+FUSEDOPS_INLINE Tile<C> IfThenElse(TileBits mask, Tile<C> yes, C no) {
+  for (int half = 0; half < 2; ++half) {
+    yes.v[half] = IfThenElse(mask.of_half<C>(half), yes.v[half], Set(no));
+  }
+  return yes;
+}
 // Stands for a condition, of a vector or of a tile, that is true everywhere.
 struct AllLanes {};
 template <class M>

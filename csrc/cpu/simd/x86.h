@@ -218,17 +218,6 @@ FUSEDOPS_INLINE Vec<float> Demote2(Vec<double> lower, Vec<double> upper) {
 FUSEDOPS_INLINE Vec<double> PromoteFloats(const float* from) {
   return (Vec<double>)_mm512_cvtps_pd(_mm256_loadu_ps(from));
 }
-template <class L>
-FUSEDOPS_INLINE L PromoteBytes(const Bool* from) {
-  if constexpr (sizeof(L{}[0]) == 8) {
-    return (L)_mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i*)from));
-  } else {
-    return (L)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
-  }
-}
-FUSEDOPS_INLINE VecI32 PromoteBytePairs(const Bool* from) {
-  return (VecI32)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
-}
 
 constexpr bool kHasLaneBits = true;
 template <class C>
@@ -247,6 +236,12 @@ FUSEDOPS_INLINE uint32_t BitsOfBytePairs(const Bool* from) {
   const __m256i pairs = _mm256_loadu_si256((const __m256i*)from);
   const uint32_t odd = _mm256_test_epi16_mask(pairs, _mm256_set1_epi16(int16_t(0xff00)));
   return odd << 16 | _mm256_test_epi16_mask(pairs, _mm256_set1_epi16(0xff));
+}
+FUSEDOPS_INLINE Vec<float> IfThenElse(__mmask16 mask, Vec<float> yes, Vec<float> no) {
+  return (Vec<float>)_mm512_mask_blend_ps(mask, (__m512)no, (__m512)yes);
+}
+FUSEDOPS_INLINE Vec<double> IfThenElse(__mmask8 mask, Vec<double> yes, Vec<double> no) {
+  return (Vec<double>)_mm512_mask_blend_pd(mask, (__m512d)no, (__m512d)yes);
 }
 FUSEDOPS_INLINE Vec<float> MaskedMax(__mmask16 mask, Vec<float> a, Vec<float> b) {
   return (Vec<float>)_mm512_mask_max_ps((__m512)a, mask, (__m512)b, (__m512)a);
