@@ -1,5 +1,4 @@
-// Finds which columns masks hide: bool masks, which are converted to bits, and added padding masks
-// that many rows share.
+// Finds which columns an added padding mask hides that many rows share.
 #pragma once
 
 #include <limits>
@@ -12,72 +11,6 @@
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
-
-// Holds a bool mask of a row as bits. `shown` begins with the first true bool and ends with the
-// last one; it is {0, 0} if there is none. A padding mask hides columns outside of it, but has no
-// holes.
-struct RowBits {
-  const TileBits* bits;
-  RowRange shown;
-  bool hides, has_holes;  // whether any bool is false, and whether one in `shown` is
-};
-
-// Returns the first true column of a tile, and the one after the last. One of them must be true.
-template <class T>
-FUSEDOPS_INLINE Between true_columns(TileBits tile) {
-  const auto first = [](uint64_t bits) FUSEDOPS_LAMBDA { return __builtin_ctzll(bits); };
-  const auto after_last = [](uint64_t bits)
-                              FUSEDOPS_LAMBDA { return 63 - __builtin_clzll(2 * bits + 1); };
-  if constexpr (!kEvenOdd<T>) return {first(tile.bits), after_last(tile.bits)};
-  constexpr int kHalf = kTile<T> / 2;
-  constexpr uint64_t kNone = uint64_t(1) << kHalf;
-  const uint64_t even = tile.bits % kNone, odd = tile.bits / kNone;
-  return {
-      Min(2 * first(even | kNone), 2 * first(odd | kNone) + 1),
-      Max(2 * after_last(even) - 1, 2 * after_last(odd))};
-}
-
-// Converts bool masks to bits. Rows in succession that have the same mask share its bits. The
-// memory holds as many masks as a group has rows and is filled in turn, so that the bits of all
-// rows of a group exist at once.
-template <class In>
-class MaskBits {
- public:
-  MaskBits(char* memory, int64_t cols, int64_t group_rows)
-      : memory_(memory), cols_(cols), masks_(group_rows) {}
-
-  const RowBits& of(const Bool* mask) {
-    if (mask != last_) {
-      last_ = mask;
-      index_ = index_ + 1 < masks_ ? index_ + 1 : 0;
-      converted_ = converted(mask, memory_ + index_ * mask_bits_bytes(cols_));
-    }
-    return converted_;
-  }
-
- private:
-  FUSEDOPS_INLINE RowBits converted(const Bool* mask, char* memory) const {
-    auto* bits = reinterpret_cast<TileBits*>(memory);
-    TileBits* to = bits;
-    int64_t first = cols_, last = 0, count = 0;  // the first and the last tile with a true bool
-    for_columns<In>(cols_, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-      const TileBits tile = bits_of<In>(mask + col, part);
-      *to++ = tile;
-      count += __builtin_popcount(tile.bits);
-      first = tile.bits != 0 && first > col ? col : first;
-      last = tile.bits != 0 ? col : last;
-    });
-    if (count == 0) return {bits, {0, 0}, true, false};
-    const int64_t begin = first + true_columns<In>(bits[first / kTile<In>]).begin;
-    const int64_t end = last + true_columns<In>(bits[last / kTile<In>]).end;
-    return {bits, {begin, end}, count < cols_, count < end - begin};
-  }
-
-  char* memory_;
-  int64_t cols_, masks_, index_ = 0;
-  const Bool* last_ = nullptr;
-  RowBits converted_ = {};
-};
 
 // An added mask hides the columns to which it adds this value or less: their exponentials are 0
 // unless scores differ by thousands, which PaddedRows rules out. Masks of models add -inf, the

@@ -34,12 +34,45 @@ inline bool are_all_true(const Bool* bools, int64_t cols) {
   return all;
 }
 
+// Whether all of a vector's bools are false.
+inline bool are_all_false(const Bool* bools) { return !AnyTrue(Load<VecI64>(bools) != 0); }
+
+// Return the first true bool of a range (its end if all are false), and the one after the last (its
+// start). The last steps count bits, because a loop over bools would end elsewhere in each row.
+inline int64_t first_true(const Bool* bools, RowRange range) {
+  auto [begin, end] = range;
+  while (end - begin >= kVectorBytes && are_all_false(bools + begin)) begin += kVectorBytes;
+  for (; end - begin >= 8; begin += 8) {
+    const auto word = Load<uint64_t>(bools + begin);
+    if (word != 0) return begin + __builtin_ctzll(word) / 8;
+  }
+  while (begin < end && bools[begin].value == 0) ++begin;
+  return begin;
+}
+inline int64_t after_last_true(const Bool* bools, RowRange range) {
+  auto [begin, end] = range;
+  while (end - begin >= kVectorBytes && are_all_false(bools + end - kVectorBytes)) {
+    end -= kVectorBytes;
+  }
+  for (; end - begin >= 8; end -= 8) {
+    const auto word = Load<uint64_t>(bools + end - 8);
+    if (word != 0) return end - __builtin_clzll(word) / 8;
+  }
+  while (begin < end && bools[end - 1].value == 0) --end;
+  return end;
+}
+
+// Returns the range without the false bools at its start and at its end. Inline, it would take
+// registers from the loops over columns.
+FUSEDOPS_NOINLINE RowRange from_true_to_true(const Bool* bools, RowRange range) {
+  const int64_t end = after_last_true(bools, range);
+  return range_of(first_true(bools, RowRange{range.begin, end}), end);
+}
+
 // Returns which columns in `range` a bool mask leaves visible.
 inline VisibleColumns columns_visible(const Bool* mask, RowRange range) {
-  int64_t end = range.end;
-  while (end - range.begin >= 8 && Load<uint64_t>(mask + end - 8) == 0) end -= 8;
-  while (end > range.begin && mask[end - 1].value == 0) --end;
-  return {range_of(range.begin, end), are_all_true(mask + range.begin, end - range.begin)};
+  const RowRange shown = from_true_to_true(mask, range);
+  return {shown, are_all_true(mask + shown.begin, shown.end - shown.begin)};
 }
 
 // Steps through rows, and finds their operands and visible columns.
@@ -51,6 +84,7 @@ class OperandRows {
     const bool has_operands = scores.bias.data != nullptr || scores.mask.data != nullptr ||
         scores.has_bounds() || scores.sinks.data != nullptr;
     last_dim_ = has_operands ? scores.dims.count - 1 : -1;
+    is_mask_shared_ = last_dim_ < 0 || scores.mask.strides[last_dim_] == 0;
     are_shared_ = !has_diagonal && do_not_move(last_dim_);
     for (int32_t d = last_dim_; d >= 0; --d) {
       index_[d] = row % scores.dims.sizes[d];
@@ -98,20 +132,24 @@ class OperandRows {
     return range_of(begin, end);
   }
 
-  // Returns the visible columns of the row, which has `cols` columns. A mask that several rows
-  // share, such as a padding mask, is read once.
+  // Returns the visible columns of the row, which has `cols` columns. A mask that rows in
+  // succession share, such as a padding mask, is read once.
   VisibleColumns visible(int64_t cols) {
     const RowRange range = in_registers(interval(cols));
     const auto* row = static_cast<const Bool*>(mask());
     if (row == nullptr) return {range, true};
     if (!scores_.mask.is_bool) return {range, false};
     if (scores_.mask.col_stride == 0) return {row->value != 0 ? range : RowRange{0, 0}, true};
-    if (row != last_mask_ || range.begin != last_.begin || range.end != last_.end) {
-      last_mask_ = row;
-      last_ = range;
-      last_visible_ = columns_visible(row, range);
+    if (!is_mask_shared_) {
+      const VisibleColumns seen = columns_visible(row, range);
+      return {in_registers(seen.range), seen.all};
     }
-    return {in_registers(last_visible_.range), last_visible_.all};
+    if (row != last_mask_) {
+      last_mask_ = row;
+      last_visible_ = columns_visible(row, RowRange{0, cols});
+    }
+    const RowRange shown = in_registers(last_visible_.range);
+    return {in_registers(intersection(range, shown)), last_visible_.all};
   }
 
  private:
@@ -144,10 +182,10 @@ class OperandRows {
   const Scores& scores_;
   int64_t bias_ = 0, mask_ = 0, start_ = 0, end_ = 0, sinks_ = 0;  // offsets in elements
   int64_t query_, index_[kMaxRowDims] = {};
-  int32_t last_dim_;  // the last dimension of the rows, or -1 if there are no operands
-  bool are_shared_;   // whether rows that differ in the last dimension have the same operands
+  int32_t last_dim_;     // the last dimension of the rows, or -1 if there are no operands
+  bool are_shared_;      // whether rows that differ in the last dimension have the same operands
+  bool is_mask_shared_;  // whether they have the same mask
   const Bool* last_mask_ = nullptr;
-  RowRange last_ = {};
   VisibleColumns last_visible_ = {};
 };
 

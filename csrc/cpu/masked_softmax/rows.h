@@ -8,11 +8,10 @@
 // for each further operand. The exponentials are in scratch memory in either case, and from there
 // on all rows are alike.
 //
-// Columns outside the row's interval, and those that a bool mask hides at the end of the row (and
-// at its start, if the mask is converted to bits), are skipped where their result is 0, and so are
-// those that a shared padding mask hides (masks.h). Chunks and tiles begin at the same columns
-// whether others are skipped or not, so that results have the same bits whether an interval or a
-// bool mask hides a column.
+// Columns outside the row's interval, and those that a bool mask hides at the start and at the end
+// of the row, are skipped where their result is 0, and so are those that a shared padding mask
+// hides (masks.h). Chunks and tiles begin at the same columns whether others are skipped or not, so
+// that results have the same bits whether an interval or a bool mask hides a column.
 #pragma once
 
 #include "cpu/masked_softmax/masks.h"
@@ -30,7 +29,7 @@ struct MaskedRow {
   const In *input, *next;   // `next` is the row to prefetch
   const void* written;      // where the results are written, or what is prefetched in its place
   const void *bias, *mask;  // null if there is none, or if the mask hides no column of `visible`
-  const TileBits* bits;     // the mask, if it is a bool mask and kept as bits
+  const Bool* hiding;       // the mask, if it makes exponentials 0 (HidingBools)
   const void* padding;      // the mask, if it is a padding mask that hides what is not `visible`
   RowRange visible;
   RowRange computed;  // the columns with exponentials: the visible ones and some before, or all
@@ -40,9 +39,9 @@ struct MaskedRow {
   SoftmaxChunk<C>* chunks;
 
   // Whether the columns outside of `visible` count, with the mask value as their score. If not, the
-  // row is computed without them, and without the columns that a mask of bits hides.
+  // row is computed without them, and without the columns that `hiding` hides.
   FUSEDOPS_INLINE bool counts_hidden() const {
-    return bits == nullptr && padding == nullptr && computed.begin == 0 && computed.end == cols;
+    return hiding == nullptr && padding == nullptr && computed.begin == 0 && computed.end == cols;
   }
 
   // Makes `range` the visible columns.
@@ -97,8 +96,8 @@ struct MaskedRow {
   template <class Values>
   FUSEDOPS_INLINE ChunkScores<In, Values> scores_at(int64_t begin, C mask_value) const {
     Values values{};
-    if constexpr (std::is_same_v<Values, const TileBits*>) {
-      values = bits + begin / kTile<In>;
+    if constexpr (std::is_same_v<Values, HidingBools>) {
+      values = {hiding + begin};
     } else if constexpr (!std::is_same_v<Values, NoOperand>) {
       const Operand& operand = bias != nullptr ? scores->bias : scores->mask;
       values = static_cast<Values>(bias != nullptr ? bias : mask) + begin * operand.col_stride;
@@ -200,9 +199,8 @@ FUSEDOPS_NOINLINE void compute_exponentials(MaskedRow<In>* rows, int64_t count, 
 
 // Writes exponentials, maxima and sums as compute_exponentials() does, for rows whose scores have
 // at most one operand (of type `Values`) and whose MaskedRow::computed ends where `visible` does.
-// Columns that a mask of bits hides become 0, whatever the mask value. To compute such scores twice
-// takes less time than to write them. All loops over columns are here: to pass a row's scores to
-// functions takes as long as 128 columns.
+// To compute such scores twice takes less time than to write them. All loops over columns are here:
+// to pass a row's scores to functions takes as long as 128 columns.
 template <class Out, class Values, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_exponentials_of_one_operand(
     MaskedRow<In>* rows, int64_t count, C mask_value) {
@@ -234,7 +232,7 @@ FUSEDOPS_NOINLINE void compute_exponentials_of_one_operand(
         if (__builtin_expect(inside, true)) return scores.at(col, Full{});
         return scores_at_edge(scores, col, seen, left, hidden);
       };
-      const auto counted = [=](int64_t col) FUSEDOPS_LAMBDA { return scores.counted(col); };
+      const auto counted = [=](int64_t col) FUSEDOPS_LAMBDA { return scores.counted(col, left); };
       write_chunk_exponentials<Out>(at, counted, row.scratch + begin, row.chunk_at(begin), cols);
     }
   }
@@ -266,17 +264,16 @@ struct MaskedSoftmax {
   StoreMode mode;
   char *repeated, *scratch;
   int64_t group_rows, row_bytes;
-  bool keeps_bits;  // whether a bool mask is the only operand, and is converted to bits
+  bool has_bool_mask_alone;
 
   void run(RowRange range) const {
     MaskedRow<In> rows[kMaxMaskedGroupRows];
     OperandRows operands(args.scores, range.begin);
-    MaskBits<In> bits(scratch + group_rows * row_bytes, args.cols, group_rows);
     PaddingMasks<In> padding(args.scores, args.input.dtype, args.cols);
     for (int64_t first = range.begin; first < range.end; first += group_rows) {
       const int64_t count = range.end - first < group_rows ? range.end - first : group_rows;
       for (int64_t i = 0; i < count; ++i, operands.next()) {
-        describe(first + i, operands, i, bits, padding, rows[i]);
+        describe(first + i, operands, i, padding, rows[i]);
       }
       compute(rows, count);
       for (int64_t i = 0; i < count; ++i) finish(first + i, rows[i]);
@@ -286,38 +283,33 @@ struct MaskedSoftmax {
  private:
   FUSEDOPS_INLINE C mask_value() const { return C(args.scores.mask_value); }
 
-  // Returns the visible columns of a row, and sets row.bits or row.padding if the row has a mask of
-  // bits or a padding mask.
-  FUSEDOPS_INLINE VisibleColumns visible_columns(
-      OperandRows& operands, MaskBits<In>& bits, PaddingMasks<In>& padding,
-      MaskedRow<In>& row) const {
-    row.bits = nullptr;
+  // Returns the visible columns of a row, and sets row.hiding or row.padding if the row has such a
+  // mask.
+  FUSEDOPS_INLINE VisibleColumns
+  visible_columns(OperandRows& operands, PaddingMasks<In>& padding, MaskedRow<In>& row) const {
+    row.hiding = nullptr;
     row.padding = nullptr;
     const RowRange unpadded = padding.visible(operands.mask());
     if (unpadded.begin < unpadded.end) {
       row.padding = operands.mask();
       return {unpadded, true};
     }
-    if constexpr (kComputesTwice) {
-      if (keeps_bits) {
-        const RowRange range = operands.interval(args.cols);
-        const RowBits& mask = bits.of(static_cast<const Bool*>(operands.mask()));
-        if (mask.has_holes) row.bits = mask.bits;
-        return {intersection(range, mask.shown), !mask.has_holes};
-      }
+    const VisibleColumns seen = operands.visible(args.cols);
+    if (kComputesTwice && has_bool_mask_alone && !seen.all) {
+      row.hiding = static_cast<const Bool*>(operands.mask());
     }
-    return operands.visible(args.cols);
+    return seen;
   }
 
   // Describes row `index`, which has place `place` in its group, and thus in scratch memory. The
   // fields are set one by one: a load of several would wait for the stores of each.
   FUSEDOPS_INLINE void describe(
-      int64_t index, OperandRows& operands, int64_t place, MaskBits<In>& bits,
-      PaddingMasks<In>& padding, MaskedRow<In>& row) const {
+      int64_t index, OperandRows& operands, int64_t place, PaddingMasks<In>& padding,
+      MaskedRow<In>& row) const {
     const Scores& scores = args.scores;
     const int64_t chunk = args.cols < kSoftmaxChunk<C> ? args.cols : kSoftmaxChunk<C>;
     char* copies = repeated + place * chunk * sizeof(C);
-    const VisibleColumns seen = visible_columns(operands, bits, padding, row);
+    const VisibleColumns seen = visible_columns(operands, padding, row);
     row.scores = &scores;
     row.input = start_of<In>(args.input, index);
     row.next = row.input + group_rows * args.input.spacing.stride;
@@ -361,7 +353,7 @@ struct MaskedSoftmax {
     with_values<In>(operand, nullptr, 0, [&](auto values) {  // only their type is used
       using Values = decltype(values);
       if constexpr (std::is_same_v<Values, const Bool*>) {
-        compute_exponentials_of_one_operand<Out, const TileBits*>(rows, count, mask_value());
+        compute_exponentials_of_one_operand<Out, HidingBools>(rows, count, mask_value());
       } else if constexpr (std::is_same_v<Values, const In*>) {
         compute_exponentials_of_one_operand<Out, Values>(rows, count, mask_value());
       } else {  // a float32 operand of a 16-bit input
@@ -389,17 +381,17 @@ struct MaskedSoftmax {
     // exponentials are computed for a mask value of -inf. If something is visible, they are
     // computed again for the mask value itself.
     if (args.zero_masked_rows && whole.max <= mask_value()) {
-      if (row.bits != nullptr ? whole.sum == 0 : is_nothing_visible<Out>(row)) {
+      if (row.hiding != nullptr ? whole.sum == 0 : is_nothing_visible<Out>(row)) {
         write_sink(index, /*probability=*/1);
         return write(index, row, whole, RowRange{0, 0});
       }
-      if (row.bits == nullptr) compute_exponentials<Out>(&row, /*count=*/1, mask_value());
+      if (row.hiding == nullptr) compute_exponentials<Out>(&row, /*count=*/1, mask_value());
     }
     whole = row.with_sink(whole);
     // If the probability of hidden columns is not 0, or is NaN, the whole row is computed.
     if (!row.is_rest_zero(whole, mask_value())) {
       row.computed = {0, args.cols};
-      row.bits = nullptr;
+      row.hiding = nullptr;
       compute_exponentials<Out>(&row, /*count=*/1, mask_value());
       whole = row.with_sink(row.whole());
     }

@@ -10,9 +10,14 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
+// Holds a bool mask that is not applied to the scores: the exponentials of the columns that it
+// hides become 0, whatever the mask value.
+struct HidingBools {
+  const Bool* at;
+};
+
 // Computes the scores of a chunk, scale * input with one operand applied. Columns are counted from
-// the chunk's first one. A bool mask that has been converted to bits is not applied to the scores:
-// counted() returns its bits, and the exponentials of the columns that it hides become 0.
+// the chunk's first one.
 template <class In, class OperandValues>
 struct ChunkScores {
   using C = Compute<In>;
@@ -20,10 +25,9 @@ struct ChunkScores {
   OperandValues operand;
   C scale, mask_value;
 
-  static constexpr bool kHasBits = std::is_same_v<OperandValues, const TileBits*>;
+  static constexpr bool kHides = std::is_same_v<OperandValues, HidingBools>;
   using Added = std::remove_const_t<std::remove_pointer_t<OperandValues>>;
-  static constexpr bool kAdds =
-      std::is_pointer_v<OperandValues> && !kHasBits && !std::is_same_v<Added, Bool>;
+  static constexpr bool kAdds = std::is_pointer_v<OperandValues> && !std::is_same_v<Added, Bool>;
 
   // A product is rounded once with what is added to it, and by itself if nothing is: the compiler
   // would decide for each loop, and fuse it into the subtraction of the maximum.
@@ -32,20 +36,25 @@ struct ChunkScores {
     const Tile<C> x = load(input + col, part);
     if constexpr (kAdds) {
       return MulAdd(x, Broadcast(scale), in_order<Added, In>(load(operand + col, part)));
-    } else if constexpr (kHasBits) {
+    } else if constexpr (kHides) {
       return kScales ? unfused(x * scale) : x;
     } else {
       return with_operand<In>(kScales ? unfused(x * scale) : x, operand, col, part, mask_value);
     }
   }
 
-  // Returns the bits of the mask for the tile at `col`, or AllLanes if the mask is not bits.
-  FUSEDOPS_INLINE auto counted(int64_t col) const {
-    if constexpr (kHasBits) {
-      return operand[static_cast<uint64_t>(col) / kTile<In>];  // a shift: columns are not negative
+  // Returns which columns of the tile at `col` have exponentials, as far as HidingBools say so.
+  template <class Part>
+  FUSEDOPS_INLINE auto counted(int64_t col, Part part) const {
+    if constexpr (kHides) {
+      return bits_of<In>(operand.at + col, part);
     } else {
       return AllLanes{};
     }
+  }
+  FUSEDOPS_INLINE auto counted(int64_t col, int64_t cols) const {
+    const bool is_whole = col + kTile<In> <= cols;
+    return is_whole ? counted(col, Full{}) : counted(col, Tail{static_cast<int>(cols - col)});
   }
 
   // Prefetches the added values of a tile of a later row, which are `ahead` elements further on.
@@ -56,7 +65,7 @@ struct ChunkScores {
   // Returns the maximum in each lane of the visible scores. If nothing is added to the scaled
   // input, that is the maximum of the input, times the scale, unless the scale is negative.
   FUSEDOPS_INLINE Vec<C> lanes_of_max(RowRange visible, int64_t cols) const {
-    if constexpr (kHasBits || std::is_same_v<OperandValues, NoOperand>) {
+    if constexpr (kHides || std::is_same_v<OperandValues, NoOperand>) {
       if (scale > 0) return lanes_of_max<false>(visible, cols) * scale;
     }
     return lanes_of_max<true>(visible, cols);
@@ -68,7 +77,7 @@ struct ChunkScores {
   FUSEDOPS_INLINE Vec<C> lanes_of_max(RowRange visible, int64_t cols) const {
     const auto step = [=](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
       const Tile<C> score = filled<In>(at<kScales>(col, part), seen, -kInfinity<C>);
-      return MaskedMax(counted(col), so_far, score);
+      return MaskedMax(counted(col, part), so_far, score);
     };
     Tile<C> even = Broadcast(-kInfinity<C>), odd = even;
     int64_t col = visible.begin;

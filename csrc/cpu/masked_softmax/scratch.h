@@ -21,13 +21,8 @@ constexpr int64_t masked_row_bytes(int64_t cols, DType dtype) {
   return ceil_div(softmax_row_bytes(cols, dtype), 64) * 64;
 }
 
-// The bits of a bool mask take 4 bytes for each tile, and no tile whose mask is stored as bits has
-// fewer than 16 columns.
-constexpr int64_t mask_bits_bytes(int64_t cols) { return ceil_div(cols, 16) * 4; }
-
 constexpr int64_t masked_softmax_scratch_bytes(int64_t cols, DType dtype) {
-  const int64_t row_bytes = masked_row_bytes(cols, dtype) + mask_bits_bytes(cols);
-  return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * row_bytes;
+  return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * masked_row_bytes(cols, dtype);
 }
 
 // With dropout, the backward pass keeps a row of gradients. Without dropout it needs no scratch

@@ -28,7 +28,6 @@ class ShortRows {
   ShortRows(const MaskedSoftmaxForward& args, RowRange rows, char* memory, StoreMode mode)
       : args_(args),
         operands_(args.scores, rows.begin),
-        bits_(memory + kRepeatedBytes, args.cols, kRows),
         padding_(args.scores, args.input.dtype, args.cols),
         scratch_(reinterpret_cast<C*>(memory)),
         mode_(mode) {}
@@ -47,7 +46,7 @@ class ShortRows {
   }
 
  private:
-  static constexpr bool kHasBits = ChunkScores<In, Values>::kHasBits;
+  static constexpr bool kHides = ChunkScores<In, Values>::kHides;
   static constexpr bool kAdds = ChunkScores<In, Values>::kAdds;
 
   // Computes the rows that compute() has described. `Used` is NoOperand if each row's mask hides
@@ -111,14 +110,12 @@ class ShortRows {
   FUSEDOPS_INLINE ShortRow<In, Values> described(int64_t first, int r, int alike) {
     ShortRow<In, Values> row;
     row.input = start_of<In>(args_.input, first + r);
-    RowRange seen = operands_.interval(args_.cols);
+    auto [seen, all] = operands_.visible(args_.cols);
     row.hides = seen.begin > 0 || seen.end < args_.cols;
-    if constexpr (kHasBits) {
-      const RowBits& mask = bits_.of(static_cast<const Bool*>(operands_.mask()));
-      row.values = mask.bits;
-      row.hides |= mask.hides;
-      needing_values_ += mask.has_holes * alike;
-      seen = intersection(seen, mask.shown);
+    if constexpr (kHides) {
+      row.values = {static_cast<const Bool*>(operands_.mask())};
+      row.hides |= !all;
+      needing_values_ += !all * alike;
     } else if constexpr (kAdds) {
       const bool is_bias = args_.scores.bias.data != nullptr;
       row.values = static_cast<Values>(is_bias ? operands_.bias() : operands_.mask());
@@ -169,7 +166,7 @@ class ShortRows {
         if (__builtin_expect(inside, true)) return scores.at(col, Full{});
         return scores_at_edge(scores, col, RowRange{begin, end}, cols, -kInfinity<C>);
       };
-      const auto counted = [=](int64_t col) FUSEDOPS_LAMBDA { return scores.counted(col); };
+      const auto counted = [=](int64_t col) FUSEDOPS_LAMBDA { return scores.counted(col, cols); };
       lanes[r] = write_exponentials<In>(at, counted, saved(r), max[r], least[r], rows_[r].computed);
     }
     sums_over_lanes<double>(lanes, sums);
@@ -183,7 +180,6 @@ class ShortRows {
 
   const MaskedSoftmaxForward& args_;
   OperandRows operands_;
-  MaskBits<In> bits_;
   PaddingMasks<In> padding_;
   C* scratch_;
   StoreMode mode_;
@@ -197,8 +193,6 @@ FUSEDOPS_NOINLINE RowRange masked_softmax_groups_of(
   ShortRows<In, Values> groups(args, rows, static_cast<char*>(memory), mode);
   for (; rows.begin + groups.kRows <= rows.end; rows.begin += groups.kRows) {
     if (groups.compute(rows.begin)) continue;
-    // The bits of masks stay valid: rows.h uses their memory only for operands that have one value
-    // for all columns of a row, and groups have no such operand.
     const RowRange group{rows.begin, rows.begin + groups.kRows};
     masked_softmax_rows<In, In>(args, group, memory, mode);
   }
@@ -221,7 +215,6 @@ template <class In, class Out>
 RowRange masked_softmax_groups(
     const MaskedSoftmaxForward& args, RowRange rows, void* memory, StoreMode mode) {
   static_assert(kMaxSoftmaxGroupRows * kMaxSoftmaxGroupCols * sizeof(float) <= kRepeatedBytes);
-  static_assert(kMaxSoftmaxGroupRows * mask_bits_bytes(kMaxSoftmaxGroupCols) <= kRepeatedBytes);
   if constexpr (MaskedSoftmax<In, Out>::kComputesTwice) {
     const int64_t limit = mode.streams && sizeof(In) > 2 ? 256 : kMaxSoftmaxGroupCols;
     if (args.cols > limit || !is_simple(args)) return rows;
@@ -232,7 +225,7 @@ RowRange masked_softmax_groups(
     }
     if (operand.col_stride == 0) return rows;
     if (operand.is_bool) {
-      return masked_softmax_groups_of<In, const TileBits*>(args, rows, memory, mode);
+      return masked_softmax_groups_of<In, HidingBools>(args, rows, memory, mode);
     }
     if (operand.dtype == args.input.dtype) {
       return masked_softmax_groups_of<In, const In*>(args, rows, memory, mode);

@@ -113,9 +113,8 @@ FUSEDOPS_INLINE Tile<C> IfThenElse(Mask<C> mask, Tile<C> yes, C no) {
   return tile;
 }
 
-// Holds a condition for each column as a bit, in the order of the tile's lanes. A mask that a
-// kernel reads more than once is converted to bits if masks of the processor are bits
-// (kHasLaneBits).
+// Holds a condition for each column as a bit, in the order of the tile's lanes, if masks of the
+// processor are bits (kHasLaneBits).
 struct TileBits {
   uint32_t bits;
 
