@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report on the model."""
+    # torch 2.15 logs what goes wrong with a fake tensor, with its traceback, and raises it as well.
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True
     report = _of_hugging_face(args) if hugging_face.is_model(args.target) else _of_function(args)
     if args.json:
         print(json.dumps(report.to_dict(), indent=2, default=str))
