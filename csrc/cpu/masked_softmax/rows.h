@@ -204,7 +204,7 @@ FUSEDOPS_NOINLINE void compute_exponentials(MaskedRow<In>* rows, int64_t count, 
 template <class Out, class Values, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_exponentials_of_one_operand(
     MaskedRow<In>* rows, int64_t count, C mask_value) {
-  const int64_t added_ahead = count * operand_stride(*rows->scores);
+  const int64_t operand_ahead = count * operand_stride(*rows->scores);
   for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
     for (int64_t i = 0; i < count; ++i) {
       const MaskedRow<In>& row = rows[i];
@@ -227,7 +227,7 @@ FUSEDOPS_NOINLINE void compute_exponentials_of_one_operand(
       const auto at = [=](int64_t col) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(after + col);
         prefetch_tile<Cache::kL2>(written + col);
-        scores.prefetch_added(col, added_ahead);
+        scores.prefetch_operand(col, operand_ahead);
         const bool inside = col >= seen.begin && col + kTile<In> <= seen.end;
         if (__builtin_expect(inside, true)) return scores.at(col, Full{});
         return scores_at_edge(scores, col, seen, left, hidden);

@@ -57,9 +57,13 @@ struct ChunkScores {
     return is_whole ? counted(col, Full{}) : counted(col, Tail{static_cast<int>(cols - col)});
   }
 
-  // Prefetches the added values of a tile of a later row, which are `ahead` elements further on.
-  FUSEDOPS_INLINE void prefetch_added(int64_t col, int64_t ahead) const {
+  // Prefetches the operand of a tile of a later row, which is `ahead` elements further on.
+  FUSEDOPS_INLINE void prefetch_operand(int64_t col, int64_t ahead) const {
     if constexpr (kAdds) prefetch_tile<Cache::kL2>(operand + ahead + col);
+    if constexpr (kHides) {  // a tile's bools are half of a cache line
+      const Bool* later = operand.at + ahead + col;
+      __builtin_prefetch(later, /*is_write=*/0, static_cast<int>(Cache::kL2));
+    }
   }
 
   // Returns the maximum in each lane of the visible scores. If nothing is added to the scaled

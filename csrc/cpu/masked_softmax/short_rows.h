@@ -150,7 +150,7 @@ class ShortRows {
   FUSEDOPS_INLINE void write_scaled_exponentials(
       int64_t first, const C (&max)[kRows], Vec<C> (&least)[kRows], double (&sums)[kRows]) const {
     const int64_t cols = args_.cols, stride = kRows * args_.input.spacing.stride;
-    const int64_t added_ahead = kRows * operand_stride(args_.scores);
+    const int64_t operand_ahead = kRows * operand_stride(args_.scores);
     Vec<double> lanes[kRows];
 #pragma GCC unroll 1
     for (int r = 0; r < kRows; ++r) {
@@ -161,7 +161,7 @@ class ShortRows {
       const auto at = [=](int64_t col) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(next + col);
         prefetch_tile<Cache::kL2>(written + col);
-        scores.prefetch_added(col, added_ahead);
+        scores.prefetch_operand(col, operand_ahead);
         const bool inside = col >= begin && col + kTile<In> <= end;
         if (__builtin_expect(inside, true)) return scores.at(col, Full{});
         return scores_at_edge(scores, col, RowRange{begin, end}, cols, -kInfinity<C>);
