@@ -8,14 +8,15 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Returns the sum of grad * probabilities over the visible columns.
+// Returns the sum of grad * probabilities over the visible columns. All tiles round alike, so that
+// the bits do not depend on which tiles have hidden columns.
 template <class T, class Grad, class C = Compute<T>>
 C dot(Grad grad, const T* probabilities, RowRange visible, int64_t cols) {
   const Tile<C> sum = fold_visible<T>(
       visible, cols, Broadcast(C(0)),
       [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-        const Tile<C> product = grad.at(col, part) * load(probabilities + col, part);
-        return so_far + filled<T>(product, seen, C(0));
+        const Tile<C> g = filled<T>(grad.at(col, part), seen, C(0));
+        return MulAdd(g, load(probabilities + col, part), so_far);
       });
   return C(sum_of(sum, Broadcast(C(0))));
 }
