@@ -6,7 +6,7 @@ import copy
 import csv
 import re
 from collections import Counter
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 import expressions
 import pytest
@@ -232,7 +232,7 @@ def table(no_table, tmp_path):
     """table(op, inductor, ours, ...): the costs of 64x64 float32 rows; a copy takes 1 ms for what
     it reads or writes."""
     rows = []
-    machine = astuple(replace(here(torch.device("cpu")), threads=1))
+    machine = astuple(here(torch.device("cpu")))
 
     def add(op, inductor, ours, mode="inference", rows_and_cols=(64, 64)):
         gb_per_s = 64 * 64 * 4 * 1e-6
