@@ -10,12 +10,13 @@
 //
 // Columns outside the row's interval, and those that a bool mask hides at the start and at the end
 // of the row, are skipped where their result is 0, and so are those that a shared padding mask
-// hides (masks.h). Chunks and tiles begin at the same columns whether others are skipped or not, so
-// that results have the same bits whether an interval or a bool mask hides a column.
+// hides (padding_masks.h). Chunks and tiles begin at the same columns whether others are skipped or
+// not, so that results have the same bits whether an interval or a bool mask hides a column.
 #pragma once
 
-#include "cpu/masked_softmax/masks.h"
+#include "cpu/masked_softmax/padding_masks.h"
 #include "cpu/masked_softmax/scores.h"
+#include "cpu/masked_softmax/scratch.h"
 #include "cpu/simd/philox.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {

@@ -1,10 +1,9 @@
-// Finds which columns an added padding mask hides that many rows share.
+// Finds which columns are hidden by added padding masks that many rows share.
 #pragma once
 
 #include <limits>
 #include <type_traits>
 
-#include "cpu/masked_softmax/scratch.h"
 #include "cpu/masked_softmax/visible.h"
 #include "cpu/simd/exp.h"
 #include "cpu/simd/reduce.h"
