@@ -206,13 +206,23 @@ template <class Out, class Values, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_exponentials_of_one_operand(
     MaskedRow<In>* rows, int64_t count, C mask_value) {
   const int64_t operand_ahead = count * operand_stride(*rows->scores);
+  constexpr bool kFindsRange = std::is_same_v<Values, NoOperand> && kHasWordRange<In>;
+  Vec<C> min[kMaxMaskedGroupRows];
   for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
     for (int64_t i = 0; i < count; ++i) {
       const MaskedRow<In>& row = rows[i];
       if (!row.has_chunk(begin)) continue;
       const auto scores = row.template scores_at<Values>(begin, mask_value);
       const RowRange seen = row.in_chunk(row.visible, begin);
-      const C max = ReduceLanes<C>(scores.lanes_of_max(seen, row.cols - begin), Maximum{});
+      C max;
+      if constexpr (kFindsRange) {
+        const LanesOfRange<C> range = scores.lanes_of_range(seen, row.cols - begin);
+        min[i] = range.min;
+        max = ReduceLanes<C>(range.max, Maximum{});
+        max = scores.without_nan(max, seen, row.cols - begin);
+      } else {
+        max = ReduceLanes<C>(scores.lanes_of_max(seen, row.cols - begin), Maximum{});
+      }
       const bool begins_visible = seen.begin == row.chunk_cols(begin).begin;
       row.chunk_at(begin).max = begins_visible ? max : Max(max, row.hidden_score(mask_value));
     }
@@ -234,7 +244,10 @@ FUSEDOPS_NOINLINE void compute_exponentials_of_one_operand(
         return scores_at_edge(scores, col, seen, left, hidden);
       };
       const auto counted = [=](int64_t col) FUSEDOPS_LAMBDA { return scores.counted(col, left); };
-      write_chunk_exponentials<Out>(at, counted, row.scratch + begin, row.chunk_at(begin), cols);
+      SoftmaxChunk<C>& chunk = row.chunk_at(begin);
+      write_chunk_exponentials<Out>(
+          at, counted, row.scratch + begin, chunk, cols,
+          narrow_columns<kFindsRange>(min[i], chunk.max, seen));
     }
   }
 }

@@ -10,6 +10,11 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
+// The range of the scores is found, for narrow_exp(), where at least this many columns are visible.
+// For 128 columns it takes as many instructions as it saves, and so it does for scores with
+// operands, or of 32 bits.
+constexpr int64_t kLeastRangeCols = 256;
+
 // Holds a bool mask that is not applied to the scores: the exponentials of the columns that it
 // hides become 0, whatever the mask value.
 struct HidingBools {
@@ -64,6 +69,24 @@ struct ChunkScores {
       const Bool* later = operand.at + ahead + col;
       __builtin_prefetch(later, /*is_write=*/0, static_cast<int>(Cache::kL2));
     }
+  }
+
+  // Returns the range in each lane of the visible scores, of which there is no operand. For rows of
+  // which fewer columns are visible, the minimum is -inf.
+  FUSEDOPS_INLINE LanesOfRange<C> lanes_of_range(RowRange visible, int64_t cols) const {
+    const int64_t count = visible.end - visible.begin;
+    if (scale > 0 && count >= kLeastRangeCols) {
+      const LanesOfRange<C> range = lanes_of_word_range(input + visible.begin, count);
+      return {range.max * scale, range.min * scale};
+    }
+    return {lanes_of_max(visible, cols), Set(-kInfinity<C>)};
+  }
+
+  // Returns the maximum of the visible scores, from that of lanes_of_range(). If this is NaN, NaNs
+  // are left out.
+  FUSEDOPS_INLINE C without_nan(C max, RowRange visible, int64_t cols) const {
+    if (__builtin_expect(max == max, true)) return max;
+    return ReduceLanes<C>(lanes_of_max(visible, cols), Maximum{});
   }
 
   // Returns the maximum in each lane of the visible scores. If nothing is added to the scaled
@@ -157,19 +180,33 @@ void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t
 // whole row were computed.
 constexpr int64_t kFoldedCols = 2 * kTile<float>;
 
+// Returns the `visible` columns if narrow_exp() may compute their exponentials, and else none.
+// `min` is from ChunkScores::lanes_of_range(), if it was called, and `max` is subtracted from the
+// scores.
+template <bool kFindsRange, class C>
+FUSEDOPS_INLINE RowRange narrow_columns(const Vec<C>& min, C max, RowRange visible) {
+  return kFindsRange && is_narrow(min, max) ? visible : RowRange{};
+}
+
 // Writes exp(score - max) of the scores at(col) to `scratch`, for all tiles with a column in
-// `cols`. Scratch memory is padded to full tiles. Columns outside of counted(col) get 0. Sets
-// `least`, and returns the lanes of the sum.
-template <class Out, class Source, class Counted, class C>
+// `cols`. Scratch memory is padded to full tiles. Columns outside of counted(col) get 0. Those in
+// `narrow` take narrow_exp(). Sets `least`, and returns the lanes of the sum.
+template <class Out, bool kHasNarrow, class Source, class Counted, class C>
 FUSEDOPS_INLINE Vec<double> write_exponentials(
-    Source at, Counted counted, C* scratch, C max, Vec<C>& least, RowRange cols) {
+    Source at, Counted counted, C* scratch, C max, Vec<C>& least, RowRange cols, RowRange narrow) {
   const C shift = shift_of(max);
   const int64_t end_of_tiles = columns_computed<C>(cols, padded_cols(cols.end)).end;
   const auto sums = fold_columns<C>(
-      end_of_tiles - cols.begin, no_exp_sum<C>(),
+      end_of_tiles - cols.begin, no_exp_sum(kHasNarrow ? kNarrowLeast<C> : kInfinity<C>),
       [=](ExpSum<C> so_far, int64_t offset, auto) FUSEDOPS_LAMBDA {
         const int64_t col = cols.begin + offset;
-        const Tile<C> e = scaled_exp<Out>(at(col) - shift, so_far.least, counted(col));
+        const Tile<C> x = at(col) - shift;
+        Tile<C> e;
+        if (kHasNarrow && col >= narrow.begin && col + kTile<C> <= narrow.end) {
+          e = narrow_exp<Out, kExpScaleBits<C>>(x);
+        } else {
+          e = scaled_exp<Out>(x, so_far.least, counted(col));
+        }
         store(scratch + col, e);
         so_far.sum = so_far.sum + e;
         return so_far;
@@ -178,12 +215,22 @@ FUSEDOPS_INLINE Vec<double> write_exponentials(
   // that the sum has the same bits whether hidden columns at the start are computed or skipped.
   return lanes_of_exp_sum<C>(sums, end_of_tiles, least);
 }
+template <class Out, class Source, class Counted, class C>
+FUSEDOPS_INLINE Vec<double> write_exponentials(
+    Source at, Counted counted, C* scratch, C max, Vec<C>& least, RowRange cols, RowRange narrow) {
+  if (narrow.begin < narrow.end) {
+    return write_exponentials<Out, true>(at, counted, scratch, max, least, cols, narrow);
+  }
+  return write_exponentials<Out, false>(at, counted, scratch, max, least, cols, narrow);
+}
 
 // Writes the exponentials of a chunk whose maximum is set, and sets the chunk's other fields.
 template <class Out, class Source, class Counted, class C>
 FUSEDOPS_INLINE void write_chunk_exponentials(
-    Source at, Counted counted, C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
-  const auto lanes = write_exponentials<Out>(at, counted, scratch, chunk.max, chunk.least, cols);
+    Source at, Counted counted, C* scratch, SoftmaxChunk<C>& chunk, RowRange cols,
+    RowRange narrow = {}) {
+  const auto lanes =
+      write_exponentials<Out>(at, counted, scratch, chunk.max, chunk.least, cols, narrow);
   chunk.sum = ReduceLanes<double>(lanes, Add{});
 }
 

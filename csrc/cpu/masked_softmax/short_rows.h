@@ -39,25 +39,41 @@ class ShortRows {
   FUSEDOPS_INLINE bool compute(int64_t first) {
     if (!describe(first)) return false;
     if constexpr (!std::is_same_v<Values, NoOperand>) {
-      if (needing_values_ == 0) return compute_described<NoOperand>(first);
+      if (needing_values_ == 0) return compute_visible(first);
       if (kAdds && needing_values_ < kRows) return false;
     }
-    return compute_described<Values>(first);
+    if constexpr (std::is_same_v<Values, NoOperand>) {
+      return compute_visible(first);
+    } else {
+      return compute_described<Values>(first);
+    }
   }
 
  private:
   static constexpr bool kHides = ChunkScores<In, Values>::kHides;
   static constexpr bool kAdds = ChunkScores<In, Values>::kAdds;
 
-  // Computes the rows that compute() has described. `Used` is NoOperand if each row's mask hides
-  // what is not in `seen` and does nothing else.
-  template <class Used>
+  // Computes the rows that compute() has described, if each row's mask hides what is not in `seen`
+  // and does nothing else.
+  FUSEDOPS_INLINE bool compute_visible(int64_t first) {
+    if constexpr (kHasWordRange<In>) {
+      if (args_.cols >= kLeastRangeCols) return compute_with_range(first);
+    }
+    return compute_described<NoOperand>(first);
+  }
+  // The function is not inlined, because rows of 128 columns would take a tenth more time.
+  FUSEDOPS_NOINLINE bool compute_with_range(int64_t first) {
+    return compute_described<NoOperand, /*kFindsRange=*/true>(first);
+  }
+
+  // Computes the rows that compute() has described. `Used` is NoOperand for compute_visible().
+  template <class Used, bool kFindsRange = false>
   FUSEDOPS_INLINE bool compute_described(int64_t first) {
     C max[kRows];
-    find_maxima<Used>(max);
-    Vec<C> least[kRows];
+    Vec<C> min[kRows], least[kRows];
+    find_ranges<Used, kFindsRange>(max, min);
     double sums[kRows];
-    write_scaled_exponentials<Used>(first, max, least, sums);
+    write_scaled_exponentials<Used, kFindsRange>(first, max, min, least, sums);
     C least_max = max[0];
     double total = 0;
     bool hides = false;
@@ -136,19 +152,33 @@ class ShortRows {
     return {rows_[row].input, values, C(args_.scores.scale), C(args_.scores.mask_value)};
   }
 
-  template <class Used>
-  FUSEDOPS_INLINE void find_maxima(C (&max)[kRows]) const {
+  // Sets the maximum of each row's scores and, with kFindsRange, the minimum of each lane.
+  template <class Used, bool kFindsRange>
+  FUSEDOPS_INLINE void find_ranges(C (&max)[kRows], Vec<C> (&min)[kRows]) const {
     Vec<C> lanes[kRows];
 #pragma GCC unroll 1
     for (int r = 0; r < kRows; ++r) {
-      lanes[r] = scores_of<Used>(r).lanes_of_max(rows_[r].seen, args_.cols);
+      const auto scores = scores_of<Used>(r);
+      if constexpr (kFindsRange) {
+        const LanesOfRange<C> range = scores.lanes_of_range(rows_[r].seen, args_.cols);
+        lanes[r] = range.max;
+        min[r] = range.min;
+      } else {
+        lanes[r] = scores.lanes_of_max(rows_[r].seen, args_.cols);
+      }
     }
     reduce_lanes_of<C>(lanes, max, Maximum{});
+    if constexpr (kFindsRange) {
+      for (int r = 0; r < kRows; ++r) {
+        max[r] = scores_of<Used>(r).without_nan(max[r], rows_[r].seen, args_.cols);
+      }
+    }
   }
 
-  template <class Used>
+  template <class Used, bool kFindsRange>
   FUSEDOPS_INLINE void write_scaled_exponentials(
-      int64_t first, const C (&max)[kRows], Vec<C> (&least)[kRows], double (&sums)[kRows]) const {
+      int64_t first, const C (&max)[kRows], const Vec<C> (&min)[kRows], Vec<C> (&least)[kRows],
+      double (&sums)[kRows]) const {
     const int64_t cols = args_.cols, stride = kRows * args_.input.spacing.stride;
     const int64_t operand_ahead = kRows * operand_stride(args_.scores);
     Vec<double> lanes[kRows];
@@ -167,7 +197,9 @@ class ShortRows {
         return scores_at_edge(scores, col, RowRange{begin, end}, cols, -kInfinity<C>);
       };
       const auto counted = [=](int64_t col) FUSEDOPS_LAMBDA { return scores.counted(col, cols); };
-      lanes[r] = write_exponentials<In>(at, counted, saved(r), max[r], least[r], rows_[r].computed);
+      lanes[r] = write_exponentials<In>(
+          at, counted, saved(r), max[r], least[r], rows_[r].computed,
+          narrow_columns<kFindsRange>(min[r], max[r], rows_[r].seen));
     }
     sums_over_lanes<double>(lanes, sums);
   }

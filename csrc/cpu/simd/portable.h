@@ -91,6 +91,13 @@ FUSEDOPS_INLINE uint32_t BitsOfBytePairs(const Bool* from) {
   return bits;
 }
 
+// Whether 16-bit integers are compared by one instruction, as word_range.h needs it.
+constexpr bool kComparesWords = false;
+FUSEDOPS_INLINE VecU16 LowerHalf(Words words) { return Load<VecU16>(&words); }
+FUSEDOPS_INLINE VecU16 UpperHalf(Words words) {
+  return Load<VecU16>(reinterpret_cast<const char*>(&words) + kVectorBytes / 2);
+}
+
 // Returns Min(a, b) where `mask` is true, and `a` elsewhere.
 template <class M, class V>
 FUSEDOPS_INLINE V MaskedMin(M mask, V a, V b) {

@@ -92,6 +92,10 @@ template <class C>
 FUSEDOPS_INLINE Tile<C> Max(Tile<C> a, Tile<C> b) {
   return {{Max(a.v[0], b.v[0]), Max(a.v[1], b.v[1])}};
 }
+template <class C>
+FUSEDOPS_INLINE Tile<C> Min(Tile<C> a, Tile<C> b) {
+  return {{Min(a.v[0], b.v[0]), Min(a.v[1], b.v[1])}};
+}
 
 // Keeps a product from being fused into an addition. The compiler would fuse the two if they stand
 // in one loop, and not if they stand apart, so that the bits of a result would depend on where it
@@ -130,8 +134,6 @@ FUSEDOPS_INLINE Tile<C> IfThenElse(TileBits mask, Tile<C> yes, C no) {
   }
   return yes;
 }
-// Stands for a condition, of a vector or of a tile, that is true everywhere.
-struct AllLanes {};
 template <class M>
 FUSEDOPS_INLINE M operator&(M mask, AllLanes) {
   return mask;

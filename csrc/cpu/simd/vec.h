@@ -74,6 +74,7 @@ using Vec = typename VecOf<C>::type;
 using VecI32 = Vec<int32_t>;
 using VecU32 = Vec<uint32_t>;
 using VecU16 = VecOf<uint16_t, kVectorBytes / 2>::type;  // as many lanes as a vector of floats
+using Words = VecOf<uint16_t, kVectorBytes>::type;       // as many lanes as a tile of floats
 using VecI64 = Vec<int64_t>;
 using VecU64 = Vec<uint64_t>;
 
@@ -88,6 +89,9 @@ struct LanesOf<double> {
 };
 template <class C>
 using Lanes = typename LanesOf<C>::type;
+
+// Stands for a condition, of a vector or of a tile, that is true everywhere.
+struct AllLanes {};
 
 // A block is 16 bytes: the part of a vector within which every instruction set can permute.
 constexpr int kBlockBytes = 16, kBlocks = kVectorBytes / kBlockBytes;

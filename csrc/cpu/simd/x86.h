@@ -145,8 +145,16 @@ FUSEDOPS_INLINE Vec<float> MulByPow2(__mmask16 mask, Vec<float> value, Vec<float
   return (Vec<float>)_mm512_maskz_scalef_ps(mask, (__m512)value, (__m512)n);
 }
 template <int kUp>
+FUSEDOPS_INLINE Vec<float> MulByPow2(AllLanes, Vec<float> value, Vec<float> n) {
+  return (Vec<float>)_mm512_scalef_ps((__m512)value, (__m512)n);
+}
+template <int kUp>
 FUSEDOPS_INLINE Vec<double> MulByPow2(__mmask8 mask, Vec<double> value, Vec<double> n) {
   return (Vec<double>)_mm512_maskz_scalef_pd(mask, (__m512d)value, (__m512d)n);
+}
+template <int kUp>
+FUSEDOPS_INLINE Vec<double> MulByPow2(AllLanes, Vec<double> value, Vec<double> n) {
+  return (Vec<double>)_mm512_scalef_pd((__m512d)value, (__m512d)n);
 }
 
 // The function takes four instructions, where GCC makes six of the portable one. Its numbers are in
@@ -181,7 +189,6 @@ FUSEDOPS_INLINE bool AnyDenormal(Vec<float> a, Vec<float> b) {
 }
 // Converts to bfloat16 by an instruction, which makes denormal numbers 0. It is written in
 // assembly, because compilers know it only with a flag that lets them use AVX512_BF16 everywhere.
-using Words = VecOf<uint16_t, kVectorBytes>::type;
 FUSEDOPS_INLINE Words ConvertToBFloat16(Vec<float> lower, Vec<float> upper) {
   Words words;
   asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(words) : "v"(lower), "v"(upper));
@@ -250,6 +257,13 @@ FUSEDOPS_INLINE Vec<double> MaskedMax(__mmask8 mask, Vec<double> a, Vec<double> 
   return (Vec<double>)_mm512_mask_max_pd((__m512d)a, mask, (__m512d)b, (__m512d)a);
 }
 
+constexpr bool kComparesWords = true;
+FUSEDOPS_INLINE VecU16 LowerHalf(Words words) {
+  return (VecU16)_mm512_castsi512_si256((__m512i)words);
+}
+FUSEDOPS_INLINE VecU16 UpperHalf(Words words) {
+  return (VecU16)_mm512_extracti64x4_epi64((__m512i)words, 1);
+}
 FUSEDOPS_INLINE VecU32 Combine(VecU16 lower, VecU16 upper) {
   return (VecU32)_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)lower), (__m256i)upper, 1);
 }
@@ -341,6 +355,13 @@ FUSEDOPS_INLINE VecI32 PromoteBytePairs(const Bool* from) {
   return (VecI32)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
 }
 
+constexpr bool kComparesWords = true;
+FUSEDOPS_INLINE VecU16 LowerHalf(Words words) {
+  return (VecU16)_mm256_castsi256_si128((__m256i)words);
+}
+FUSEDOPS_INLINE VecU16 UpperHalf(Words words) {
+  return (VecU16)_mm256_extracti128_si256((__m256i)words, 1);
+}
 FUSEDOPS_INLINE VecU32 Combine(VecU16 lower, VecU16 upper) {
   const __m256i low = _mm256_castsi128_si256((__m128i)lower);
   return (VecU32)_mm256_inserti128_si256(low, (__m128i)upper, 1);

@@ -8,7 +8,7 @@
 
 #include "cpu/simd/exp_division.h"
 #include "cpu/simd/log.h"
-#include "cpu/simd/reduce.h"
+#include "cpu/simd/range.h"
 #include "cpu/softmax/scratch.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
@@ -53,6 +53,11 @@ FUSEDOPS_INLINE C shift_of(C chunk_max) {
   return chunk_max == -kInfinity<C> ? C(0) : chunk_max;
 }
 
+// Whether exponentials may be those of narrow_exp(). To find the minimum of the columns takes half
+// of the instructions that these save, or as many for a log_softmax of floats and with SSE2.
+template <bool Log, class In>
+constexpr bool kMayBeNarrow = kHasWordRange<In> || (!Log && kVectorBytes > 16);
+
 // Returns exponentials: scaled (exp.h) for a softmax, which divides them, and unscaled for a
 // log_softmax, which only adds them up. For a softmax it also lowers `least` to the smallest
 // exponential of each lane that is not 0.
@@ -61,6 +66,11 @@ FUSEDOPS_INLINE Tile<C> softmax_exp(Tile<C> x, Vec<C>& least) {
   if constexpr (Log) return exp_or_zero<Out>(x);
   return scaled_exp<Out>(x, least);
 }
+// The same for arguments of at least kNarrow (exp.h). Does not lower `least`.
+template <bool Log, class Out, class C = Compute<Out>>
+FUSEDOPS_INLINE Tile<C> softmax_narrow_exp(Tile<C> x) {
+  return narrow_exp<Out, Log ? 0 : kExpScaleBits<C>>(x);
+}
 
 template <class C>
 struct ExpSum {
@@ -68,8 +78,8 @@ struct ExpSum {
   Vec<C> least;
 };
 template <class C>
-FUSEDOPS_INLINE ExpSum<C> no_exp_sum() {
-  return {Broadcast(C(0)), Set(kInfinity<C>)};
+FUSEDOPS_INLINE ExpSum<C> no_exp_sum(C least = kInfinity<C>) {
+  return {Broadcast(C(0)), Set(least)};
 }
 
 // Returns the lanes of the sum of `cols` exponentials, and sets `least` to the smallest one of each
@@ -91,17 +101,49 @@ FUSEDOPS_INLINE Tile<C> load_logits(const In* input, int64_t col, Part part) {
   return filled<In>(load(input + col, part), part, -kInfinity<C>);
 }
 
-// Returns the maximum of the columns of each lane. A NaN is ignored here, but exp(NaN - max) is NaN
-// and makes the row's results NaN.
-template <class In, class C = Compute<In>>
-FUSEDOPS_INLINE Vec<C> lanes_of_max(const In* input, int64_t cols) {
-  const auto lowest = Broadcast(-kInfinity<C>);
-  const auto max =
-      fold_columns<In>(cols, lowest, [=](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        return Max(so_far, load_logits(input, col, part));
+template <class C>
+struct TileRange {
+  Tile<C> max, min;
+};
+
+// Returns the range of the columns of each lane or, without kFindsMin, a minimum of infinity. A NaN
+// is ignored here, but exp(NaN - max) is NaN and makes the row's results NaN.
+template <bool kFindsMin, class In, class C = Compute<In>>
+FUSEDOPS_INLINE LanesOfRange<C> lanes_of_range(const In* input, int64_t cols) {
+  const TileRange<C> none{Broadcast(-kInfinity<C>), Broadcast(kInfinity<C>)};
+  const auto range = fold_columns<In>(
+      cols, none, [=](TileRange<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        const Tile<C> x = load(input + col, part);
+        so_far.max = Max(so_far.max, filled<In>(x, part, -kInfinity<C>));
+        if (kFindsMin) so_far.min = Min(so_far.min, filled<In>(x, part, kInfinity<C>));
+        return so_far;
       });
-  const Tile<C> all = Max(max.even, max.odd);
-  return Max(all.v[0], all.v[1]);
+  const Tile<C> max = Max(range.even.max, range.odd.max), min = Min(range.even.min, range.odd.min);
+  return {Max(max.v[0], max.v[1]), Min(min.v[0], min.v[1])};
+}
+
+// Returns the range of the columns of each lane for a softmax, in which a NaN may count as
+// infinity.
+template <bool Log, class In>
+FUSEDOPS_INLINE LanesOfRange<Compute<In>> softmax_range(const In* input, int64_t cols) {
+  if constexpr (kHasWordRange<In>) {
+    if (cols >= kTile<In>) return lanes_of_word_range(input, cols);
+  }
+  return lanes_of_range<kMayBeNarrow<Log, In>>(input, cols);
+}
+
+// Returns the maximum of the columns, from that of softmax_range(). If this is NaN, NaNs are left
+// out.
+template <class In, class C>
+FUSEDOPS_INLINE C without_nan(C max, const In* input, int64_t cols) {
+  if (!kHasWordRange<In> || __builtin_expect(max == max, true)) return max;
+  return ReduceLanes<C>(lanes_of_range</*kFindsMin=*/false>(input, cols).max, Maximum{});
+}
+
+// Whether no minimum of a lane is below the maximum by more than -kNarrow (exp.h).
+template <class C>
+FUSEDOPS_INLINE bool is_narrow(Vec<C> min, C max) {
+  return max > -kInfinity<C> && !any_below(min, max + kNarrow<C>);
 }
 
 // Computes exp(input - shift), saves these exponentials to `saved` as `save` says, and returns the
@@ -109,20 +151,40 @@ FUSEDOPS_INLINE Vec<C> lanes_of_max(const In* input, int64_t cols) {
 // So is `written`, to which the results are written later, if the exponentials are in scratch
 // memory: rows from 2048 floats on take up to a fifth less time where the tensors exceed the L2
 // cache.
-template <bool Log, Save save, class Out, class In, class C = Compute<In>>
+template <bool Log, Save save, bool kIsNarrow, class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE Accumulators<ExpSum<C>> save_exponentials(
     const In* input, const In* next, const Out* written, C* saved, C shift, int64_t cols) {
   return fold_columns<In>(
-      cols, no_exp_sum<C>(), [=](ExpSum<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+      cols, no_exp_sum<C>(kIsNarrow ? kNarrowLeast<C> : kInfinity<C>),
+      [=](ExpSum<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(next + col);
         if constexpr (save == Save::kInScratch) prefetch_tile<Cache::kL2>(written + col);
         const Tile<C> x = load_logits(input, col, part) - shift;
-        const Tile<C> e = softmax_exp<Log, Out>(x, so_far.least);
+        const bool is_tail = std::is_same_v<decltype(part), Tail>;
+        Tile<C> e;
+        if constexpr (kIsNarrow && !is_tail) {
+          e = softmax_narrow_exp<Log, Out>(x);
+        } else {
+          e = softmax_exp<Log, Out>(x, so_far.least);
+        }
         if constexpr (save == Save::kInScratch) store(saved + col, e);
         if constexpr (save == Save::kInRow) store(saved + col, part, e);
         so_far.sum = so_far.sum + e;
         return so_far;
       });
+}
+template <bool Log, Save save, class Out, class In, class C = Compute<In>>
+FUSEDOPS_INLINE Accumulators<ExpSum<C>> save_exponentials(
+    const In* input, const In* next, const Out* written, C* saved, Vec<C> min, C max,
+    int64_t cols) {
+  const auto with = [&](auto narrow) FUSEDOPS_LAMBDA {
+    return save_exponentials<Log, save, narrow.value>(
+        input, next, written, saved, shift_of(max), cols);
+  };
+  if constexpr (kMayBeNarrow<Log, In>) {
+    if (is_narrow(min, max)) return with(Constant<true>{});
+  }
+  return with(Constant<false>{});
 }
 
 // Computes and saves the exponentials of a chunk, and sets the fields of `chunk`.
@@ -130,8 +192,9 @@ template <bool Log, Save save, class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE void softmax_chunk(
     const In* input, const In* next, const Out* written, C* saved, SoftmaxChunk<C>& chunk,
     int64_t cols) {
-  const C max = ReduceLanes<C>(lanes_of_max(input, cols), Maximum{});
-  const auto sums = save_exponentials<Log, save>(input, next, written, saved, shift_of(max), cols);
+  const LanesOfRange<C> range = softmax_range<Log>(input, cols);
+  const C max = without_nan(ReduceLanes<C>(range.max, Maximum{}), input, cols);
+  const auto sums = save_exponentials<Log, save>(input, next, written, saved, range.min, max, cols);
   // The fields are set one by one. A copy of the whole struct would wait for the stores of its
   // fields, which takes as long as 64 columns.
   chunk.max = max;
@@ -288,9 +351,11 @@ FUSEDOPS_INLINE void softmax_row_group(
     const SoftmaxForward& args, int64_t first, C* scratch, StoreMode mode) {
   constexpr int kRows = kLanes<double>;
   const int64_t cols = args.cols, padded = padded_cols(cols);
-  Vec<C> lanes[kRows], least[kRows];
+  Vec<C> lanes[kRows], min[kRows], least[kRows];
   for (int r = 0; r < kRows; ++r) {
-    lanes[r] = lanes_of_max(start_of<In>(args.input, first + r), cols);
+    const auto range = softmax_range<Log>(start_of<In>(args.input, first + r), cols);
+    lanes[r] = range.max;
+    min[r] = range.min;
   }
   C max[kRows];
   reduce_lanes_of<C>(lanes, max, Maximum{});
@@ -302,8 +367,9 @@ FUSEDOPS_INLINE void softmax_row_group(
     C* saved = scratch + r * padded;
     const Out* written = mode.prefetched(start_of<Out>(args.output, first + r), saved);
     constexpr Save save = Log ? Save::kNot : Save::kInScratch;
+    max[r] = without_nan(max[r], input, cols);
     const auto sums =
-        save_exponentials<Log, save>(input, next, written, saved, shift_of(max[r]), cols);
+        save_exponentials<Log, save>(input, next, written, saved, min[r], max[r], cols);
     sum_lanes[r] = lanes_of_exp_sum<In>(sums, cols, least[r]);
   }
   double sum[kRows];
