@@ -182,10 +182,11 @@ FUSEDOPS_INLINE VecU32 RoundNormalToBFloat16(Vec<float> value) {
   return (VecU32)((value + power * 0x1.8p16f) - power * 0x1.8p16f);
 }
 
+FUSEDOPS_INLINE __mmask16 Denormal(Vec<float> x) {
+  return _mm512_fpclass_ps_mask((__m512)x, /*categories=*/0x20);
+}
 FUSEDOPS_INLINE bool AnyDenormal(Vec<float> a, Vec<float> b) {
-  constexpr int kDenormal = 0x20;
-  const __mmask16 first = _mm512_fpclass_ps_mask((__m512)a, kDenormal);
-  return (first | _mm512_fpclass_ps_mask((__m512)b, kDenormal)) != 0;
+  return !_kortestz_mask16_u8(Denormal(a), Denormal(b));
 }
 // Converts to bfloat16 by an instruction, which makes denormal numbers 0. It is written in
 // assembly, because compilers know it only with a flag that lets them use AVX512_BF16 everywhere.
