@@ -91,7 +91,7 @@ FUSEDOPS_INLINE uint32_t BitsOfBytePairs(const Bool* from) {
   return bits;
 }
 
-// Whether 16-bit integers are compared by one instruction, as word_range.h needs it.
+// Whether one instruction finds the larger of 16-bit integers, signed or not, as range.h needs it.
 constexpr bool kComparesWords = false;
 FUSEDOPS_INLINE VecU16 LowerHalf(Words words) { return Load<VecU16>(&words); }
 FUSEDOPS_INLINE VecU16 UpperHalf(Words words) {

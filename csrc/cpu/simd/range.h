@@ -1,4 +1,8 @@
-// Finds the largest and the smallest value of a row.
+// Finds the largest and the smallest value of rows of 16-bit floats by comparing their bits.
+//
+// The bits of a float are a sign and a magnitude. So numbers that are not negative compare as their
+// bits do, negative ones the other way round, and as unsigned integers all negative ones exceed all
+// others.
 #pragma once
 
 #include "cpu/simd/reduce.h"
@@ -11,10 +15,9 @@ template <class C>
 struct LanesOfRange {
   Vec<C> max, min;
 };
-// --- 16 bits ------------------------------------------------------------------------------------
 
-// Whether the range of 16-bit floats is found by comparing their bits, in half of the instructions
-// that it takes to convert and compare them.
+// Whether T has 16 bits, and comparing them takes half of the instructions of converting T to float
+// and comparing that.
 template <class T>
 constexpr bool kHasWordRange = sizeof(T) == 2 && kComparesWords;
 
@@ -26,10 +29,6 @@ FUSEDOPS_INLINE Tile<float> promoted(Words words, const Half*) {
 }
 
 // Returns the range of a row of at least kTile<T> columns. NaNs count as values beyond infinity.
-//
-// The bits of a float are a sign and a magnitude. So numbers that are not negative compare as their
-// bits do, negative ones the other way round, and as unsigned integers all negative ones exceed all
-// others.
 template <class T>
 FUSEDOPS_INLINE LanesOfRange<float> lanes_of_word_range(const T* row, int64_t cols) {
   using SignedWords = VecOf<int16_t, kVectorBytes>::type;
