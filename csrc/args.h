@@ -141,9 +141,9 @@ struct Logits {
 //
 // losses, lse and lse_error are arrays with one value per row, double if input is double and float
 // otherwise. lse_error is the part of lse that its rounding dropped, so that lse + lse_error has
-// about twice the digits of a float; with a double input, lse_error is 0. With reads_ignored, lse
-// and lse_error of ignored rows are computed too; otherwise ignored rows are not read, and their
-// lse and lse_error are 0.
+// about twice the digits of its dtype: log(sum(exp(x - max))) keeps its digits however large the
+// maximum is. With reads_ignored, lse and lse_error of ignored rows are computed too; otherwise
+// ignored rows are not read, and their lse and lse_error are 0.
 struct CrossEntropyForward {
   Logits logits;
   Targets targets;

@@ -177,6 +177,25 @@ def test_logits_may_be_as_large_as_a_float(cols):
     assert losses.tolist() == lse.tolist() == x[:, 0].tolist()
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [7, 70, 5000, 70_001])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_logits_that_are_equal_cancel_whatever_their_size(dtype, cols, smoothing):
+    """So they are where a mask with the lowest number of the dtype hides all classes of a row."""
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([1e3, -6e4, largest / 2, -largest], dtype=dtype)[:, None].repeat(1, cols)
+    options, target = Options(label_smoothing=smoothing), torch.tensor([0, 1, 5, cols - 1])
+    saved = forward(x, target, options)
+    assert relative(saved[0], np.log(np.longdouble(cols))) <= 16 * unit_of(dtype)
+    gradient = backward(x, target, saved, torch.ones_like(saved[0]), None, options)
+    one_hot = np.arange(cols) == target.numpy()[:, None]
+    exact = (1 - smoothing) * (1 / np.longdouble(cols) - one_hot)
+    info = torch.finfo(dtype)
+    most = np.abs(exact) * (1e-4 if dtype.itemsize == 2 else 32 * unit_of(dtype))
+    most += np.maximum(np.abs(exact), info.smallest_normal) * info.eps / 2
+    assert (np.abs(wide(gradient) - exact) <= most).all()
+
+
 SPECIAL = {
     "all hidden": lambda x: x.fill_(-INF),
     "most hidden": lambda x: x[:, 1:].fill_(-INF),

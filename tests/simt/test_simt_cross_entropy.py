@@ -73,6 +73,19 @@ def test_the_loss_of_a_class_that_is_nearly_certain_keeps_its_digits(emulator, d
         np.testing.assert_allclose(lse, offset + 24 + expected, rtol=1e-13)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_that_are_equal_cancel_whatever_their_size(emulator, dtype):
+    for cols in COLS:
+        case = CrossEntropyCase(FORWARD, dtype, 3, cols)
+        x = np.full((3, cols), 1.0) * np.array([[6e4], [-6e4], [1e30 if dtype != "float16" else 0]])
+        given = {"input": encode(x, dtype), "target": np.full((3, 1), cols // 2)}
+        found = families.run(emulator, case, given)
+        np.testing.assert_allclose(found["losses"], np.log(cols), rtol=1e-6)
+        largest = tensor(given["input"], dtype).double().numpy()[:, :1]
+        error = np.log(cols) - (found["lse"].astype(np.float64) - largest)
+        np.testing.assert_allclose(found["lse_error"], error, rtol=0, atol=1e-6)
+
+
 def special_rows(cols: int) -> np.ndarray:
     x = np.full((7, cols), -INF)
     x[1:6] = np.linspace(-1, 1, cols)

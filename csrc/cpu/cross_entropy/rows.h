@@ -29,7 +29,7 @@ template <class In>
 struct Segment {
   const In* input;
   int64_t cols, class_col;
-  bool wants_total;  // whether the sum of the logits is computed
+  bool wants_differences;  // whether the sum of logit - near is computed (LaneSums)
 };
 
 // Returns the maximum of the logits that are not NaN, or -inf if there are none.
@@ -124,7 +124,7 @@ struct TileSums {
 constexpr int64_t kMaxComparedCols = 256;
 
 // Adds up a segment, and returns the sums of each lane. The order of operations depends on the
-// number of columns alone. The sums of differences are 0 unless the segment wants the total.
+// number of columns alone. The sums of differences are 0 unless the segment wants them.
 template <class In, class Exponential, class C = Compute<In>>
 FUSEDOPS_NOINLINE LaneSums sums_of_lanes(const Segment<In>& segment, const Exponential& of_logits) {
   constexpr int64_t kPair = 2 * kTile<In>;
@@ -135,10 +135,10 @@ FUSEDOPS_NOINLINE LaneSums sums_of_lanes(const Segment<In>& segment, const Expon
     prefetch_ahead(input + col);
     return exponential.logits.base(load(input + col, part));
   };
-  const auto add = [=](TileSums<C> sums, int64_t col, auto with_total) FUSEDOPS_LAMBDA {
+  const auto add = [=](TileSums<C> sums, int64_t col, auto with_differences) FUSEDOPS_LAMBDA {
     const Tile<C> base = base_at(col, Full{});
     sums.exponentials = sums.exponentials + exponential.template of<In>(base, Full{});
-    if constexpr (with_total.value) {
+    if constexpr (with_differences.value) {
       sums.differences = sums.differences + exponential.logits.minus(base, exponential.near);
     }
     return sums;
@@ -166,10 +166,10 @@ FUSEDOPS_NOINLINE LaneSums sums_of_lanes(const Segment<In>& segment, const Expon
   int64_t end = compares_all ? 0 : has_class ? segment.class_col / kPair * kPair : pairs_end;
   TileSums<C> even{Broadcast(C(0)), Broadcast(C(0))}, odd = even;
   for (;; end = compares_all ? col : pairs_end) {
-    with_bool(segment.wants_total, [&](auto with_total) FUSEDOPS_LAMBDA {
+    with_bool(segment.wants_differences, [&](auto with_differences) FUSEDOPS_LAMBDA {
       for (; col < end; col += kPair) {
-        even = add(even, col, with_total);
-        odd = add(odd, col + kTile<In>, with_total);
+        even = add(even, col, with_differences);
+        odd = add(odd, col + kTile<In>, with_differences);
       }
     });
     if (col >= pairs_end) break;
@@ -185,25 +185,21 @@ FUSEDOPS_NOINLINE LaneSums sums_of_lanes(const Segment<In>& segment, const Expon
     even = add_compared(even, col, Tail{static_cast<int>(segment.cols - col)});
   }
   LaneSums lanes{lanes_of_sum<In>({even.exponentials, odd.exponentials}, segment.cols), {}};
-  if (segment.wants_total) {
+  if (segment.wants_differences) {
     lanes.differences = lanes_of_sum<In>({even.differences, odd.differences}, segment.cols);
   }
   return lanes;
 }
 
-// Returns the sum of logits from the sum of their differences from `near`.
-FUSEDOPS_INLINE double total_of(double differences, double near, int64_t cols) {
-  return differences + near * double(cols);
-}
-
-template <class C>
+// Returns the sums of `cols` columns. `differences` are from `near`, and not from the shift.
 FUSEDOPS_INLINE LogitSums
-sums_of(const LaneSums& lanes, double shift, C near, int64_t cols, bool wants_total) {
-  LogitSums sums{shift, ReduceLanes<double>(lanes.exponentials, Add{}), 0};
-  if (wants_total) {
-    sums.total = total_of(ReduceLanes<double>(lanes.differences, Add{}), near, cols);
-  }
-  return sums;
+sums_of(double shift, double exponentials, double differences, double near, int64_t cols) {
+  return {shift, exponentials, differences + (near - shift) * double(cols), double(cols)};
+}
+FUSEDOPS_INLINE LogitSums sums_of(double shift, const LaneSums& lanes, double near, int64_t cols) {
+  return sums_of(
+      shift, ReduceLanes<double>(lanes.exponentials, Add{}),
+      ReduceLanes<double>(lanes.differences, Add{}), near, cols);
 }
 
 // Adds up the exponentials of a row's segments: with Exp2OfLogits where it is as precise as
@@ -225,7 +221,7 @@ class RowExponentials {
   }
   template <class In>
   FUSEDOPS_INLINE LogitSums sums(const Segment<In>& segment) const {
-    return sums_of(lanes_of(segment), shift(), exp2_.near, segment.cols, segment.wants_total);
+    return sums_of(shift(), lanes_of(segment), exp2_.near, segment.cols);
   }
 
  private:
@@ -248,7 +244,7 @@ FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogi
   if (max < kInfinity<C>) {
     const ExpOfLogits<C, AnyLogits> exponential{logits, shift_of(max)};
     const LaneSums lanes = sums_of_lanes(segment, exponential);
-    return sums_of(lanes, exponential.shift(), exponential.near, segment.cols, segment.wants_total);
+    return sums_of(exponential.shift(), lanes, exponential.near, segment.cols);
   }
   // A logit is +inf, and so is the sum of the exponentials, unless another logit is NaN.
   const auto sums = fold_columns<In>(
@@ -257,17 +253,21 @@ FUSEDOPS_NOINLINE LogitSums sums_of_special_segment(Segment<In> segment, AnyLogi
         for (auto& vec : x.v) vec = vec < kInfinity<C> ? Vec<C>{} : vec;
         return so_far + x;
       });
-  return {kInfinity<double>, sum_of(sums.even, sums.odd), 0};
+  return {kInfinity<double>, sum_of(sums.even, sums.odd), /*differences=*/0, double(segment.cols)};
 }
 
 // Returns the sums over two segments together, with the larger shift, to which both are converted.
 FUSEDOPS_INLINE LogitSums combined(LogitSums a, LogitSums b) {
-  const double total = a.total + b.total;
-  if (a.shift == b.shift) return {a.shift, a.sum + b.sum, total};  // the usual case
+  const double cols = a.cols + b.cols;
+  if (a.shift == b.shift) {  // the usual case
+    return {a.shift, a.sum + b.sum, a.differences + b.differences, cols};
+  }
   const double shift = a.shift < b.shift ? b.shift : a.shift;
   const double sum =
       a.sum * exp_difference(a.shift, shift) + b.sum * exp_difference(b.shift, shift);
-  return {shift, sum, total};
+  const double differences =
+      (a.differences + (a.shift - shift) * a.cols) + (b.differences + (b.shift - shift) * b.cols);
+  return {shift, sum, differences, cols};
 }
 
 // Calls body(index, sums) for the segments of the columns `cols`; kRowSegment divides cols.begin.
@@ -275,7 +275,8 @@ template <class In, class AnyLogits, class Body>
 FUSEDOPS_INLINE void for_row_segments(Segment<In> row, AnyLogits logits, RowRange cols, Body body) {
   const RowExponentials exponentials(logits, shift_of_row(row.input, row.cols, logits));
   for_parts<kRowSegment>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
-    const Segment<In> segment{row.input + begin, count, row.class_col - begin, row.wants_total};
+    const Segment<In> segment{
+        row.input + begin, count, row.class_col - begin, row.wants_differences};
     LogitSums sums = exponentials.sums(segment);
     if (__builtin_expect(!is_usable(sums.sum), false)) {
       sums = sums_of_special_segment(segment, logits);
@@ -288,7 +289,7 @@ FUSEDOPS_INLINE void for_row_segments(Segment<In> row, AnyLogits logits, RowRang
 
 // Holds the numbers from which the losses of a batch of rows are computed.
 struct alignas(kVectorBytes) LossBatch {
-  RowValue shift, sum, total;
+  RowValue shift, sum, differences;
   RowValue logit;  // the class's logit, which `sum` leaves out; -inf if there is no class
   RowValue kind;   // 1 if there is a class; otherwise the loss, 0 or NaN
 
@@ -297,10 +298,10 @@ struct alignas(kVectorBytes) LossBatch {
   FUSEDOPS_INLINE void set_class(int index, RowClass target) {
     kind[index] = target.col >= 0 ? 1.0 : target.is_ignored ? 0.0 : kNaN;
     logit[index] = -kInfinity<double>;
-    set(index, LogitSums{/*shift=*/0, /*sum=*/1, /*total=*/0});
+    set(index, LogitSums{/*shift=*/0, /*sum=*/1, /*differences=*/0, /*cols=*/0});
   }
   FUSEDOPS_INLINE void set(int index, LogitSums sums) {
-    shift[index] = sums.shift, sum[index] = sums.sum, total[index] = sums.total;
+    shift[index] = sums.shift, sum[index] = sums.sum, differences[index] = sums.differences;
   }
 };
 
@@ -328,9 +329,11 @@ FUSEDOPS_INLINE void store_batch(void* array, int64_t first, int count, Vec<C> v
 }
 
 // Writes the losses, lse and lse_error of `count` rows from `first` on. With x the class's logit
-// and L the logarithm of the sum of the other columns' exponentials, lse = max(L, x) + log1p(z) and
-// the loss without label smoothing is max(L - x, 0) + log1p(z), where z = exp(-|L - x|). A z that C
-// would hold as a denormal number counts as 0.
+// and L = shift + log(sum) the logarithm of the sum of the other columns' exponentials, lse =
+// max(L, x) + log1p(z) and the loss without label smoothing is max(L - x, 0) + log1p(z), where z =
+// exp(-|L - x|). A z that C would hold as a denormal number counts as 0. No logarithm is added to
+// the shift or to x before these are subtracted from each other or from lse: if they are large, as
+// where all classes are masked with -1e30, its digits would be lost.
 template <class C>
 FUSEDOPS_NOINLINE void write_losses(
     const CrossEntropyForward& args, int64_t first, int count, const LossBatch& batch) {
@@ -338,19 +341,23 @@ FUSEDOPS_NOINLINE void write_losses(
   constexpr double kLeast = sizeof(C) == sizeof(double) ? kLeastDouble : kLeastFloat;
   Vec<double> unused = {};
   const auto x = Load<Vec<double>>(batch.logit), kind = Load<Vec<double>>(batch.kind);
-  const Vec<double> others =
-      log_of_sum<C>(Load<Vec<double>>(batch.sum)) + Load<Vec<double>>(batch.shift);
-  const Vec<double> d = others - x;
+  const auto shift = Load<Vec<double>>(batch.shift);
+  const Vec<double> log_sum = log_of_sum<C>(Load<Vec<double>>(batch.sum));
+  const Vec<double> d = log_sum + (shift - x);
+  const auto are_infinite = (log_sum + shift == x) & (d != d);
   const Vec<double> z =
-      others == x ? Set(1.0) : exp_above<double, 0>(kLowest, -magnitude(d), unused);
-  const Vec<double> rest = log1p_of_fraction<C>(z), lse = Max(x, others) + rest;
+      are_infinite ? Set(1.0) : exp_above<double, 0>(kLowest, -magnitude(d), unused);
+  const Vec<double> rest = log1p_of_fraction<C>(z);
+  const Vec<double> largest = d < 0.0 ? x : shift, logs = d < 0.0 ? rest : log_sum + rest;
+  const Vec<double> lse = largest + logs;
   Vec<double> loss = Max(d, Vec<double>{}) + rest;
   if (const double e = args.label_smoothing; e != 0) {
-    loss = (1 - e) * loss + e * (lse - Load<Vec<double>>(batch.total) / double(args.cols));
+    const Vec<double> mean = Load<Vec<double>>(batch.differences) / double(args.cols);
+    loss = (1 - e) * loss + e * (((largest - shift) - mean) + logs);
   }
   loss = lse - lse == 0.0 ? loss : Set(kNaN);
   const Vec<C> rounded = narrowed<C>(lse);
-  const Vec<double> error = lse - promoted(rounded).v[0];
+  const Vec<double> error = (largest - promoted(rounded).v[0]) + logs;
   // The error is 0 where C would hold it as a denormal number, and where lse is infinite or NaN.
   const auto is_kept = (magnitude(error) >= kLeast) & (magnitude(error) < kInfinity<double>);
   store_batch<C>(args.losses, first, count, narrowed<C>(kind == 1.0 ? loss : kind));
@@ -389,8 +396,7 @@ FUSEDOPS_NOINLINE void add_lanes(const Vec<double> (&lanes)[kBatchRows], RowValu
   sums_over_lanes<double>(lanes, sums);
 }
 
-// Sets `sums` for a batch of rows that have a single segment each. The total of a row's logits
-// follows from the sum of their differences from `near`, which is the shift or close to it. A row
+// Sets `sums` for a batch of rows that have a single segment each. A row
 // whose sum of exponentials is not usable is computed by sums_of_special_segment(). Each step runs
 // for all rows before the next step, so that the rows' latencies overlap.
 template <class In, class AnyLogits>
@@ -417,8 +423,7 @@ FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits,
     if (!batch.is_read[i]) continue;
     const Segment<In>& row = batch.rows[i];
     if (__builtin_expect(is_usable(of_exponentials[i]), true)) {
-      const double total = total_of(of_differences[i], near[i], row.cols);
-      sums.set(i, LogitSums{shifts[i], of_exponentials[i], total});
+      sums.set(i, sums_of(shifts[i], of_exponentials[i], of_differences[i], near[i], row.cols));
     } else {
       sums.set(i, sums_of_special_segment(row, logits));
     }

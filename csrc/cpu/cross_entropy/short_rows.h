@@ -115,11 +115,11 @@ FUSEDOPS_INLINE void cross_entropy_groups(
         const double sum = sums.exponentials[row];
         if (__builtin_expect(is_usable(sum), true)) {
           const double shift = sums.shift[row];
-          batch.set(i, LogitSums{shift, sum, total_of(sums.differences[row], shift, args.cols)});
+          batch.set(i, sums_of(shift, sum, sums.differences[row], shift, args.cols));
         } else {
           const In* input = start_of<In>(args.logits.input, first + row);
-          // No total is wanted: a logit is +inf or NaN, so the loss is NaN.
-          const Segment<In> segment{input, args.cols, target.col, /*wants_total=*/false};
+          // No differences are wanted: a logit is +inf or NaN, so the loss is NaN.
+          const Segment<In> segment{input, args.cols, target.col, /*wants_differences=*/false};
           batch.set(i, sums_of_special_segment(segment, logits));
         }
       }

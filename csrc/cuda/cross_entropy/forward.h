@@ -130,12 +130,6 @@ FUSEDOPS_DEVICE void add_tile(
   own.add(values, logits.factor);
 }
 
-// Returns log(e^a + e^b). `log_rest` is the logarithm of 1 + e^-|a - b|.
-FUSEDOPS_DEVICE double log_of_both(double a, double b, double log_rest) {
-  if (a == b && std::fabs(a) == INFINITY) return a;
-  return (a > b ? a : b) + log_rest;
-}
-
 // Computes and stores a row's results. `others` are the sums of all classes but that in
 // target.column, or of all if the column is -1; `element` is the element in that column.
 template <class Acc>
@@ -144,19 +138,25 @@ FUSEDOPS_DEVICE void store_row(
     const ClassSums<Acc>& others, double element) {
   const bool is_read = args.reads_ignored || !target.is_ignored;
   const bool is_linear = LogitMap<Acc>::is_factor(args.logits);
-  double lse = 0, loss = 0;
+  // lse is most + logs. The sum is rounded, and would lose the digits of `logs` beside a large
+  // logit, so that the loss and lse_error are computed from the two.
+  double most = 0, logs = 0, lse = 0, loss = 0;
   if (is_read) {
     // The rounding of the scale to Acc changes the largest logit, and logits near it, by about the
     // same amount. The shift makes up for that: it is the largest logit with the exact scale.
     const double rounding = LogitMap<Acc>::relative_rounding(args.logits);
     const double largest = finite_shift(others.largest), log_sum = device::log(others.sum);
     const double shift = largest + largest * rounding;
-    lse = log_sum + shift;
+    most = shift, logs = log_sum;
+    lse = most + logs;
     loss = target.is_ignored ? 0 : NAN;
     if (target.column >= 0) {
       const double own = exact_logit(args.logits, element), above = log_sum + (shift - own);
       const double rest = exact_log1p(device::exp(-std::fabs(above)));
-      lse = log_of_both(lse, own, rest);
+      most = above < 0 ? own : shift;
+      logs = (above < 0 ? 0.0 : log_sum) + rest;
+      const bool are_infinite = lse == own && std::fabs(own) == INFINITY;
+      if (!are_infinite) lse = most + logs;
       loss = (above > 0 ? above : 0.0) + rest;
       if (args.label_smoothing != 0) {
         const double mean =
@@ -170,7 +170,8 @@ FUSEDOPS_DEVICE void store_row(
   const bool is_finite = std::fabs(rounded) < Acc(INFINITY);
   static_cast<Acc*>(args.losses)[row] = static_cast<Acc>(loss);
   static_cast<Acc*>(args.lse)[row] = rounded;
-  static_cast<Acc*>(args.lse_error)[row] = is_finite ? static_cast<Acc>(lse - rounded) : Acc(0);
+  static_cast<Acc*>(args.lse_error)[row] =
+      is_finite ? static_cast<Acc>((most - rounded) + logs) : Acc(0);
 }
 
 // Computes the sums of a block's rows, and from them the rows' results. Sums of a segment are left
