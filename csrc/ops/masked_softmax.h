@@ -318,9 +318,16 @@ template <class Launcher>
 void masked_softmax_into(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, const Dropout& dropout,
     const MaskedSoftmaxResult& result) {
-  if (inputs.input.numel() == 0) return;
   const char* op = options.op;
   const auto& [output, probabilities, sink_probabilities] = result;
+  if (inputs.input.numel() == 0) {
+    if (sink_probabilities) {  // where a row has no columns, its sink is all that it has
+      Tensor ones = *sink_probabilities;
+      torch::stable::copy_(
+          ones, torch::stable::full({1}, 1, dtype_of(ones), std::nullopt, ones.device()));
+    }
+    return;
+  }
   const Tensor input = converted(op, inputs.input, dtype_of(output));
   const PreparedScores prepared(
       options, input, dtype_of(output), inputs.hiding, inputs.bias, inputs.sinks);
@@ -388,7 +395,13 @@ void masked_softmax_backward_into(
     const Dropout& dropout, const Tensor& grad_input, const SinkGradient& sinks = {}) {
   const char* op = options.op;
   const Tensor& probabilities = tensors.probabilities;
-  if (grad_input.numel() == 0) return;
+  if (grad_input.numel() == 0) {
+    if (sinks.grad) {
+      Tensor zeros = *sinks.grad;
+      torch::stable::zero_(zeros);
+    }
+    return;
+  }
   HidingOperands hiding = tensors.hiding;
   if (hiding.mask && dtype_of(*hiding.mask) != ScalarType::Bool) hiding.mask = std::nullopt;
   const PreparedScores prepared(options, probabilities, dtype_of(probabilities), hiding);

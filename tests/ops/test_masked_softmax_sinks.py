@@ -39,6 +39,14 @@ def test_a_row_that_sees_nothing_is_zero(mask_value):
     assert (fusedops.masked_softmax(torch.full((2, 9), -INF), sinks=0.0) == 0).all()
 
 
+def test_a_sink_has_no_gradient_of_rows_without_columns():
+    x, sinks = torch.randn(64, 0), torch.randn(64, requires_grad=True)
+    y = fusedops.masked_softmax(x, sinks=sinks)
+    torch.full((64,), NAN)  # torch's allocator returns this memory for the gradient
+    y.sum().backward()
+    assert (sinks.grad == 0).all()
+
+
 @pytest.mark.parametrize("row", [[NAN, 1.0], [INF, 1.0], [-INF, -INF], [3e38, -3e38]])
 @pytest.mark.parametrize("sink", [0.0, NAN, INF, -INF, 3e38])
 def test_special_values_come_out_as_of_one_more_column(row, sink):
