@@ -12,10 +12,13 @@ namespace fusedops {
 
 using Tensors = std::vector<Tensor>;
 
-// Checks that all tensors have the dtype, shape and device of the first.
+// Checks that all tensors have the dtype, shape and device of the first, and are in memory.
 inline void check_alike(const char* op, const char* name, const Tensors& tensors) {
   FUSEDOPS_CHECK(!tensors.empty(), op, ": ", name, " is empty, wanted at least one tensor");
   const Tensor& first = tensors.front();
+  for (const Tensor& tensor : tensors) {
+    if (tensor.defined()) check_memory(op, name, tensor);
+  }
   for (size_t i = 1; i < tensors.size(); ++i) {
     const Tensor& tensor = tensors[i];
     FUSEDOPS_CHECK(

@@ -423,14 +423,28 @@ inline void check_dtype(
   if (!is_supported(dtype)) fail_for_dtype(op, argument, dtype_name(dtype), fix);
 }
 
+// Refuses a tensor whose storage has been freed, as FSDP and .untyped_storage().resize_(0) do. Its
+// address is null, which kernels take for a tensor that is absent.
+inline void check_memory(const char* op, const char* argument, const Tensor& tensor) {
+  int64_t bytes = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+  FUSEDOPS_CHECK(
+      bytes > 0 || tensor.numel() == 0, op, ": the storage of ", argument,
+      " has been freed: it has 0 bytes, wanted those of ", tensor.numel(),
+      " elements; restore it before the call");
+}
+
 inline void check_dtype_of(
     const char* op, const char* argument, const Tensor& tensor, const char* fix = "convert it") {
   if (!is_supported(dtype_of(tensor))) fail_for_dtype(op, argument, dtype_text(tensor), fix);
+  check_memory(op, argument, tensor);
 }
 
-// Refuses None, which the dispatcher accepts for a tensor if another argument is a tensor.
+// Refuses None, which the dispatcher accepts for a tensor if another argument is a tensor, and a
+// tensor without memory.
 inline void check_given(const char* op, const char* argument, const Tensor& tensor) {
   FUSEDOPS_CHECK(tensor.defined(), op, ": ", argument, " is None, wanted a tensor");
+  check_memory(op, argument, tensor);
 }
 
 // Refuses rows that are longer than kernels support.
@@ -488,11 +502,13 @@ struct Like {
   const Tensor& tensor;
 };
 
+// Checks that `tensor` is on the device of `like`, in memory.
 inline void check_device(const char* op, const char* name, const Tensor& tensor, const Like& like) {
   FUSEDOPS_CHECK(
       is_on_one_device(tensor, like.tensor), op, ": ", name, " is on ", device_name(tensor),
       ", wanted ", device_name(like.tensor), " as ", like.name, " is; move it with .to(", like.name,
       ".device)");
+  check_memory(op, name, tensor);
 }
 
 // Checks that `tensor` has this dtype and shape, on the device of `like`. The message ends with

@@ -47,3 +47,14 @@ def test_a_kernel_refuses_tensors_of_two_devices(op):
             given[name] = given[name].to("meta")
         with pytest.raises(RuntimeError, match="wanted .+ as .+ is"):
             getattr(torch.ops.fusedops, op).default.redispatch(cpu, *given.values())
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_tensor_whose_storage_was_freed_is_refused_by_name(op):
+    """Its address is null, which kernels take for a tensor that is absent. FSDP frees storages."""
+    for name in (name for name, value in originals(op).items() if flattened(value)):
+        given = {n: plain(value) for n, value in originals(op).items()}
+        *_, last = flattened(given[name])
+        last.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match=f"the storage of {name} has been freed"):
+            getattr(torch.ops.fusedops, op).default(*given.values())
