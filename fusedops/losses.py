@@ -279,8 +279,10 @@ def linear_cross_entropy(
     are in the buffer; the backward pass multiplies them by the gradient of the loss. With "none",
     or a ``weight`` that requires grad, the backward pass computes the logits again. Ignored rows
     are not multiplied. The gradient of a 16-bit ``linear_weight`` is accumulated in float32 and
-    rounded once. Where ``linear_weight`` needs no gradient, as that of a frozen layer, a third of
-    the work is left out; where nothing does, as under ``torch.no_grad``, two thirds are.
+    rounded once. In float16 the gradients of a mean are rounded before they are divided by the
+    number of rows, to keep the digits of small ones; those above 65504 / rows become infinite.
+    Where ``linear_weight`` needs no gradient, as that of a frozen layer, a third of the work is
+    left out; where nothing does, as under ``torch.no_grad``, two thirds are.
 
     A row's loss may differ in its last bits with the number of rows, as a product's elements do. A
     derivative of a gradient (``create_graph=True``, nested transforms, forward mode) holds the
@@ -523,13 +525,19 @@ def _inverse_of_sum(
     Without weights each row counts 1, and an ignored one 0.
 
     The op multiplies by the first before it rounds gradients, and autograd by the second, which
-    rounds nothing. With both in the op, float16 gradients of the logits would underflow. The first
-    is infinite if there are no rows: the loss is then NaN, and the gradients are the op's zeros.
+    rounds nothing. The first times the largest weight is from 1 to 2: with all of 1 / sum in the
+    op, float16 gradients of the logits would underflow. The first is infinite if there are no rows:
+    the loss is then NaN, and the gradients are the op's zeros.
     """
-    counts = ~ignored_rows(target, ignore_index) if weights is None else weights
-    total = counts.sum().to(dtype)
+    if weights is None:
+        total = rows = (~ignored_rows(target, ignore_index)).sum().to(dtype)
+    else:
+        total = weights.sum().to(dtype)
+        none = weights.new_zeros(1)  # amax() needs an element
+        largest = torch.cat([weights.abs().flatten(), none]).amax()
+        rows = total / torch.where(largest > 0, largest, 1.0).to(dtype)
     # As by torch.frexp, which torch.onnx cannot export; a sum of 0 has the exponent -64.
-    exponent = total.abs().log2().floor().clamp(min=-65) + 1
+    exponent = rows.abs().log2().floor().clamp(min=-65) + 1
     power = torch.exp2(-exponent)
     return (total * power).reciprocal(), power
 

@@ -363,12 +363,19 @@ def test_the_error_of_a_16_bit_gradient_does_not_grow_with_the_chunks():
     assert relative_error(ours, exact) < 1.05 * (of_whole**2 + rounding**2) ** 0.5
 
 
-def test_a_float16_gradient_keeps_digits_that_a_mean_would_push_below_its_range():
+@pytest.mark.parametrize("of_class", [None, 1e5, 1e-8])
+def test_a_float16_gradient_keeps_digits_that_a_mean_would_push_below_its_range(of_class):
+    """A factor that all weights of classes have changes no mean."""
     rows = 2048
+    weight = of_class and torch.full((CLASSES,), of_class)
     x, w = randn(rows, FEATURES).half(), (randn(CLASSES, FEATURES) / 3).half()
     target = torch.arange(rows) % CLASSES
     scale = torch.tensor(2.0**12)
-    ours = gradients(lambda x: fusedops.linear_cross_entropy(x, w, target), x, upstream=scale)[1]
+
+    def mean(x):
+        return fusedops.linear_cross_entropy(x, w, target, weight=weight)
+
+    ours = gradients(mean, x, upstream=scale)[1]
     exact = gradients(lambda x: expected(x, w, None, target), x.double(), upstream=scale)[1]
     assert relative_error(ours, exact) < TOLERANCES[torch.float16]
 
