@@ -66,6 +66,25 @@ def test_a_number_that_no_norm_takes_stays_a_variable(scaled):
             torch.testing.assert_close(compiled(x, h, number), model(x, h, number))
 
 
+#: Models that read a number, and what is replaced while it is known, and once it has changed.
+OF_A_NUMBER = {
+    "temperature": (lambda x, number: (x / number).softmax(-1), "masked_softmax", "softmax"),
+    "eps": (lambda x, number: x * (x.pow(2).mean(-1, True) + number).rsqrt(), "rms_norm", None),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_NUMBER)
+def test_a_number_that_changes_is_a_variable_from_the_second_compilation_on(name):
+    """As plain Inductor has it. Otherwise each value would be compiled, up to a limit."""
+    model, of_constant, of_variable = OF_A_NUMBER[name]
+    compiled = torch.compile(model, backend=backend)
+    counted, x = torch._dynamo.utils.counters["fusedops"], torch.randn(3, 8)
+    for index, number in enumerate((0.25, 0.5, 0.75, 0.25)):
+        with torch._dynamo.config.patch(error_on_recompile=index > 1):
+            torch.testing.assert_close(compiled(x, number), model(x, number))
+    assert +counted == {replaced: 1 for replaced in (of_constant, of_variable) if replaced}
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_keeps_its_dynamic_batch(strict):
     model, x = _Block(), torch.randn(3, 5, 8)

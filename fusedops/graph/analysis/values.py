@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, get_plain_tensors
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import (
@@ -105,8 +106,8 @@ def constant(argument: Any) -> int | float | None:
     """Returns `argument` as a Python number, or None if it is no number, or one that is not known.
 
     With dynamic=True module attributes such as eps are graph inputs. Reading one here adds a guard
-    that makes it a constant of the compiled graph. Symbols that depend on a size are not read,
-    because the graph would be compiled again for every length.
+    that makes it a constant of the compiled graph. Symbols that depend on a size, and numbers that
+    have changed, are not read, because the graph would be compiled again for every value.
     """
     recorded = value(argument)
     if not is_readable(recorded):
@@ -120,10 +121,21 @@ def constant(argument: Any) -> int | float | None:
 
 def is_readable(recorded: Any) -> bool:
     """Returns whether a value is a Python number, or a symbol for one that depends on no size and
-    on no element of a tensor: elements have no value yet when the graph is compiled."""
+    on no element of a tensor (elements have no value yet when the graph is compiled), and that is
+    not known to change."""
     if isinstance(recorded, (torch.SymInt, torch.SymFloat)):
-        return all(symbol_is_type(symbol, SymT.FLOAT) for symbol in free_symbols(recorded))
+        symbols = free_symbols(recorded)
+        are_floats = all(symbol_is_type(symbol, SymT.FLOAT) for symbol in symbols)
+        return are_floats and not (symbols and _floats_are_symbols_once_they_change())
     return isinstance(recorded, (int, float))
+
+
+def _floats_are_symbols_once_they_change() -> bool:
+    """Returns whether Dynamo took floats for constants when it compiled the frame first, so that
+    only one that has changed since, as a temperature that is annealed, is a symbol. With
+    dynamic=True all floats are symbols."""
+    is_dynamo = CompileContext.current_compile_id() is not None
+    return is_dynamo and torch._dynamo.config.assume_static_by_default
 
 
 def rounded(number: float, dtype: torch.dtype) -> int | float:
