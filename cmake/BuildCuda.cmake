@@ -21,8 +21,9 @@ function(fusedops_cuda_architectures result)
       set(${result} ${FUSEDOPS_NATIVE_CUDA_ARCHITECTURES} PARENT_SCOPE)
       return()
     endif()
-    # Ampere, Hopper and Blackwell, with PTX of the newest for later GPUs.
-    set(${result} 80-real 90-real 100-real 120 PARENT_SCOPE)
+    # Ampere, Hopper and Blackwell, with PTX of 10.0 for other GPUs from 10.0 on. PTX of 12.0 would
+    # not serve 11.0 (Thor).
+    set(${result} 80-real 90-real 100 120-real PARENT_SCOPE)
     return()
   endif()
   string(REGEX REPLACE "[ ,]+" ";" wanted "$ENV{TORCH_CUDA_ARCH_LIST}")

@@ -32,14 +32,19 @@ inline constexpr DType kDTypeOf = std::is_same_v<T, double> ? DType::kFloat64
 // arguments have besides T, kWidth and kVectors is listed.
 #define TILE_KERNEL(Name, pass, scope, kernel, ...) \
   KERNEL(Name, pass, scope, kernel, T, kWidth, kVectors, ##__VA_ARGS__)
-// Defines Name(dtype), which returns the kernel with the accumulators for rows of that dtype.
+// Defines Name(dtype), which returns the kernel with the accumulators for rows of that dtype. It is
+// a template so that the kernel is compiled only in files that call it.
 #define ACCUMULATOR_KERNEL(Name, kernel)                                \
-  inline auto Name(DType dtype) {                                       \
+  template <class = void>                                               \
+  auto Name(DType dtype) {                                              \
     return dtype == DType::kFloat64 ? &kernel<double> : &kernel<float>; \
   }
 // Defines Name(), which returns a kernel that exists only with float accumulators.
 #define FLOAT_KERNEL(Name, kernel) \
-  inline auto Name() { return &kernel<float>; }
+  template <class = void>          \
+  auto Name() {                    \
+    return &kernel<float>;         \
+  }
 
 // Names the list of plans that the library's kernels are compiled for.
 struct ShippedPlans {
