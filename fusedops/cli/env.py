@@ -344,9 +344,10 @@ def _summary(report: Report) -> str:
         return "unknown" if isinstance(found, dict) else _plain(found)
 
     python = fact("system", "python").partition(" ")[0]
+    threads = fact("system", "threads")
     summary = {
         "CPU": f"{fact('system', 'instructions used by fusedops')}, "
-        f"{fact('system', 'threads')} threads, {fact('system', 'processor')}",
+        f"{threads} thread{'' if threads == '1' else 's'}, {fact('system', 'processor')}",
         "CUDA": fact("libraries", "cuda"),
         "backend": fact("compile", "backend entry point"),
     }
@@ -371,8 +372,9 @@ def _flatten(facts: Report, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _plain(value: object) -> str:
-    words: dict[object, str] = {None: "none", True: "yes", False: "no"}
-    return words.get(value, str(value))
+    if isinstance(value, bool):  # 1 is equal to True, and a number of threads can be 1
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
 
 
 def _problem_lines(problems: list[dict[str, str]]) -> str:

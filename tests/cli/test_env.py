@@ -26,12 +26,15 @@ def test_json_report_holds_every_section_and_the_variables_in_force():
     assert report["torch"]["version"] == torch.__version__
 
 
-def test_text_report_has_a_summary_the_problems_and_a_paragraph_for_each_section(capsys):
+def test_text_report_has_a_summary_the_problems_and_a_paragraph_for_each_section(
+    capsys, monkeypatch
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert main(["env"]) == 0
     paragraphs = capsys.readouterr().out.split("\n\n")
     summary, *titles = (paragraph.splitlines()[0] for paragraph in paragraphs)
     assert summary.startswith(f"fusedops {fusedops.__version__}, torch {torch.__version__}, Python")
-    assert f"  CPU      {libraries.cpu_isa()}, " in paragraphs[0]
+    assert f"  CPU      {libraries.cpu_isa()}, 1 thread, " in paragraphs[0]
     assert titles == ["problems", *env.PROBES]
 
 
