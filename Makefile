@@ -50,7 +50,7 @@ stage = @mkdir -p build; echo "$(2)"; start=$$(date +%s); $(2); code=$$?; \
 	echo "$(1): $$(($$(date +%s) - start)) s" >> build/stages; exit $$code
 
 help:
-	@sed -n 's/^# \?//p; /^$$/q' Makefile
+	@sed '/^#/!q; s/^# \?//' Makefile
 	@echo "The parts of make test-all, and their minutes on two cores:" && $(PYTHON) -m tests.parts --list
 
 demo: .venv/.installed-demo
