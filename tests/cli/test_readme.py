@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from torch._dynamo.utils import counters
+
+import fusedops
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -21,13 +24,20 @@ BLOCKS = {
         re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     )
 }
+#: The calls that replace what pays.
+REWRITES = re.compile(r'backend="fusedops"|fusedops\.patch\(|export\.(rewrite|package)|onnx|Pass\(')
 
 
 @pytest.mark.slow("a page of deployment compiles a package")
 @pytest.mark.parametrize(("block", "name"), BLOCKS.items(), ids=BLOCKS.values())
-def test_python_block_runs(block, name, tmp_path, monkeypatch):
+def test_python_block_runs_and_replaces_what_it_rewrites(block, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, name, "exec"), {"__name__": "readme"})
+    counted = counters["fusedops"]
+    counted.clear()
+    with fusedops.config.patch(fuse="profitable"):  # as a reader has it
+        exec(compile(block, name, "exec"), {"__name__": "readme"})
+    replaced = counted.total() - counted["left"]
+    assert (replaced > 0) == bool(REWRITES.search(block)), counted
 
 
 def test_the_first_page_of_the_site_has_the_blocks_and_the_table_of_the_readme():
