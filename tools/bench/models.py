@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     name = options.checked(str, MODELS.__contains__, f"some of {', '.join(MODELS)}")
     help = f"default: {', '.join(DEFAULT)}; --pass forward is inference, --pass backward training"
     add("models", nargs="*", type=name, metavar="MODEL", help=help)
-    add_common_arguments(parser)
+    add_common_arguments(parser, threads="1 and all, with --quick 1")
     add("--device", type=options.device, default=torch.device("cpu"), help="cpu (default) or cuda")
     add("--batch", type=options.positive, default=BATCH, help=f"sequences of a step ({BATCH})")
     add("--length", type=options.positive, default=LENGTH, help=f"tokens of each ({LENGTH})")

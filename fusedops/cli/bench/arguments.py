@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_case_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options that select operators, their inputs and the device."""
     add = parser.add_argument
-    add("--op", nargs="+", choices=OP_NAMES, help="with all its variants")
+    names = f"with all its variants; default: all of {', '.join(OP_NAMES)}"
+    add("--op", nargs="+", choices=OP_NAMES, metavar="OP", help=names)
     add(
         "--shape",
         nargs="+",
@@ -57,12 +58,13 @@ def add_case_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser)
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options that benchmarks of operators and of whole models share."""
+def add_common_arguments(parser: argparse.ArgumentParser, threads: str = "1") -> None:
+    """Declares the options that benchmarks of operators and of whole models share. `threads` says
+    what the default of --threads is."""
     add = parser.add_argument
     add("--pass", nargs="+", dest="directions", choices=DIRECTIONS, help="default: both")
     add("--dtype", nargs="+", choices=DTYPES, help="default: float32 and bfloat16")
-    add("--threads", type=options.threads, help="CPU threads (default 1)")
+    add("--threads", type=options.threads, help=f"CPU threads (default {threads})")
     add("--csv", type=options.output_file, metavar="FILE", help="write one row per measurement")
 
 
