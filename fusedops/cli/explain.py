@@ -70,7 +70,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_hugging_face(args: argparse.Namespace) -> Report:
-    with hugging_face.example(args) as (model, inputs):
+    # Many models that take text take other inputs beside it.
+    advice = "; write a FUNCTION that returns the model and its inputs, and pass FILE:FUNCTION"
+    with (
+        blamed_on(f"target: {args.target!r}, given token ids or images,", advice=advice),
+        hugging_face.example(args) as (model, inputs),
+    ):
         model.train(args.mode == "training")
         return fusedops.explain(model, **inputs)
 
@@ -78,6 +83,7 @@ def _of_hugging_face(args: argparse.Namespace) -> Report:
 def _of_function(args: argparse.Namespace) -> Report:
     """Returns the report on the model and inputs that FUNCTION returns."""
     file, function = load_function(args.target)
+    hugging_face.refuse_options(args)
     with blamed_on("FUNCTION", file):
         example = function()
     model, inputs, named_inputs = split_example(example)
@@ -125,16 +131,17 @@ def _import_file(file: Path) -> ModuleType:
 
 
 @contextmanager
-def blamed_on(what: str, file: Path) -> Iterator[None]:
-    """Turns an error of the user's code into a UserError, which says that `what` raised it, and in
-    which line of `file`."""
+def blamed_on(what: str, file: Path | None = None, advice: str = "") -> Iterator[None]:
+    """Turns an error of the user's code into a UserError, which says that `what` raised it, in
+    which line, of `file` if that is known, and what to do."""
     try:
         yield
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:
-        where = location_of(error, str(file))
-        raise UserError(
-            f"{what} raised {type(error).__name__}{f' at {where}' if where else ''}: {error}"
-        ) from error
+        line = location_of(error, None if file is None else str(file))
+        where = f" at {line}" if line else ""
+        raise UserError(f"{what} raised {type(error).__name__}{where}: {error}{advice}") from error
 
 
 def split_example(example: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:

@@ -13,11 +13,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusedops.cli.errors import UserError
-from fusedops.cli.options import positive
+from fusedops.cli.errors import UsageError, UserError
+from fusedops.cli.options import MOST, positive
 
 #: The default length of sequences, in tokens. It is shorter for models that take fewer.
 _LENGTH = 512
+#: The options that describe a call. Each is None unless it is given.
+_OPTIONS = ("attention", "batch", "length")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the attn_implementation, such as eager or sdpa; by default the model's own",
     )
-    group.add_argument("--batch", type=positive, default=1, help="sequences or images (1)")
+    group.add_argument("--batch", type=positive, help="sequences or images (1)")
     group.add_argument(
         "--length",
         type=positive,
@@ -49,6 +51,17 @@ def is_model(target: str) -> bool:
         return False
 
 
+def refuse_options(args: argparse.Namespace) -> None:
+    """Raises UsageError if an option describes the call of a Hugging Face model. FUNCTION, which
+    `args.target` names, returns a model and inputs of its own."""
+    for name in _OPTIONS:
+        if (given := getattr(args, name)) is not None:
+            raise UsageError(
+                f"--{name}: got {given!r} with {args.target}, wanted no --{name}, which is for a "
+                "Hugging Face model: FUNCTION itself returns the model and its inputs"
+            )
+
+
 @contextmanager
 def example(args: argparse.Namespace) -> Iterator[tuple[nn.Module, dict[str, torch.Tensor]]]:
     """Yields the model of `args.target` and its named inputs, for the body of a `with` statement.
@@ -58,7 +71,7 @@ def example(args: argparse.Namespace) -> Iterator[tuple[nn.Module, dict[str, tor
     model = _model(args.target, args.attention)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
-        yield model, _inputs(model, args.batch, args.length)
+        yield model, _inputs(model, args.batch or 1, args.length)
 
 
 def _model(target: str, attention: str | None) -> nn.Module:
@@ -82,7 +95,8 @@ def _model(target: str, attention: str | None) -> nn.Module:
 
 def _inputs(model: Any, batch: int, length: int | None) -> dict[str, torch.Tensor]:
     """Returns `batch` sequences of `length` token ids, by default at most _LENGTH, or images of the
-    size that the config names. Raises UserError if the model takes neither."""
+    size that the config names. Raises UserError if the model takes neither, and UsageError if it
+    takes no sequences of this length."""
     config, name = model.config, model.main_input_name
     if name == "pixel_values":
         size = config.image_size
@@ -93,7 +107,12 @@ def _inputs(model: Any, batch: int, length: int | None) -> dict[str, torch.Tenso
             f"target: {type(model).__name__} takes {name}, wanted a model that takes input_ids or "
             "pixel_values; write a FUNCTION that returns the model and its inputs"
         )
-    most = getattr(config, "max_position_embeddings", None) or _LENGTH
+    most = getattr(config, "max_position_embeddings", None) or MOST
+    if length and length > most:
+        raise UsageError(
+            f"--length: got {length}, wanted at most {most}, the max_position_embeddings of "
+            f"{type(model).__name__}; change its config for more"
+        )
     ids = torch.zeros(batch, length or min(_LENGTH, most), dtype=torch.int64)
     named = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
     return dict.fromkeys(named, ids)

@@ -101,9 +101,17 @@ def test_texts_pairs_of_texts_and_images_are_given_with_little_to_expect(
 
 
 @pytest.mark.parametrize(
-    ("model_type", "message"),
-    [("whisper", "WhisperModel takes input_features, wanted"), ("none", "no Hugging Face model")],
+    ("model_type", "options", "message"),
+    [
+        ("whisper", (), "WhisperModel takes input_features, wanted"),
+        ("clip", (), "images, raised AttributeError at modeling_clip.py:"),  # it takes both
+        ("gpt2", ("--length", "1025"), "--length: got 1025, wanted at most 1024"),
+        ("none", (), "no Hugging Face model"),
+    ],
 )
-def test_a_config_without_known_inputs_or_model_is_refused(tmp_path, command, model_type, message):
-    ended = command("explain", _config(tmp_path, model_type))
-    assert ended.code == 1 and message in ended.err and len(ended.err.splitlines()) == 1
+def test_a_config_without_known_inputs_or_model_is_refused(
+    tmp_path, command, model_type, options, message
+):
+    ended = command("explain", _config(tmp_path, model_type), *options)
+    assert ended.code == 1 + bool(options) and message in ended.err
+    assert len(ended.err.splitlines()) == 1
