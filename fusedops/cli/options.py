@@ -42,7 +42,7 @@ def checked(
 
 #: The greatest size that a dimension can have in torch.
 MOST = 2**63 - 1
-positive = checked(int, lambda value: 0 < value <= MOST, "an integer above 0")
+positive = checked(int, lambda value: 0 < value <= MOST, "an integer from 1 to 2^63 - 1")
 seed = checked(int, lambda value: 0 <= value <= MOST, "an integer from 0 to 2^63 - 1")
 threads = checked(
     int,

@@ -81,7 +81,7 @@ def places(tmp_path):
 
 USAGE, FAILURE = 2, 1
 A_SHAPE = "wanted ROWSxCOLS such as 4096x1024"
-POSITIVE = "wanted an integer above 0"
+POSITIVE = r"wanted an integer from 1 to 2\^63 - 1"
 THREADS = f"wanted an integer from 1 to {options.MOST_THREADS}, 4 a core"
 A_DEVICE = "wanted cpu, cuda or cuda:N"
 A_FILE, A_FOLDER = "wanted a file that can be written", "wanted a folder that can be written"
@@ -136,6 +136,8 @@ EXPLAIN = [
     (["{FILE}:build", "more"], USAGE, "unrecognized arguments: more"),
     (["{FILE}:build", "--graph", "2"], USAGE, "unrecognized arguments: 2"),
     (["{FILE}:build", "--json=1"], USAGE, "--json"),
+    (["{FILE}:build", "--batch", "1"], USAGE, "--batch: got 1 with .*:build, wanted no --batch"),
+    (["{FILE}:build", "--attention=eager"], USAGE, "--attention: got 'eager' with .*, wanted no "),
     (["{FILE}:build", "--jsn"], USAGE, "unrecognized arguments: --jsn"),
     (["{HERE}/syntax.py:build"], FAILURE, r"syntax.py: importing it raised SyntaxError.*line 1"),
     (["{HERE}/null.py:build"], FAILURE, "null.py: importing it raised (SyntaxError|ValueError)"),

@@ -29,7 +29,7 @@ from fusedops.cli import options
 from fusedops.cli.errors import UserError
 
 USAGE, FAILURE = 2, 1
-POSITIVE = "wanted an integer above 0"
+POSITIVE = r"wanted an integer from 1 to 2\^63 - 1"
 A_FOLDER = "wanted a folder that can be written"
 A_DEVICE = "wanted cpu, cuda or cuda:N"
 A_LANGUAGE = "wanted a language such as de or pt-BR"
