@@ -1,4 +1,6 @@
-"""The ops as functions, with the names and argument order of ``torch.nn.functional``.
+"""The ops as functions, with the names and argument order of ``torch.nn.functional``, except that
+:func:`cross_entropy` lacks ``size_average`` and ``reduce``, which torch deprecates, and takes what
+follows ``weight`` by name.
 
 Every function is twice differentiable, in reverse and forward mode and under the transforms of
 ``torch.func`` (``grad``, ``jvp``, ``hessian``, and ``vmap`` of them for per-sample gradients). It
