@@ -153,9 +153,9 @@ FUNCTIONS = {
         lambda x: fusedops.rms_norm(x, [4], WEIGHT, variant="gemma"),
         lambda x: F.rms_norm(x, [4], 1 + WEIGHT, RMS_EPS),
     ),
-    "rms_norm, llama beside another dtype": (
-        lambda x: fusedops.rms_norm(x, [4], WEIGHT.float(), variant="llama"),
-        lambda x: F.rms_norm(x, [4], None, RMS_EPS) * WEIGHT.float(),
+    "rms_norm, llama and a weight of another dtype": (
+        lambda x: fusedops.rms_norm(x, [4], x[0].float(), variant="llama"),
+        lambda x: F.rms_norm(x, [4], None, RMS_EPS) * x[0].float(),
     ),
     "l2_norm": (
         lambda x: fusedops.l2_norm(x, [4], WEIGHT),

@@ -30,7 +30,7 @@ from fusedops.ops.norm_second_order import (
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autocast import register_float32_inputs
 from fusedops.ops.registration.autograd import gradient, register_autograd
-from fusedops.ops.registration.forward_mode import has_tangent
+from fusedops.ops.registration.forward_mode import is_forward_mode_on
 from fusedops.ops.registration.libraries import argument_names
 from fusedops.ops.registration.saved import Saved
 from fusedops.ops.registration.variants import register_fake, register_vmap
@@ -157,9 +157,10 @@ def _sum_of_rows(
 
 def scaled_by_weight(normalized: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Returns ``weight * normalized``, two tensors of different dtypes. Autograd records it as
-    _ScaledByWeight; compilers and forward mode see torch's product."""
+    _ScaledByWeight; compilers and forward mode see torch's product, which carries the tangents of
+    each level of torch.func."""
     is_recorded = torch.is_grad_enabled() and weight.requires_grad
-    if torch.compiler.is_compiling() or not is_recorded or has_tangent((normalized, weight)):
+    if torch.compiler.is_compiling() or not is_recorded or is_forward_mode_on():
         return weight * normalized
     scaled: torch.Tensor = _ScaledByWeight.apply(normalized, weight)
     return scaled

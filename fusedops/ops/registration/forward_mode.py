@@ -40,13 +40,17 @@ def _is_dual(value: Any) -> bool:
 
 def has_tangent(values: Iterable[Any]) -> bool:
     """Whether one of the values has a forward-mode tangent."""
-    # _is_dual takes 1 us, and dispatch modes see its calls, so first check whether forward mode is
-    # on. In a traced graph torch.func.jvp is not in Python's forward_ad, but only on torch.func's
-    # stack.
-    is_forward = forward_ad._current_level >= 0 or (
+    # _is_dual takes 1 us, and dispatch modes see its calls.
+    return is_forward_mode_on() and any(map(_is_dual, values))
+
+
+def is_forward_mode_on() -> bool:
+    """Whether a value may have a tangent, be it of an outer level of torch.func, where
+    :func:`has_tangent` does not see it."""
+    # In a traced graph torch.func.jvp is on torch.func's stack, but not in Python's forward_ad.
+    return forward_ad._current_level >= 0 or (
         _are_functorch_transforms_active() and _is_jvp_on_stack()
     )
-    return is_forward and any(map(_is_dual, values))
 
 
 def _is_jvp_on_stack() -> bool:
