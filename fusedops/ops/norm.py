@@ -268,7 +268,7 @@ def _register_vmap(op: NormOp) -> None:
         differs = any(dims.get(name) is not None for name in _SHARED_BY_ROWS)
         sums_rows = any(named.get("output_mask", ())[row_gradient_count:])
         if differs or sums_rows or rank == 0 or named.get("seed") is not None:
-            return vmap.loop(op.overload, info.batch_size, in_dims, args)
+            return vmap.loop(op.name, info.batch_size, in_dims, args)
         for name, arg in named.items():
             if isinstance(arg, torch.Tensor) and name not in _SHARED_BY_ROWS:
                 front = vmap.in_front(arg, dims[name], info.batch_size)

@@ -282,7 +282,7 @@ def _layer_norm_rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[A
     slices have parameters of their own."""
     inputs, shape, weights, biases, eps, stack_dim = args
     if any(dim is not None for dims in (in_dims[2], in_dims[3]) for dim in dims or ()):
-        return vmap.loop(_FORWARD.overload, info.batch_size, in_dims, args)
+        return vmap.loop(_FORWARD.name, info.batch_size, in_dims, args)
     batched = _all_in_front(info, in_dims[0], inputs)
     batched_stack_dim = _wrapped(stack_dim, batched[0].dim() - 1) + 1
     return _FORWARD.overload(batched, shape, weights, biases, eps, batched_stack_dim), (0, 1, 1)

@@ -140,8 +140,8 @@ def slices_of(value):
 
 
 def by_loop_and_by_vmap(op, args, batched, batch_dim):
-    """The results of three calls, stacked, and those of one; the tensors with these numbers, of all
-    that are given, have a batch."""
+    """The results of three calls, stacked, those of one, and those of one for an empty batch; the
+    tensors with these numbers, of all that are given, have a batch."""
     leaves, structure = tree_flatten(args)
     every, given, dims = [[leaf] * 3 for leaf in leaves], list(leaves), [None] * len(leaves)
     for number in batched:
@@ -150,7 +150,11 @@ def by_loop_and_by_vmap(op, args, batched, batch_dim):
     each = [tree_leaves(op(*tree_unflatten(own, structure))) for own in zip(*every, strict=True)]
     mapped = torch.vmap(op, tree_unflatten(dims, structure))
     together = mapped(*tree_unflatten(given, structure))
-    return [torch.stack(results) for results in zip(*each, strict=True)], tree_leaves(together)
+    for number in batched:
+        given[number] = given[number].narrow(batch_dim, 0, 0)
+    of_none = mapped(*tree_unflatten(given, structure))
+    stacked = [torch.stack(results) for results in zip(*each, strict=True)]
+    return stacked, tree_leaves(together), tree_leaves(of_none)
 
 
 @pytest.mark.parametrize("op", SAMPLES)
@@ -163,8 +167,11 @@ def test_vmap_has_rules_that_give_what_a_loop_gives(op, batch_dim):
         for batched in filter(None, [*first, tensors[1:]]):
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # torch warns where it has to loop itself
-                each, together = by_loop_and_by_vmap(getattr(ops, op), args, batched, batch_dim)
+                each, together, of_none = by_loop_and_by_vmap(
+                    getattr(ops, op), args, batched, batch_dim
+                )
             torch.testing.assert_close(together, each, equal_nan=True)
+            torch.testing.assert_close(of_none, [results[:0] for results in each])
 
 
 def test_vmap_of_scalars():

@@ -76,6 +76,19 @@ def test_the_slices_of_an_empty_batch_are_checked():
         torch.vmap(lambda t: fusedops.softmax(t, 2))(BATCH[:0])
 
 
+def test_an_empty_batch_has_gradients_of_zeros():
+    x, weight = BATCH[:0].clone().requires_grad_(), torch.ones(5, requires_grad=True)
+
+    def normed(x, weight):
+        return fusedops.add_layer_norm(x, x, [5], weight, p=0.5, return_sum=False).sum()
+
+    of_batch = torch.vmap(normed, (0, None), randomness="different")(x, weight)
+    found = torch.autograd.grad(of_batch.sum(), (x, weight))
+    torch.testing.assert_close(found, (torch.zeros(0, 3, 5), torch.zeros(5)))
+    per_sample = torch.vmap(torch.func.grad(normed, 1), (0, None), randomness="different")
+    assert per_sample(x, weight).shape == (0, 5)
+
+
 BIAS = torch.randn(4, 5)
 
 #: Calls that write into their first argument.

@@ -35,13 +35,18 @@ def _fake_slice(arg: Any, batch_dim: Any) -> Any:
     return torch.empty(shape, dtype=arg.dtype, device="meta")
 
 
+def check_and_make_slice(op: str, in_dims: tuple[Any, ...], args: Sequence[Any]) -> Any:
+    """Checks one slice of batched arguments and returns meta tensors like the op's results."""
+    return _fakes[op](*map(_fake_slice, args, in_dims))
+
+
 def register_vmap(op: str, rule: Callable[..., Any]) -> None:
     """Registers a batching rule. The arguments are first checked slice by slice, so that errors are
     those of a single call: a ``dim`` that is out of range for a slice may be in range for the
     batch."""
 
     def checked(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        _fakes[op](*map(_fake_slice, args, in_dims))
+        check_and_make_slice(op, in_dims, args)
         return rule(info, in_dims, *args)
 
     for name in with_variant(op):

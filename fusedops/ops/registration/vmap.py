@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fusedops.ops.registration.libraries import argument_names, written_arguments
-from fusedops.ops.registration.variants import register_vmap
+from fusedops.ops.registration.variants import check_and_make_slice, register_vmap
 
 BatchDims = tuple[int | None, ...]
 
@@ -50,10 +51,9 @@ def shifted_dim(dim: int, rank: int) -> int:
 def register_loop(op: str) -> None:
     """Registers a rule that makes one call per slice, for an op that cannot compute the rows of all
     slices in one call."""
-    overload = getattr(torch.ops.fusedops, op).default
 
     def rule(info: Any, in_dims: BatchDims, *args: Any) -> tuple[Any, Any]:
-        return loop(overload, info.batch_size, in_dims, args)
+        return loop(op, info.batch_size, in_dims, args)
 
     register_vmap(op, rule)
 
@@ -101,14 +101,17 @@ def _batched(results: Any, are_scalars: bool) -> tuple[Any, Any]:
     return tuple(_batched(result, are_scalars)[0] for result in results), (0,) * len(results)
 
 
-def loop(overload: Any, batch: int, in_dims: BatchDims, args: tuple[Any, ...]) -> tuple[Any, Any]:
+def loop(op: str, batch: int, in_dims: BatchDims, args: tuple[Any, ...]) -> tuple[Any, Any]:
     """Calls the op once per slice and stacks the results."""
+    overload = getattr(torch.ops.fusedops, op).default
 
     def of_slice(arg: Any, dim: Any, index: int) -> Any:
         if isinstance(dim, (list, tuple)):  # lists of tensors
             return [of_slice(*item_and_dim, index) for item_and_dim in zip(arg, dim, strict=True)]
         return arg.select(dim, index) if isinstance(dim, int) else arg
 
+    if batch == 0:
+        return _of_no_slices(check_and_make_slice(op, in_dims, args), args)
     results = [
         overload(*(of_slice(arg, dim, index) for arg, dim in zip(args, in_dims, strict=True)))
         for index in range(batch)
@@ -116,3 +119,18 @@ def loop(overload: Any, batch: int, in_dims: BatchDims, args: tuple[Any, ...]) -
     if isinstance(results[0], torch.Tensor):
         return torch.stack(results), 0
     return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
+
+
+def _of_no_slices(fakes: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Returns the results of an empty batch, from those of a slice as meta tensors."""
+    # They consist of no elements of the arguments, so that autograd gives these gradients of zeros.
+    nothing = [
+        arg.unsqueeze(0)[:0].flatten()
+        for arg in tree_leaves(args)
+        if isinstance(arg, torch.Tensor) and arg.is_floating_point()
+    ]
+
+    def empty(fake: torch.Tensor) -> torch.Tensor:
+        return torch.cat(nothing).to(fake.dtype).view(0, *fake.shape)
+
+    return _batched(tree_map(empty, fakes), are_scalars=False)
