@@ -14,6 +14,9 @@ import torch
 
 from fusedops.ops import checks
 
+#: An op's diagonals, sums of a number of keys and a size, have 64 bits.
+_MOST_KEYS = 2**62
+
 
 def wrong(function: str, name: str, value: Any, wanted: str) -> TypeError:
     """Returns the error for an argument of the wrong type. It shows the value of the argument, but
@@ -109,12 +112,12 @@ def one_of(name: str, value: Any, words: Sequence[Any]) -> None:
 
 
 def window(value: Any, causal: Any) -> tuple[int, int]:
-    """Returns how many keys a query sees to the left and right of its own. An int is refused unless
-    ``causal`` is set; a pair never is. With ``causal`` the caller ignores the number to the
-    right."""
+    """Returns how many keys a query sees to the left and right of its own, at most 2^62, which is
+    more than a tensor has. An int is refused unless ``causal`` is set; a pair never is. With
+    ``causal`` the caller ignores the number to the right."""
     if type(value) is int and value > 0:
         if causal:
-            return value - 1, 0
+            return min(value - 1, _MOST_KEYS), 0
         raise ValueError(
             f"window is {value}, a number of keys up to the query's own, wanted causal beside it, "
             "or a pair (left, right)"
@@ -126,4 +129,4 @@ def window(value: Any, causal: Any) -> tuple[int, int]:
             "of numbers from 0 on"
         )
     left, right = value
-    return left, right
+    return min(left, _MOST_KEYS), min(right, _MOST_KEYS)

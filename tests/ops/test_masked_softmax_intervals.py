@@ -76,6 +76,18 @@ def test_a_lower_diagonal_may_be_any_number(diagonal):
     torch.testing.assert_close(actual, expected, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"window": (1, 2**63)}, {"window": 2**64, "causal": "bottom_right"}],
+    ids=str,
+)
+def test_a_window_may_have_any_number_of_keys(options):
+    x = torch.randn(2, 6, 4)
+    window = (1, 6) if isinstance(options["window"], tuple) else 6
+    expected = fusedops.masked_softmax(x, **options | {"window": window})
+    assert same_bits(fusedops.masked_softmax(x, **options), expected)
+
+
 def test_a_bound_in_the_memory_of_the_result_is_read_before_it_is_written():
     memory = torch.zeros(4, 8)
     x, end = torch.randn(4, 8), memory.view(torch.int32)[:, 0]
