@@ -491,9 +491,9 @@ def masked_softmax_dropout(
     masking, rest = _masking(function, input, mask, start, end, masked_rows, *scores)
     if dtype is not None:
         _arguments.floating(function, "dtype", dtype)
+    p = _probability(function, p)
     dropout: tuple[float, torch.Tensor | None] = (0.0, None)
     if training:
-        p = p if type(p) is float else _arguments.number(function, "p", p)
         dropout = (p, _drawn_seed(function, input) if seed is None else seed)
     if _require_grad(sinks):
         return _masked_softmax_sinks(input, *masking, *dropout, bias, dtype, *rest)[0]
@@ -1080,10 +1080,17 @@ def _branch_dropout(
     function: str, input: torch.Tensor, p: float, training: bool, seed: torch.Tensor | None
 ) -> tuple[float, torch.Tensor | None]:
     """Returns p and the seed, or (0.0, None) where nothing is dropped."""
-    p = p if type(p) is float else _arguments.number(function, "p", p)
+    p = _probability(function, p)
     if not training or p == 0:
         return 0.0, None
     return p, _drawn_seed(function, input) if seed is None else seed
+
+
+def _probability(function: str, p: float) -> float:
+    """Returns ``p`` as a float, checked also where nothing will be dropped."""
+    p = p if type(p) is float else _arguments.number(function, "p", p)
+    checks.check_probability(function, p)
+    return p
 
 
 def _drawn_seed(function: str, input: torch.Tensor) -> torch.Tensor:

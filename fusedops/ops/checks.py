@@ -187,9 +187,14 @@ def check_statistic(
     check_tensor(op, name, tensor, dtype, shape, like, f"{source} returns it")
 
 
+def check_probability(op: str, p: float) -> None:
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"{op}: p is {p:g}, wanted a probability in [0, 1]")
+
+
 def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
     """Checks that ``p`` is a probability and ``seed`` one int64 on the device of ``like``."""
-    check(0 <= p <= 1, f"{op}: p is {p:g}, wanted a probability in [0, 1]")
+    check_probability(op, p)
     check_given(op, *like)
     seed = check_given(op, "seed", seed)
     check(

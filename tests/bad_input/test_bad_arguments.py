@@ -48,8 +48,8 @@ WAYS = {
         },
     ),
     "rms_norm": ({"variant": "'t5'"}, {"variant": "'llama'", "weight": "w"}),
-    "add_layer_norm": ({"p": "0.0"}, {"input": "leaf"}),
-    "add_rms_norm": ({"p": "0.0"}, {"input": "leaf", "variant": "'llama'"}),
+    "add_layer_norm": ({"training": "False"}, {"input": "leaf"}),
+    "add_rms_norm": ({"training": "False"}, {"input": "leaf", "variant": "'llama'"}),
     "stack_layer_norm": ({"weights": "[w, w]"}, {"biases": "[b, b]"}),
 }
 #: Values that only some functions refuse, and the functions that take them.
@@ -89,8 +89,7 @@ def is_left_out(function: str, way: Given, name: str, value: str) -> bool:
     of_another_kind = way.keys() & {"out", "variant", "dim", "causal"}
     if name in way or (of_another_kind and value in UP_TO_THE_WAY.get(name, ())):
         return True
-    nothing_is_drawn = "training" in way or "p" in way
-    if (nothing_is_drawn and name in ("p", "seed")) or ("out" in way and name == "dtype"):
+    if ("training" in way and name == "seed") or ("out" in way and name == "dtype"):
         return True
     return function in TAKEN_BY.get((name, value), ())
 
@@ -217,7 +216,7 @@ TAKEN = [
     answers("masked_softmax(x, scale=inf)", "torch.softmax(x * inf, -1)"),
     answers("masked_softmax(x, x.mul(nan))", "x.mul(nan)"),
     answers("masked_softmax(x, bias=x.mul(inf))", "torch.softmax(x + x.mul(inf), -1)"),
-    answers("masked_softmax_dropout(x, p=2, training=False)", "torch.softmax(x, -1)"),
+    answers("masked_softmax_dropout(x, p=1, training=False)", "torch.softmax(x, -1)"),
     answers("nn.MaskedSoftmax(p=1)(x)", "x.mul(0).abs()"),
     answers("nn.MaskedSoftmax(p=1).eval()(x)", "torch.softmax(x, -1)"),
     answers("nn.Softmax(None)(x[0, 0])", "torch.ones(())"),
@@ -228,7 +227,7 @@ TAKEN = [
     answers("cross_entropy(x, classes.byte(), dim=np.int64(1))", "cross_entropy(x, classes)"),
     answers("cross_entropy(x[0], classes[2])", "cross_entropy(x[:1], classes[2:])"),
     answers("cross_entropy(x, classes, w.double())", "cross_entropy(x, classes, w)"),
-    answers("add_layer_norm(x, y, [5], p=2, training=False)[1]", "x + y"),
+    answers("add_layer_norm(x, y, [5], p=1, training=False)[1]", "x + y"),
     answers("stack_softmax((x, y), -1)", "torch.softmax(torch.stack([x, y]), -1)"),
     answers("stack_softmax([x[0, 0]], 0)", "torch.ones(1)"),
     answers("stack_layer_norm([x, y], (5,), (), ())", "stack_layer_norm([x, y], [5])"),
