@@ -11,6 +11,7 @@ bits whatever the other rows contain (see :func:`linear_cross_entropy` for its e
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, overload
 
@@ -555,8 +556,8 @@ def segment_bounds(
         segment_ids: int32 or int64 of shape ``[..., length]``, the number of each position's
             sequence. They must not decrease along a row, which is not checked.
         cu_seqlens: instead of ``segment_ids``, int32 or int64 of shape ``[sequences + 1]``: where
-            each sequence begins, from 0, and where the last one ends. Positions from that end on
-            see nothing.
+            each sequence begins, and where the last one ends. They must begin with 0 and not
+            decrease, which is not checked. Positions from the last end on see nothing.
         length: the number of positions, only with ``cu_seqlens``.
 
     Returns:
@@ -565,8 +566,11 @@ def segment_bounds(
         ``end[:, None]``.
 
     Raises:
-        TypeError: neither or both of ``segment_ids`` and ``cu_seqlens``, ``cu_seqlens`` without
-            ``length``, or one that is not a tensor.
+        RuntimeError: ``segment_ids`` or ``cu_seqlens`` of another dtype, ``segment_ids`` without a
+            dimension, ``cu_seqlens`` that are empty or have several dimensions.
+        TypeError: neither or both of ``segment_ids`` and ``cu_seqlens``, one that is not a tensor,
+            ``cu_seqlens`` without ``length`` or with one that is not an int from 0 on,
+            ``segment_ids`` beside a ``length``.
 
     Source: ``cu_seqlens`` are those of Dao, "FlashAttention-2" (2023), for sequences of several
     lengths.
@@ -578,19 +582,64 @@ def _segment_bounds(
     segment_ids: torch.Tensor | None, cu_seqlens: torch.Tensor | None, length: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     function = "segment_bounds"
-    if segment_ids is not None and cu_seqlens is None:
-        ids = _arguments.tensor(function, "segment_ids", segment_ids).contiguous()
-        return torch.searchsorted(ids, ids), torch.searchsorted(ids, ids, right=True)
-    if segment_ids is not None or cu_seqlens is None:
+    if (segment_ids is None) == (cu_seqlens is None):
         raise TypeError(f"{function}: wanted segment_ids or cu_seqlens, one of them")
-    ends = _arguments.tensor(function, "cu_seqlens", cu_seqlens).to(torch.int64).contiguous()
-    if length is None:
-        raise TypeError(f"{function}: length is None, wanted the number of positions")
-    positions = torch.arange(length, device=ends.device)
+    if cu_seqlens is not None:
+        return _bounds_of_starts(function, cu_seqlens, length)
+    if length is not None:
+        raise TypeError(
+            f"{function}: length is {length!r} beside segment_ids, wanted None, because these have "
+            "a length; leave it out"
+        )
+    ids = _integers(function, "segment_ids", segment_ids)
+    checks.check(ids.dim() > 0, f"{function}: segment_ids has shape [], wanted [..., length]")
+    return torch.searchsorted(ids, ids), torch.searchsorted(ids, ids, right=True)
+
+
+def _bounds_of_starts(
+    function: str, cu_seqlens: torch.Tensor, length: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    ends = _integers(function, "cu_seqlens", cu_seqlens).to(torch.int64)
+    if ends.dim() != 1 or (_is_number(ends.shape[0]) and ends.shape[0] == 0):
+        raise RuntimeError(
+            f"{function}: cu_seqlens has shape {list(ends.shape)}, wanted [sequences + 1]: where "
+            "each sequence begins, and where the last one ends"
+        )
+    positions = torch.arange(_positions(function, length), device=ends.device)
     # A position after the last end gets an interval from that end to itself, which is empty.
     after = torch.searchsorted(ends, positions, right=True)
     last = ends.shape[0] - 1
     return ends[after - 1], ends[after.clamp(max=last)]
+
+
+def _integers(function: str, name: str, value: Any) -> torch.Tensor:
+    """Returns ``value``, checked to be a tensor of int32 or int64, in contiguous memory."""
+    tensor = _arguments.tensor(function, name, value)
+    checks.check(
+        tensor.dtype in (torch.int32, torch.int64),
+        f"{function}: {name} is {tensor.dtype}, wanted torch.int32 or torch.int64; convert it",
+    )
+    return tensor.contiguous()
+
+
+def _positions(function: str, length: Any) -> Any:
+    """Returns ``length``, checked to be the number of positions unless it is a symbol."""
+    if length is not None and not _is_number(length):
+        return length
+    try:
+        is_size = 0 <= operator.index(length) < 2**63
+    except TypeError:
+        is_size = False
+    if not is_size:
+        wanted = "the number of positions, an int from 0 on"
+        raise _arguments.wrong(function, "length", length, wanted)
+    return length
+
+
+def _is_number(value: Any) -> bool:
+    """Whether ``value`` is itself, and not a symbol of a trace: to compare one adds a guard, or
+    fails where the number depends on data."""
+    return not (is_dynamo_compiling() or _is_jit_tracing() or isinstance(value, torch.SymInt))
 
 
 def _sinks_of(

@@ -207,6 +207,7 @@ def number(good: str, *others: str) -> tuple[str, Values]:
 
 _MASK = (BROADCASTS, of("x", INTEGERS, INDICES, NO_REAL_NUMBERS, LAYOUTS, META))
 _BOUND = (BOUNDS, BOOL, NO_REAL_NUMBERS, {"{}.float()": "float32"}, META)
+_SEGMENTS = (INTEGERS, BOOL, NO_REAL_NUMBERS, {"{}.float()": "float32", "{}[0]": r"\[\]"})
 _STATISTIC = (NONE, INDICES, BOOL, LAYOUTS, META, SHAPES, {"{}.squeeze(-1)": r"\[3\]"})
 #: They are no classes for three rows.
 _CLASSES = {
@@ -283,7 +284,7 @@ ARGUMENTS = {
     "eps": number("1e-5", "-1e-5", "-1e-300", "-inf", "nan"),
     "variant": ("'torch'", WORDS),
     "return_sum": ("True", {}),
-    "segment_ids": tensor("seed"),
-    "cu_seqlens": tensor("seed"),
+    "segment_ids": tensor("classes", *_SEGMENTS),
+    "cu_seqlens": tensor("classes", *_SEGMENTS, {"{}[:0]": r"\[0\]", "{}[None]": r"\[1, 3\]"}),
     "length": ("3", {}),
 }

@@ -154,7 +154,11 @@ TOGETHER = [
     refused("cross_entropy(x[:, :0], classes)", clear("input", r"\[3, 0\]")),
     refused("cross_entropy(x, classes, dim=0)", clear("target", r"\[3\]")),
     refused("segment_bounds()", "TypeError: segment_bounds: wanted segment_ids or cu_seqlens"),
-    refused("segment_bounds(cu_seqlens=seed)", "TypeError: .*length is None, wanted the number"),
+    *(
+        refused(f"segment_bounds(cu_seqlens=classes, length={length})", clear("length", length))
+        for length in ("None", "-1", "3.0", "'3'", str(2**70))
+    ),
+    refused("segment_bounds(classes, length=3)", clear("length", "3 beside segment_ids")),
     refused("masked_softmax_dropout(x[0, 0])", clear("input", "no dimension")),
     *(
         refused(call.format(tensor), f"{call.partition('(')[0]}: {name} {what}")

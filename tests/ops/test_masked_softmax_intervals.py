@@ -204,6 +204,15 @@ def test_positions_after_the_last_sequence_see_nothing():
     assert start.tolist() == [0, 0, 2, 2, 4, 4] and end.tolist() == [2, 2, 4, 4, 4, 4]
 
 
+def test_a_compiled_call_does_not_compare_a_length_that_is_data():
+    @torch.compile(backend="eager", fullgraph=True)
+    def bounds(cu_seqlens):
+        return fusedops.segment_bounds(cu_seqlens=cu_seqlens, length=cu_seqlens[-1].item())
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert bounds(torch.tensor([0, 2, 3]))[1].tolist() == [2, 2, 3]
+
+
 def test_segment_ids_of_a_batch_have_bounds_of_a_batch():
     ids = torch.tensor([[5, 5, 7], [1, 2, 2]], dtype=torch.int32)
     start, end = fusedops.segment_bounds(ids)
