@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from fusedops.ops.registration.libraries import OPS, OPS_WITH_VARIANT
+from fusedops.ops.registration.libraries import OPS, OPS_WITH_VARIANT, function_name
 from fusedops.ops.registration.signature import Signature
 
 Dims = tuple[int, ...]
@@ -148,7 +148,7 @@ class NormOp(Signature):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.kind = kind_of(name)
-        self.function = name.removeprefix("_").removesuffix("_output")
+        self.function = function_name(name)
         self.is_backward = name.endswith("_backward")
         self.is_spatial, self.has_residual = "dim" in self.names, "p" in self.names
         #: The name of the tensor that is normalised.

@@ -67,6 +67,11 @@ def _check_dim(op: str, call: Any, _: torch.dtype) -> None:
     checks.check_dim(op, call.input, call.dim)
 
 
+def _fake_in_place(op: str, call: Any) -> None:
+    checks.check_given(op, "input", call.input)  # the words for a call without any tensor
+    fake_in_place(_check_dim, op, call)
+
+
 def _fake_backward(op: str, call: Any) -> MaybeTensor:
     checks.check_dtype_of(op, "output", call.output)
     checks.check_like(op, "grad_output", call.grad_output, ("output", call.output))
@@ -133,7 +138,7 @@ def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[An
 for _op in ("softmax", "log_softmax"):
     register_fake(_op, partial(fake_forward, _check_dim, _op))
     register_fake(f"{_op}_out", partial(fake_out, _check_dim, _op))
-    register_fake(f"{_op}_", partial(fake_in_place, _check_dim, f"{_op}_"))
+    register_fake(f"{_op}_", partial(_fake_in_place, f"{_op}_"))
     # The in-place backward op is for graphs in which nothing else uses grad_output.
     for _backward in (f"{_op}_backward", f"{_op}_backward_"):
         register_fake(_backward, partial(_fake_backward, _backward))

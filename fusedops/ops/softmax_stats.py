@@ -35,7 +35,8 @@ def shift_of(max: torch.Tensor) -> torch.Tensor:
 
 
 def _fake_stats(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    op, input, dim = "softmax_stats", call.input, call.dim
+    op, dim = "softmax_stats", call.dim
+    input = checks.check_given(op, "input", call.input)
     checks.check_dtype_of(op, "input", input)
     checks.check_dim(op, input, dim)
     checks.check(

@@ -25,7 +25,7 @@ from torch._C import (
 from torch._C._functorch import is_gradtrackingtensor
 from torch.autograd import forward_ad, profiler
 
-from fusedops.ops.registration.libraries import cpu_kernel, load_op_call
+from fusedops.ops.registration.libraries import cpu_kernel, function_name, load_op_call
 from fusedops.ops.registration.saved import Saved
 from fusedops.ops.registration.schema_errors import explained
 
@@ -142,9 +142,8 @@ def direct(op: str, returned: int | None = None) -> Callable[..., Any]:
         TypeError: an argument has a type that the schema does not take.
     """
     overload: torch._ops.OpOverload = getattr(torch.ops.fusedops, op).default
-    function = op.removeprefix("_").removesuffix("_output")
     schema, results = overload._schema, len(overload._schema.returns)
-    by_schema = explained(function, overload, overload._op)
+    by_schema = explained(function_name(op), overload, overload._op)
     by_schema = first(None if results == 1 else returned, by_schema)
     if schema.is_mutable:  # the dispatcher tells autograd that an argument was written
         return by_schema

@@ -264,14 +264,15 @@ def cpu_isa() -> str:
     return isa.decode()
 
 
-def _named(op: str) -> str:
-    """Names the op in a message, without the suffix of variants that omit statistics."""
-    return f"fusedops::{op.removesuffix('_output')}"
+def function_name(op: str) -> str:
+    """Returns the name of the function that calls the op: the op's own, without the prefix and the
+    suffixes of variants that users do not name."""
+    return op.removeprefix("_").removesuffix("_output").removesuffix("_out")
 
 
 def _refuse_cuda(op: str) -> Any:
     def kernel(*args: Any) -> None:
-        raise RuntimeError(f"{_named(op)} was given a CUDA tensor, but {cuda_status()}")
+        raise RuntimeError(f"{function_name(op)} was given a CUDA tensor, but {cuda_status()}")
 
     return kernel
 
@@ -304,9 +305,9 @@ def refuse(op: str) -> Any:
         for name, argument in zip(names, args, strict=False):
             problem = _why_not(argument)
             if problem is not None:
-                raise RuntimeError(f"{_named(op)}: {name} {problem}")
+                raise RuntimeError(f"{function_name(op)}: {name} {problem}")
         what = "is empty, wanted at least one" if names[0] == "inputs" else "is None, wanted a"
-        raise RuntimeError(f"{_named(op)}: {names[0]} {what} tensor")
+        raise RuntimeError(f"{function_name(op)}: {names[0]} {what} tensor")
 
     return kernel
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fusedops.ops.registration.libraries import argument_names, written_arguments
+from fusedops.ops.registration.libraries import argument_names, function_name, written_arguments
 from fusedops.ops.registration.variants import check_and_make_slice, register_vmap
 
 BatchDims = tuple[int | None, ...]
@@ -73,7 +73,7 @@ def register_rows(op: str, **missing: int) -> None:
         names = all_names[: len(args)]
         named, dims = dict(zip(names, args, strict=True)), dict(zip(names, in_dims, strict=True))
         fronts = {
-            name: written(op.removesuffix("_out"), name, value, dims[name])
+            name: written(function_name(op), name, value, dims[name])
             if name in targets
             else in_front(value, dims[name], info.batch_size)
             for name, value in named.items()
