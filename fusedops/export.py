@@ -44,11 +44,7 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
 
     Source: :func:`torch.export.export`, whose programs it takes.
     """
-    if not isinstance(exported_program, ExportedProgram):
-        raise TypeError(
-            f"fusedops.export: exported_program is a {type(exported_program).__name__}, "
-            "wanted a torch.export.ExportedProgram; pass the result of torch.export.export"
-        )
+    _check_program("rewrite", exported_program)
     # A bug of torch's AOTInductor (`graph/inductor.py`) would otherwise show if the caller compiles
     # the result with torch's own function instead of package().
     repair_dtypes()
@@ -108,6 +104,7 @@ def package(
     Source: `torch._inductor.aoti_compile_and_package`.
     """
     path = _checked_path(path)
+    _check_program("package", exported_program)
     program = rewrite(exported_program)
     _check_devices(program)
     configs = dict(inductor_configs or {})
@@ -175,11 +172,20 @@ def _replace_infinity(node: Node) -> None:
         node.update_kwarg("mask_value", None)
 
 
+def _check_program(function: str, exported_program: object) -> None:
+    if not isinstance(exported_program, ExportedProgram):
+        raise TypeError(
+            f"fusedops.export.{function}: exported_program is of type "
+            f"{type(exported_program).__name__}, wanted a torch.export.ExportedProgram; pass the "
+            "result of torch.export.export"
+        )
+
+
 def _checked_path(path: str | os.PathLike[str]) -> str:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
-            f"fusedops.export.package: path is a {type(path).__name__}, wanted a str or a Path in "
-            ".pt2"
+            f"fusedops.export.package: path is of type {type(path).__name__}, wanted a str or a "
+            "Path in .pt2"
         )
     folder = Path(path).parent
     if Path(path).suffix != ".pt2":

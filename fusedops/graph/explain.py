@@ -39,8 +39,8 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
     """
     if not callable(fn_or_module):
         raise TypeError(
-            f"fusedops.explain: fn_or_module is a {type(fn_or_module).__name__}, wanted a module "
-            "or a function; pass its arguments after it"
+            f"fusedops.explain: fn_or_module is of type {type(fn_or_module).__name__}, wanted a "
+            "module or a function; pass its arguments after it"
         )
     model = _uncompiled(fn_or_module)
     names = _module_names(model)

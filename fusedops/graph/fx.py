@@ -35,7 +35,7 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
     """
     if not isinstance(graph_module, GraphModule):
         raise TypeError(
-            f"fusedops.rewrite: graph_module is a {type(graph_module).__name__}, wanted a "
+            f"fusedops.rewrite: graph_module is of type {type(graph_module).__name__}, wanted a "
             "torch.fx.GraphModule; trace the model with torch.fx.symbolic_trace, or use "
             'torch.compile(model, backend="fusedops")'
         )

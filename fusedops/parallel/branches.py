@@ -46,7 +46,8 @@ def as_branches(functions: Function | Sequence[Function], inputs: Sequence[Input
 def _as_list(name: str, value: Any) -> list[Any]:
     if not isinstance(value, Iterable):
         raise TypeError(
-            f"parallel_stack: {name} is a {type(value).__name__}, wanted a list or another iterable"
+            f"parallel_stack: {name} is of type {type(value).__name__}, wanted a list or another "
+            "iterable"
         )
     return list(value)
 
@@ -54,15 +55,16 @@ def _as_list(name: str, value: Any) -> list[Any]:
 def _branch(index: int, function: Function, entry: Input) -> Branch:
     if not callable(function):
         raise TypeError(
-            f"parallel_stack: functions[{index}] is a {type(function).__name__}, wanted a callable"
+            f"parallel_stack: functions[{index}] is of type {type(function).__name__}, wanted a "
+            "callable"
         )
     if isinstance(entry, tuple):
         return Branch(function, entry)
     if isinstance(entry, (torch.Tensor, torch.fx.Proxy)):
         return Branch(function, (entry,))
     raise TypeError(
-        f"parallel_stack: inputs[{index}] is a {type(entry).__name__}, wanted a tensor or a tuple "
-        "of positional arguments"
+        f"parallel_stack: inputs[{index}] is of type {type(entry).__name__}, wanted a tensor or a "
+        "tuple of positional arguments"
     )
 
 

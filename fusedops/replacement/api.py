@@ -46,7 +46,7 @@ def replace_modules(model: nn.Module) -> Replacements:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"replace_modules: model is a {type(model).__name__}, wanted a torch.nn.Module"
+            f"replace_modules: model is of type {type(model).__name__}, wanted a torch.nn.Module"
         )
     modules, changes = [], []
     for module, paths in _modules(model):

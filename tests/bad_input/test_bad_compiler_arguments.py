@@ -85,7 +85,7 @@ ENTRIES = [
             "None": "None",
             "'model'": "str",
             "x": "Tensor",
-            "torch.nn.Softmax(-1)": "is a Softmax, wanted a torch.fx.GraphModule",
+            "torch.nn.Softmax(-1)": "is of type Softmax, wanted a torch.fx.GraphModule",
             "torch.sin": "builtin",
             "torch.fx.symbolic_trace(torch.nn.Softmax(-1)).graph": "Graph",
             "torch.export.export(torch.nn.Softmax(-1), (x,))": "ExportedProgram",
@@ -112,7 +112,7 @@ ENTRIES = [
             "3": "int",
             "None": "None",
             "'model.pt2'": "str",
-            "torch.nn.Softmax(-1)": "is a Softmax, wanted a torch.export.ExportedProgram",
+            "torch.nn.Softmax(-1)": "is of type Softmax, wanted a torch.export.ExportedProgram",
             "torch.fx.symbolic_trace(torch.nn.Softmax(-1))": "GraphModule|Softmax",
         }.items()
     ),
@@ -135,7 +135,9 @@ ENTRIES = [
         "torch.export.export(torch.nn.Softmax(-1), (x,)), '/nowhere/at/all/model.pt2')",
         "FileNotFoundError.*path is '/nowhere.* no folder '/nowhere/at/all'; create it",
     ),
-    refused("fusedops.export.package(3, 'model.pt2')", clear("exported_program", "int")),
+    refused(
+        "fusedops.export.package(3, 'model.pt2')", "fusedops.export.package: exported_program is"
+    ),
     refused("fusedops.export.rewrite()", "exported_program"),
     refused('torch.compile(torch.sin, backend="fusedops", mode="fast")(x)', "(?s)mode.*fast"),
     refused(
@@ -152,7 +154,7 @@ PARALLEL = [
             "3": "int|iterable",
             "None": "None",
             "'f'": "str",
-            "[3]": r"TypeError.*functions\[0\] is a int, wanted a callable",
+            "[3]": r"TypeError.*functions\[0\] is of type int, wanted a callable",
             "[None]": "None",
             "[x]": "Tensor",
             "['sin']": "str",
@@ -170,7 +172,7 @@ PARALLEL = [
             "'x'": "str",
             "[3]": "int",
             "[None]": "None",
-            "[x, [x]]": r"TypeError.*inputs\[1\] is a list, wanted a tensor or a tuple",
+            "[x, [x]]": r"TypeError.*inputs\[1\] is of type list, wanted a tensor or a tuple",
             "[x, 0.5]": "float",
             "[x, {'input': y}]": "dict",
             "[x.numpy()]": "ndarray",

@@ -271,5 +271,5 @@ def test_the_report_is_a_table():
 
 
 def test_a_model_of_another_type_is_refused():
-    with pytest.raises(TypeError, match="model is a function, wanted a torch.nn.Module"):
+    with pytest.raises(TypeError, match="model is of type function, wanted a torch.nn.Module"):
         fusedops.replace_modules(lambda x: x)
