@@ -167,9 +167,19 @@ def active() -> Config:
 def patch(**changes: Any) -> Iterator[Config]:
     """Changes settings for a block: `with fusedops.config.patch(fuse="never"): ...`.
 
-    The first call of a compiled model, which compiles it, must be inside the block. Raises
-    TypeError for an unknown setting or a value that is not a string, and ValueError for an unknown
-    value.
+    The first call of a compiled model, which compiles it, must be inside the block.
+
+    Args:
+        changes: a setting of the table above, by its name, and the value that it has in the block.
+
+    Returns:
+        A context manager, whose value is the settings of the block.
+
+    Raises:
+        TypeError: an unknown setting, or a value that is not a string.
+        ValueError: an unknown value.
+
+    Source: `torch._inductor.config.patch`.
     """
     unknown = sorted(changes.keys() - _WANTED.keys())
     if unknown:

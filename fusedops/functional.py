@@ -116,6 +116,7 @@ def softmax(
         RuntimeError: a dtype that is not floating, a ``dim`` out of range, a device that this build
             has no kernels for; an ``out`` of the wrong shape or dtype, an ``out`` whose elements
             share memory, or an ``out`` if it or ``input`` requires grad and grad mode is on.
+        TypeError: an argument of another type.
 
     Source: :func:`torch.nn.functional.softmax`.
     """
@@ -145,7 +146,7 @@ def log_softmax(
         A contiguous tensor of ``input``'s shape, or ``out``.
 
     Raises:
-        RuntimeError: as in :func:`softmax`.
+        RuntimeError, TypeError: as in :func:`softmax`.
 
     Source: :func:`torch.nn.functional.log_softmax`.
     """
@@ -221,6 +222,7 @@ def softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Te
     Raises:
         RuntimeError: a dtype that is not floating, a ``dim`` out of range or empty, a device that
             this build has no kernels for.
+        TypeError: an argument of another type.
 
     Source: Milakov, Gimelshein, "Online normalizer calculation for softmax" (2018).
     """
@@ -248,6 +250,7 @@ def softmax_apply(
     Raises:
         RuntimeError: statistics whose shape, dtype or device does not match ``input``; a dtype that
             is not floating, a ``dim`` out of range.
+        TypeError: an argument of another type.
 
     Source: as for :func:`softmax_stats`.
     """
@@ -322,6 +325,7 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
         RuntimeError: a leaf that requires grad or a view of one, a view from ``unbind``, ``split``
             or ``chunk`` that requires grad, an input whose elements share memory (expanded or
             overlapping), a dtype that is not floating, a ``dim`` out of range.
+        TypeError: an argument of another type.
 
     No error changes the input.
 
@@ -420,6 +424,7 @@ def masked_softmax(
             or device, a ``scale`` or ``mask_value`` that is NaN, a ``mask_value`` beyond float32's
             range, a ``softcap`` that is not finite and above 0, ``causal`` or ``window`` for fewer
             than two dimensions; otherwise as in :func:`softmax`.
+        TypeError: an argument of another type.
         ValueError: an invalid ``causal``, ``window`` or ``masked_rows``.
 
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.1; for the window,
@@ -483,6 +488,7 @@ def masked_softmax_dropout(
     Raises:
         RuntimeError: ``p`` outside [0, 1], a ``seed`` that is not one int64 on ``input``'s device;
             otherwise as in :func:`masked_softmax`.
+        TypeError, ValueError: as in :func:`masked_softmax`.
 
     Source: Srivastava et al., "Dropout" (2014); Salmon et al., "Parallel Random Numbers: As Easy as
     1, 2, 3" (2011); :func:`torch.nn.functional.dropout`.
@@ -704,6 +710,7 @@ def layer_norm(
     Raises:
         RuntimeError: a dtype that is not floating, a shape that does not match, a negative eps, a
             weight or bias on another device, a device that this build has no kernels for.
+        TypeError: an argument of another type.
 
     Source: Ba, Kiros, Hinton, "Layer Normalization" (2016);
     :func:`torch.nn.functional.layer_norm`.
@@ -738,7 +745,7 @@ def std_norm(
         A contiguous tensor of ``input``'s shape and dtype.
 
     Raises:
-        RuntimeError: as in :func:`layer_norm`.
+        RuntimeError, TypeError: as in :func:`layer_norm`.
 
     Source: Rush, "The Annotated Transformer" (2018), Harvard NLP.
     """
@@ -779,7 +786,7 @@ def rms_norm(
         A contiguous tensor of ``input``'s shape.
 
     Raises:
-        RuntimeError: as in :func:`layer_norm`.
+        RuntimeError, TypeError: as in :func:`layer_norm`.
         ValueError: an invalid ``variant``.
 
     Source: Zhang, Sennrich, "Root Mean Square Layer Normalization" (2019);
@@ -837,7 +844,7 @@ def l2_norm(
         A contiguous tensor of ``input``'s shape and dtype.
 
     Raises:
-        RuntimeError: as in :func:`layer_norm`.
+        RuntimeError, TypeError: as in :func:`layer_norm`.
 
     Source: :func:`torch.nn.functional.normalize`; Nguyen, Salazar, "Transformers without Tears:
     Improving the Normalization of Self-Attention" (2019), for ScaleNorm.
@@ -875,6 +882,7 @@ def spatial_layer_norm(
     Raises:
         RuntimeError: a dtype that is not floating, a ``dim`` out of range, a ``weight`` or
             ``bias`` of another shape or on another device, a negative ``eps``.
+        TypeError: an argument of another type.
 
     Source: Liu et al., "A ConvNet for the 2020s" (2022), whose LayerNorm has the format
     channels_first; :class:`torchvision.ops.misc.LayerNorm2d`.
@@ -902,7 +910,7 @@ def spatial_rms_norm(
         As :func:`spatial_layer_norm`.
 
     Raises:
-        RuntimeError: as in :func:`spatial_layer_norm`.
+        RuntimeError, TypeError: as in :func:`spatial_layer_norm`.
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
     """
@@ -983,6 +991,7 @@ def add_layer_norm(
         RuntimeError: a ``residual`` of another shape or device, or of a dtype that is not
             floating-point, ``p`` outside [0, 1], a ``seed`` that is not one int64 on ``input``'s
             device; otherwise as in :func:`layer_norm`.
+        TypeError: an argument of another type.
 
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 5.4; Xiong et al., "On Layer
     Normalization in the Transformer Architecture" (2020).
@@ -1050,7 +1059,7 @@ def add_rms_norm(
         :func:`rms_norm` of :math:`s` has.
 
     Raises:
-        RuntimeError, ValueError: as in :func:`add_layer_norm` and :func:`rms_norm`.
+        RuntimeError, TypeError, ValueError: as in :func:`add_layer_norm` and :func:`rms_norm`.
 
     Source: as for :func:`add_layer_norm` and :func:`rms_norm`.
     """
@@ -1190,7 +1199,7 @@ def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) 
     Raises:
         RuntimeError: no inputs, inputs that differ in shape, dtype or device; a dtype that is not
             floating, a ``dim`` or ``stack_dim`` out of range.
-        TypeError: ``inputs`` is not a list of tensors.
+        TypeError: an argument of another type.
 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.softmax`.
     """
@@ -1242,6 +1251,7 @@ def stack_layer_norm(
     Raises:
         RuntimeError: as in :func:`stack_softmax` and :func:`layer_norm`; a number of weights or
             biases that is not that of the inputs.
+        TypeError: an argument of another type.
 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.layer_norm`.
     """

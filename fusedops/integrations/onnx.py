@@ -66,6 +66,8 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
     Raises:
         TypeError: an `opset_version` that is not an int.
         ValueError: an opset that is older than 18, or newer than the installed onnx.
+
+    Source: the argument `custom_translation_table` of :func:`torch.onnx.export`.
     """
     if isinstance(opset_version, bool) or not isinstance(opset_version, int):
         raise TypeError(
@@ -114,6 +116,8 @@ def export(
         RuntimeError: the program calls an op that writes in place or into ``out``.
         torch.onnx.OnnxExporterError: an op of the model cannot be translated, such as one with
             dropout; its cause names the op and the reason.
+
+    Source: :func:`torch.onnx.export`.
     """
     table, program = translation_table(opset_version), rewrite(exported_program)
     if path is not None:
