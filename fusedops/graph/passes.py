@@ -18,6 +18,7 @@ from fusedops import config
 from fusedops.graph.availability import has_kernels
 from fusedops.graph.inductor import repair_dtypes, repair_scatters
 from fusedops.graph.kernel_calls import call_kernels
+from fusedops.graph.memory.merged_results import separate_merged_results
 from fusedops.graph.memory.reuse import reuse_memory
 from fusedops.graph.memory.unused_outputs import drop_unused_outputs, use_no_autograd_variants
 from fusedops.graph.policy import costs
@@ -57,11 +58,12 @@ class Pass(_Pass):
 
 
 class ReusePass(_Pass):
-    """Drops unused outputs, lets ops write into memory that nothing else needs, and calls ops in
-    their no-autograd variants. It is Inductor's `post_grad_custom_post_pass`, which runs on forward
-    and backward graphs."""
+    """Separates merged results, drops unused outputs, lets ops write into memory that nothing else
+    needs, and calls ops in their no-autograd variants. It is Inductor's
+    `post_grad_custom_post_pass`, which runs on forward and backward graphs."""
 
     def __call__(self, graph: Graph) -> None:
+        separate_merged_results(graph)
         drop_unused_outputs(graph)
         reuse_memory(graph)
         use_no_autograd_variants(graph)

@@ -4,9 +4,13 @@ do not write results that nothing reads, backward passes included."""
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import fusedops
+from fusedops.graph.passes import ReusePass
 
 
 def inputs(requires_grad=False):
@@ -94,6 +98,29 @@ def test_eager_mode_never_writes_into_the_incoming_gradient():
     for y in (fusedops.softmax(x, -1), fusedops.masked_softmax(x, causal=True)):
         y.backward(grad)
         assert torch.equal(grad, before)
+
+
+def test_equal_results_that_are_returned_have_memory_of_their_own():
+    def equal_norms(x):
+        first, second, third = (fusedops.layer_norm(x, (8,)) for _ in range(3))
+        return first, second, third.view(-1)
+
+    called = []
+
+    def compile_graph(graph_module, _):
+        ReusePass()(graph_module.graph)
+        graph_module.recompile()
+        called.extend(str(node.target) for node in graph_module.graph.nodes)
+        return make_boxed_func(graph_module.forward)
+
+    backend = aot_autograd(
+        fw_compiler=compile_graph, partition_fn=min_cut_rematerialization_partition
+    )
+    q, *_ = inputs(requires_grad=True)
+    results = torch.compile(equal_norms, backend=backend)(q)
+    assert called.count("fusedops._layer_norm.default") == 1
+    assert len({result.untyped_storage().data_ptr() for result in results}) == 3
+    torch.testing.assert_close(results, equal_norms(q))
 
 
 def test_a_plain_compilation_reuses_under_patch():
