@@ -22,10 +22,10 @@ from fusedops import _arguments
 from fusedops.losses import cross_entropy, linear_cross_entropy
 from fusedops.ops import checks
 from fusedops.ops.norm import default_rms_eps, scaled_by_weight
-from fusedops.ops.registration.autograd import eager_op
+from fusedops.ops.registration.autograd import eager_op, through_dispatcher
 from fusedops.ops.registration.forward_mode import has_tangent
 from fusedops.ops.registration.mutation import check_recordable
-from fusedops.ops.softmax import InplaceSoftmax
+from fusedops.ops.softmax import InplaceSoftmax, write_softmax
 from fusedops.ops.softmax_stats import shift_of
 
 __all__ = [
@@ -62,8 +62,10 @@ _softmax: _One = eager_op("softmax")
 _log_softmax: _One = eager_op("log_softmax")
 _softmax_stats: _Two = eager_op("softmax_stats")
 _softmax_apply: _One = eager_op("softmax_apply")
+_OUT = {name: through_dispatcher(f"{name}_out") for name in ("softmax", "log_softmax")}
 _masked_softmax: _One = eager_op("masked_softmax")
 _masked_softmax_dropout = eager_op("masked_softmax_dropout", "_masked_softmax_dropout")
+_masked_softmax_out: Callable[..., None] = through_dispatcher("masked_softmax_out")
 _masked_softmax_sinks: Callable[..., tuple[torch.Tensor, ...]] = eager_op("masked_softmax_sinks")
 _layer_norm: _One = eager_op("layer_norm", "_layer_norm_output", 1)
 _std_norm: _One = eager_op("std_norm", "_std_norm_output", 1)
@@ -174,11 +176,11 @@ def _softmax_out(
 ) -> torch.Tensor:
     """Writes the softmax or log-softmax, as ``function`` says, into ``out``, and returns it."""
     _check_out_dtype(function, out, dtype, input)
-    op = _ops.softmax_out if function == "softmax" else _ops.log_softmax_out
+    op = _OUT[function]
     if dim is not None:
-        op.default(input, dim, out)
+        op(input, dim, out)
     elif out.is_contiguous() and out.shape == _arguments.tensor(function, "input", input).shape:
-        op.default(input.reshape(-1), 0, out.view(-1))
+        op(input.reshape(-1), 0, out.view(-1))
     else:
         raise RuntimeError(
             f"{function}: out has shape {list(out.shape)} and strides {list(out.stride())}, wanted "
@@ -338,7 +340,7 @@ def _softmax_in_place(input: torch.Tensor, dim: int) -> torch.Tensor:
     """Does what :func:`softmax_` does, as a function that torch.fx records as one node."""
     is_recorded = torch.is_grad_enabled() and getattr(input, "requires_grad", False)
     if not (is_recorded or _is_jit_tracing()):
-        _ops.softmax_.default(input, dim)
+        write_softmax(input, dim)
         return input
     if not torch.compiler.is_compiling() and _is_transformed(input):
         # An autograd function would run, and write into the input, at each level of torch.func; it
@@ -437,7 +439,7 @@ def masked_softmax(
     masking, rest = _masking(function, input, mask, start, end, masked_rows, *scores)
     if out is not None:
         _check_out_dtype(function, out, dtype, input)
-        _ops.masked_softmax_out.default(input, *masking, bias, *rest[:2], out, *rest[2:])
+        _masked_softmax_out(input, *masking, bias, *rest[:2], out, *rest[2:])
         return out
     if dtype is not None:
         _arguments.floating(function, "dtype", dtype)

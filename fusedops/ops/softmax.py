@@ -16,13 +16,14 @@ import torch
 from fusedops.ops import checks
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autocast import register_float32_output
-from fusedops.ops.registration.autograd import gradient, register_autograd
+from fusedops.ops.registration.autograd import gradient, register_autograd, through_dispatcher
 from fusedops.ops.registration.mutation import register_mutation
 from fusedops.ops.registration.saved import RESULT, Saved
 from fusedops.ops.registration.signature import MaybeTensor
 from fusedops.ops.registration.variants import register_fake
 
 ops = torch.ops.fusedops
+write_softmax: Callable[..., None] = through_dispatcher("softmax_")
 
 
 def contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -98,7 +99,7 @@ class InplaceSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, dim: int) -> torch.Tensor:
-        ops.softmax_.default(input, dim)
+        write_softmax(input, dim)
         ctx.dim = dim
         ctx.mark_dirty(input)
         ctx.save_for_backward(input)

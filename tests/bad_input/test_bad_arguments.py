@@ -105,7 +105,8 @@ def rows_of(function: str) -> Iterator[Row]:
             for value, got in bad.items():
                 if not is_left_out(function, way, name, value):
                     given_now = ", ".join(f"{n}={v}" for n, v in (given | {name: value}).items())
-                    named = "" if name in ANONYMOUS else function.removesuffix("_dropout")
+                    stem = function.removesuffix("_dropout")
+                    named = "" if name in ANONYMOUS else rf"\b{stem}\w*: "
                     yield refused(f"{function}({given_now})", clear(name, got, named))
 
 

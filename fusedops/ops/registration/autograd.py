@@ -35,7 +35,12 @@ from fusedops.ops.registration.call import (
     tensors_among,
 )
 from fusedops.ops.registration.forward_mode import composite_results, has_tangent
-from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT, argument_names
+from fusedops.ops.registration.libraries import (
+    LIBRARY,
+    OPS_WITH_VARIANT,
+    argument_names,
+    function_name,
+)
 from fusedops.ops.registration.saved import Saved, SetupContext
 from fusedops.ops.registration.schema_errors import explained
 from fusedops.ops.registration.signature import Signature
@@ -238,7 +243,7 @@ def through_dispatcher(op: str) -> Callable[..., Any]:
     microseconds do not matter. Unlike :func:`eager_op`, it lets autocast see the call on the CPU
     too."""
     overload = getattr(torch.ops.fusedops, op).default
-    by_schema = explained(op, overload, overload)
+    by_schema = explained(function_name(op), overload, overload)
 
     def run(*args: Any) -> Any:
         return overload(*args) if is_dynamo_compiling() else by_schema(*args)
