@@ -79,18 +79,18 @@ struct MaskedRow {
     return counts_hidden() ? mask_value : -kInfinity<C>;
   }
 
-  // Writes the scores of the chunk at `begin` to scratch, and returns their maximum.
-  FUSEDOPS_INLINE C write_chunk(int64_t begin, C mask_value) const {
+  // Writes the scores of the chunk at `begin` to scratch, and returns their range.
+  FUSEDOPS_INLINE ScoreRange<C> write_chunk(int64_t begin, C mask_value) const {
     const RowRange computed_cols = chunk_cols(begin), seen = in_chunk(visible, begin);
     C* to = scratch + begin;
-    const C max =
+    const ScoreRange<C> range =
         scores->softcap != 0 ? write_capped(begin, mask_value) : write_plain(begin, mask_value);
-    if (seen.begin == computed_cols.begin && seen.end == computed_cols.end) return max;
+    if (seen.begin == computed_cols.begin && seen.end == computed_cols.end) return range;
     const C hidden = hidden_score(mask_value);
     hide_columns<In>(
         to, hidden, seen, RowRange{computed_cols.begin, seen.begin}, computed_cols.end);
     hide_columns<In>(to, hidden, seen, RowRange{seen.end, computed_cols.end}, computed_cols.end);
-    return Max(max, hidden);
+    return {Max(range.max, hidden), range.is_narrow && hidden <= range.max};
   }
 
   // Returns the scores of the chunk at `begin`, which have one operand, of type `Values`, or none.
@@ -140,37 +140,48 @@ struct MaskedRow {
 
  private:
   // write_plain() and write_capped() write the scores of the visible columns to the scratch memory
-  // and return their maximum. The first loop of write_plain() applies the scale and one operand,
-  // that of write_capped() the scale and the soft cap; each further operand has a loop of its own.
-  FUSEDOPS_INLINE C write_plain(int64_t begin, C mask_value) const {
-    const RowRange seen = in_chunk(visible, begin);
-    const auto first = [&](auto operand) {
-      return write_chunk_scores(
-          input + begin, operand, C(scores->scale), mask_value, scratch + begin, seen,
-          cols - begin);
-    };
-    if (bias != nullptr) {
-      const C max = with_values<In>(scores->bias, bias, begin, first);
-      return mask == nullptr ? max : add_to_scores(scores->mask, mask, begin, mask_value);
+  // and return their range, which is only looked for without a mask: scores that a mask hides are
+  // seldom in a narrow range with others. The first loop of write_plain() applies the scale and one
+  // operand, that of write_capped() the scale and the soft cap; each further operand has a loop of
+  // its own.
+  FUSEDOPS_INLINE ScoreRange<C> write_plain(int64_t begin, C mask_value) const {
+    if (mask == nullptr) {
+      if (bias == nullptr) return write_first<true>(NoOperand{}, begin, mask_value);
+      return with_values<In>(scores->bias, bias, begin, [&](auto operand) {
+        return write_first<true>(operand, begin, mask_value);
+      });
     }
-    return mask == nullptr ? first(NoOperand{}) : with_values<In>(scores->mask, mask, begin, first);
+    const bool has_bias = bias != nullptr;
+    const ScoreRange<C> range = with_values<In>(
+        has_bias ? scores->bias : scores->mask, has_bias ? bias : mask, begin,
+        [&](auto operand) { return write_first<false>(operand, begin, mask_value); });
+    return has_bias ? add_to_scores(scores->mask, mask, begin, mask_value) : range;
   }
 
-  FUSEDOPS_INLINE C write_capped(int64_t begin, C mask_value) const {
-    C max = capped_scores_of<In>(
+  template <bool kFindsRange, class OperandValues>
+  FUSEDOPS_INLINE ScoreRange<C> write_first(
+      OperandValues operand, int64_t begin, C mask_value) const {
+    return write_chunk_scores<kFindsRange>(
+        input + begin, operand, C(scores->scale), mask_value, scratch + begin,
+        in_chunk(visible, begin), cols - begin);
+  }
+
+  FUSEDOPS_INLINE ScoreRange<C> write_capped(int64_t begin, C mask_value) const {
+    ScoreRange<C> range = capped_scores_of<In>(
         input + begin, C(scores->scale), C(scores->softcap), scratch + begin,
         in_chunk(visible, begin), cols - begin);
-    if (bias != nullptr) max = add_to_scores(scores->bias, bias, begin, mask_value);
-    if (mask != nullptr) max = add_to_scores(scores->mask, mask, begin, mask_value);
-    return max;
+    if (bias != nullptr) range = add_to_scores(scores->bias, bias, begin, mask_value);
+    if (mask != nullptr) range = add_to_scores(scores->mask, mask, begin, mask_value);
+    return range;
   }
 
-  FUSEDOPS_INLINE C
-  add_to_scores(const Operand& operand, const void* values, int64_t begin, C mask_value) const {
-    return with_values<In>(operand, values, begin, [&](auto of_columns) {
+  FUSEDOPS_INLINE ScoreRange<C> add_to_scores(
+      const Operand& operand, const void* values, int64_t begin, C mask_value) const {
+    const C max = with_values<In>(operand, values, begin, [&](auto of_columns) {
       return scores_with<In>(
           of_columns, scratch + begin, mask_value, in_chunk(visible, begin), cols - begin);
     });
+    return {max, /*is_narrow=*/false};
   }
 };
 
@@ -178,10 +189,14 @@ struct MaskedRow {
 // chunk.
 template <class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_exponentials(MaskedRow<In>* rows, int64_t count, C mask_value) {
+  bool is_narrow[kMaxMaskedGroupRows];
   for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
     for (int64_t i = 0; i < count; ++i) {
       const MaskedRow<In>& row = rows[i];
-      if (row.has_chunk(begin)) row.chunk_at(begin).max = row.write_chunk(begin, mask_value);
+      if (!row.has_chunk(begin)) continue;
+      const ScoreRange<C> range = row.write_chunk(begin, mask_value);
+      row.chunk_at(begin).max = range.max;
+      is_narrow[i] = range.is_narrow;
     }
     for (int64_t i = 0; i < count; ++i) {
       const MaskedRow<In>& row = rows[i];
@@ -193,7 +208,10 @@ FUSEDOPS_NOINLINE void compute_exponentials(MaskedRow<In>* rows, int64_t count, 
         prefetch_tile<Cache::kL2>(after + col);
         prefetch_tile<Cache::kL2>(written + col);
       }
-      exponentials_in_scratch<Out>(row.scratch + begin, row.chunk_at(begin), cols);
+      with_bool(kMayBeNarrow</*Log=*/false, C> && is_narrow[i], [&](auto has_narrow) {
+        exponentials_in_scratch<Out, has_narrow.value>(
+            row.scratch + begin, row.chunk_at(begin), cols, row.in_chunk(row.visible, begin));
+      });
     }
   }
 }

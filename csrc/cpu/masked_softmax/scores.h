@@ -118,40 +118,54 @@ struct ChunkScores {
   }
 };
 
+// Holds the maximum of scores. `is_narrow` says whether narrow_exp() may compute the exponentials
+// of whole tiles of them.
+template <class C>
+struct ScoreRange {
+  C max;
+  bool is_narrow;
+};
+
 // Writes the scores at(col, part) to `scratch`. The columns that are not visible, but in a tile
-// with one that is, get -inf. Returns the maximum.
-template <class In, class Source, class C = Compute<In>>
-FUSEDOPS_INLINE C write_scores(Source at, C* scratch, RowRange visible, int64_t cols) {
-  const auto max = fold_visible<In>(
-      visible, cols, Broadcast(-kInfinity<C>),
-      [=](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+// with one that is, get -inf. Returns the range, which is not narrow if it is not looked for.
+template <bool kFindsRange, class In, class Source, class C = Compute<In>>
+FUSEDOPS_INLINE ScoreRange<C> write_scores(Source at, C* scratch, RowRange visible, int64_t cols) {
+  constexpr bool kFindsMin = kFindsRange && kMayBeNarrow</*Log=*/false, C>;
+  const TileRange<C> none{Broadcast(-kInfinity<C>), Broadcast(kInfinity<C>)};
+  const TileRange<C> range = fold_visible<In>(
+      visible, cols, none,
+      [=](TileRange<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
         const Tile<C> score = filled<In>(at(col, part), seen, -kInfinity<C>);
         store(scratch + col, score);
-        return Max(so_far, score);
+        so_far.max = Max(so_far.max, score);
+        constexpr bool kIsWhole = std::is_same_v<decltype(seen), Full>;
+        if constexpr (kFindsMin && kIsWhole) so_far.min = Min(so_far.min, score);
+        return so_far;
       });
-  return max_of(max, max);
+  const C max = max_of(range.max, range.max);
+  return {max, kFindsMin && is_narrow(Min(range.min.v[0], range.min.v[1]), max)};
 }
 
-// Writes the scores of a chunk to `scratch`, and returns the maximum. The fields of ChunkScores are
+// Writes the scores of a chunk to `scratch`, and returns their range. The fields of ChunkScores are
 // separate arguments, because they are then passed in registers.
-template <class In, class OperandValues, class C = Compute<In>>
-FUSEDOPS_NOINLINE C write_chunk_scores(
+template <bool kFindsRange, class In, class OperandValues, class C = Compute<In>>
+FUSEDOPS_NOINLINE ScoreRange<C> write_chunk_scores(
     const In* input, OperandValues operand, C scale, C mask_value, C* scratch, RowRange visible,
     int64_t cols) {
   const ChunkScores<In, OperandValues> scores{input, operand, scale, mask_value};
   const auto at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA { return scores.at(col, part); };
-  return write_scores<In>(at, scratch, visible, cols);
+  return write_scores<kFindsRange, In>(at, scratch, visible, cols);
 }
 
-// Writes soft-capped scores, tanh(scale * input / cap) * cap, and returns their maximum.
+// Writes soft-capped scores, tanh(scale * input / cap) * cap, and returns their range.
 template <class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE C
-capped_scores_of(const In* input, C scale, C cap, C* scratch, RowRange visible, int64_t cols) {
+FUSEDOPS_NOINLINE ScoreRange<C> capped_scores_of(
+    const In* input, C scale, C cap, C* scratch, RowRange visible, int64_t cols) {
   const C inverse = C(1) / cap;
   const auto at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return tanh_of(load(input + col, part) * scale * inverse) * cap;
   };
-  return write_scores<In>(at, scratch, visible, cols);
+  return write_scores</*kFindsRange=*/true, In>(at, scratch, visible, cols);
 }
 
 // Applies one more operand to the scores in scratch memory, and returns their maximum.
@@ -161,7 +175,7 @@ scores_with(OperandValues operand, C* scratch, C mask_value, RowRange visible, i
   const auto at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return with_operand<In>(load(scratch + col), operand, col, part, mask_value);
   };
-  return write_scores<In>(at, scratch, visible, cols);
+  return write_scores</*kFindsRange=*/false, In>(at, scratch, visible, cols).max;
 }
 
 // In all tiles with a column in `range`, writes `value` to the columns that are not visible, and
@@ -228,7 +242,7 @@ FUSEDOPS_INLINE Vec<double> write_exponentials(
 template <class Out, class Source, class Counted, class C>
 FUSEDOPS_INLINE void write_chunk_exponentials(
     Source at, Counted counted, C* scratch, SoftmaxChunk<C>& chunk, RowRange cols,
-    RowRange narrow = {}) {
+    RowRange narrow) {
   const auto lanes =
       write_exponentials<Out>(at, counted, scratch, chunk.max, chunk.least, cols, narrow);
   chunk.sum = ReduceLanes<double>(lanes, Add{});
@@ -236,11 +250,14 @@ FUSEDOPS_INLINE void write_chunk_exponentials(
 
 // Replaces the scores in `cols` by their exponentials. The scores after `cols`, up to the end of
 // its last tile, have to be -inf.
-template <class Out, class C>
-FUSEDOPS_NOINLINE void exponentials_in_scratch(C* scratch, SoftmaxChunk<C>& chunk, RowRange cols) {
+template <class Out, bool kHasNarrow, class C>
+FUSEDOPS_NOINLINE void exponentials_in_scratch(
+    C* scratch, SoftmaxChunk<C>& chunk, RowRange cols, RowRange narrow) {
   const auto at = [=](int64_t col) FUSEDOPS_LAMBDA { return load(scratch + col); };
   const auto all = [](int64_t) FUSEDOPS_LAMBDA { return AllLanes{}; };
-  write_chunk_exponentials<Out>(at, all, scratch, chunk, cols);
+  const auto lanes =
+      write_exponentials<Out, kHasNarrow>(at, all, scratch, chunk.max, chunk.least, cols, narrow);
+  chunk.sum = ReduceLanes<double>(lanes, Add{});
 }
 
 // Returns the scores of a tile with hidden columns, which have the score `hidden` before the
