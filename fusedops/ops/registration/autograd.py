@@ -212,7 +212,7 @@ def eager_op(op: str, plain: str | None = None, returned: int | None = None) -> 
     select = _argument_selector(op, plain or op)
     apply = _apply_of(op, _unrecorded(op), returned)
     dispatched = first(returned, overload)
-    by_schema = explained(op, overload, dispatched)
+    by_schema = explained(op, overload, _with_known_sizes(overload, dispatched))
     eager = by_path(
         plain or op,
         _unrecorded(op, returned) if plain is None else direct(plain, returned),
@@ -226,6 +226,23 @@ def eager_op(op: str, plain: str | None = None, returned: int | None = None) -> 
         return eager(*args)
 
     return call
+
+
+def _with_known_sizes(overload: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``call``, a way to call ``overload``, for torch.jit.trace too. To it sizes are
+    tensors, and it fails where a list of them is an argument of an op that is not torch's own. The
+    trace keeps the numbers, of which int() warns."""
+    are_sizes = [str(argument.type) == "List[int]" for argument in overload._schema.arguments]
+
+    def known(arg: Any, is_sizes: bool) -> Any:
+        if not is_sizes or not isinstance(arg, (list, tuple)):
+            return arg
+        return [int(size) if isinstance(size, torch.Tensor) else size for size in arg]
+
+    def run(*args: Any) -> Any:
+        return call(*(map(known, args, are_sizes) if torch._C._is_tracing() else args))
+
+    return run if any(are_sizes) else call
 
 
 def _argument_selector(op: str, plain: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
