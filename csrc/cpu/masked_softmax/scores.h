@@ -10,9 +10,9 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// The range of the scores is found, for narrow_exp(), where at least this many columns are visible.
-// For 128 columns it takes as many instructions as it saves, and so it does for scores with
-// operands, or of 32 bits.
+// The range of scores that are computed twice is found, for narrow_exp(), where at least this many
+// columns are visible. For 128 columns it takes as many instructions as it saves, and so it does
+// for scores with operands, or of 32 bits. Of scores in scratch memory write_scores() finds it.
 constexpr int64_t kLeastRangeCols = 256;
 
 // Holds a bool mask that is not applied to the scores: the exponentials of the columns that it
