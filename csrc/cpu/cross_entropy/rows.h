@@ -396,9 +396,9 @@ FUSEDOPS_NOINLINE void add_lanes(const Vec<double> (&lanes)[kBatchRows], RowValu
   sums_over_lanes<double>(lanes, sums);
 }
 
-// Sets `sums` for a batch of rows that have a single segment each. A row
-// whose sum of exponentials is not usable is computed by sums_of_special_segment(). Each step runs
-// for all rows before the next step, so that the rows' latencies overlap.
+// Sets `sums` for a batch of rows that have a single segment each. A row whose sum of exponentials
+// is not usable is computed by sums_of_special_segment(). Each step runs for all rows before the
+// next step, so that the rows' latencies overlap.
 template <class In, class AnyLogits>
 FUSEDOPS_INLINE void sum_short_rows(const RowBatch<In>& batch, AnyLogits logits, LossBatch& sums) {
   using C = Compute<In>;
