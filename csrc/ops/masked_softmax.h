@@ -53,7 +53,8 @@ inline bool broadcasts_to(SizesView operand, SizesView sizes) {
   return fits;
 }
 
-// Checks that an operand broadcasts to `input` or, if it is `per_row`, to input's rows.
+// Checks that an operand is on input's device and broadcasts to `input` or, if it is `per_row`, to
+// input's rows.
 inline void check_operand(
     const char* op, const char* name, const Tensor& operand, const Tensor& input,
     bool per_row = false) {
@@ -68,6 +69,7 @@ inline void check_operand(
 inline void check_bound(
     const char* op, const char* name, const std::optional<Tensor>& bound, const Tensor& input) {
   if (!bound) return;
+  check_memory(op, name, *bound);
   const ScalarType dtype = dtype_of(*bound);
   FUSEDOPS_CHECK(
       dtype == ScalarType::Int || dtype == ScalarType::Long, op, ": ", name, " is ",
@@ -77,6 +79,7 @@ inline void check_bound(
 
 inline void check_mask(const char* op, const std::optional<Tensor>& mask, const Tensor& input) {
   if (!mask) return;
+  check_memory(op, "mask", *mask);
   FUSEDOPS_CHECK(
       dtype_of(*mask) == ScalarType::Bool || is_supported(dtype_of(*mask)), op, ": mask is ",
       dtype_text(*mask),

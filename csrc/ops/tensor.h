@@ -502,13 +502,12 @@ struct Like {
   const Tensor& tensor;
 };
 
-// Checks that `tensor` is on the device of `like`, in memory.
+// Checks that `tensor` is on the device of `like`.
 inline void check_device(const char* op, const char* name, const Tensor& tensor, const Like& like) {
   FUSEDOPS_CHECK(
       is_on_one_device(tensor, like.tensor), op, ": ", name, " is on ", device_name(tensor),
       ", wanted ", device_name(like.tensor), " as ", like.name, " is; move it with .to(", like.name,
       ".device)");
-  check_memory(op, name, tensor);
 }
 
 // Checks that `tensor` has this dtype and shape, on the device of `like`. The message ends with

@@ -177,11 +177,10 @@ struct MaskedRow {
 
   FUSEDOPS_INLINE ScoreRange<C> add_to_scores(
       const Operand& operand, const void* values, int64_t begin, C mask_value) const {
-    const C max = with_values<In>(operand, values, begin, [&](auto of_columns) {
+    return with_values<In>(operand, values, begin, [&](auto of_columns) {
       return scores_with<In>(
           of_columns, scratch + begin, mask_value, in_chunk(visible, begin), cols - begin);
     });
-    return {max, /*is_narrow=*/false};
   }
 };
 

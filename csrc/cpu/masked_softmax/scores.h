@@ -168,14 +168,15 @@ FUSEDOPS_NOINLINE ScoreRange<C> capped_scores_of(
   return write_scores</*kFindsRange=*/true, In>(at, scratch, visible, cols);
 }
 
-// Applies one more operand to the scores in scratch memory, and returns their maximum.
+// Applies one more operand to the scores in scratch memory, and returns their maximum. The range is
+// not looked for.
 template <class In, class OperandValues, class C = Compute<In>>
-FUSEDOPS_NOINLINE C
-scores_with(OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
+FUSEDOPS_NOINLINE ScoreRange<C> scores_with(
+    OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
   const auto at = [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return with_operand<In>(load(scratch + col), operand, col, part, mask_value);
   };
-  return write_scores</*kFindsRange=*/false, In>(at, scratch, visible, cols).max;
+  return write_scores</*kFindsRange=*/false, In>(at, scratch, visible, cols);
 }
 
 // In all tiles with a column in `range`, writes `value` to the columns that are not visible, and
