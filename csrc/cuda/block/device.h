@@ -73,6 +73,17 @@ using std::log;
 using std::tanh;
 FUSEDOPS_DEVICE double reciprocal(double x) { return 1.0 / x; }
 
+// Returns a * b, rounded. nvcc would fuse a product into a sum or difference that uses it.
+#if defined(__CUDA_ARCH__)
+FUSEDOPS_DEVICE float product(float a, float b) { return __fmul_rn(a, b); }
+FUSEDOPS_DEVICE double product(double a, double b) { return __dmul_rn(a, b); }
+#else
+template <class Acc>
+FUSEDOPS_DEVICE Acc product(Acc a, Acc b) {
+  return a * b;
+}
+#endif
+
 // Stores a vector in global memory. Under nvcc, words of 8 and 16 bytes have overloads below.
 template <class Word>
 FUSEDOPS_DEVICE void store_vector(Word* to, Word word) {

@@ -39,7 +39,9 @@ struct RowGradients {
     lse_error = value_at(args.lse_error, row);
     // The rounding of the scale to Acc changes logits near lse by about lse * relative_rounding().
     // lse, which is subtracted from them, gets the same change, in lse_error.
-    lse_error -= lse * LogitMap<T>::relative_rounding(args.logits);
+    if (std::fabs(lse) < Acc(INFINITY)) {
+      lse_error -= lse * LogitMap<T>::relative_rounding(args.logits);
+    }
   }
 
   static FUSEDOPS_DEVICE Acc value_at(const void* values, int64_t row) {
@@ -85,7 +87,8 @@ FUSEDOPS_DEVICE double class_gradient(const CrossEntropyBackward& args, int64_t 
   };
   const Logits& logits = args.logits;
   const double e = args.label_smoothing, logit = exact_logit(logits, x);
-  const double log_p = logit - (at(args.lse) + at(args.lse_error));
+  // lse + lse_error, rounded, would lose the digits of lse_error beside a large lse.
+  const double log_p = (logit - at(args.lse)) - at(args.lse_error);
   const double missing = ::expm1(e == 0 ? -at(args.losses) : log_p);
   const double gradient = at(args.grad_losses) * (missing + e - e * exact_reciprocal(args.cols)) +
       at(args.grad_lse) * device::exp(log_p);

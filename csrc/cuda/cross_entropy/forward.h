@@ -41,8 +41,7 @@ struct ClassSums {
   }
 };
 
-// Holds the sums of one thread's elements. `largest` and `total` are the maximum and the sum of the
-// values before they are multiplied by LogitMap's factor.
+// Holds the sums of one thread's elements, as ClassSums does.
 template <class T>
 struct ThreadSums {
   using Acc = AccumulatorOf<T>;
@@ -51,13 +50,14 @@ struct ThreadSums {
   // Adds the logits factor * values. Values that are -inf add nothing to the sum.
   template <int kVectors, int kWidth>
   FUSEDOPS_DEVICE void add(const Acc (&values)[kVectors][kWidth], Acc factor) {
-    Acc to = largest, sums[kVectors];
+    Acc most = -INFINITY, sums[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) to = device::maximum(to, values[i][j]);
+      for (int j = 0; j < kWidth; ++j) most = device::maximum(most, values[i][j]);
     }
-    const Acc shift = finite_shift(to * factor);
+    const Acc to = device::maximum(largest, device::product(most, factor));
+    const Acc shift = finite_shift(to);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       Acc exponentials[kWidth];
@@ -67,15 +67,15 @@ struct ThreadSums {
       }
       sums[i] = tree_sum<kWidth>(exponentials);
     }
-    sum = sum * exponential<T>(device::fma(largest, factor, -shift)) + tree_sum<kVectors>(sums);
+    sum = sum * exponential<T>(largest - shift) + tree_sum<kVectors>(sums);
     largest = to;
   }
 
   // Returns the sums over `lanes` neighbouring lanes, a power of two. The sum of values is 0 unless
   // it is wanted.
-  FUSEDOPS_DEVICE ClassSums<Acc> of_lanes(int32_t lanes, Acc factor, bool wants_total) const {
-    const Acc own = largest * factor, most = warp_reduce<Max>(own, lanes);
-    const double moved = sum * device::exp(own - finite_shift(most));
+  FUSEDOPS_DEVICE ClassSums<Acc> of_lanes(int32_t lanes, bool wants_total) const {
+    const Acc most = warp_reduce<Max>(largest, lanes);
+    const double moved = sum * device::exp(largest - finite_shift(most));
     ClassSums<Acc> sums = {warp_reduce<Sum>(moved, lanes), /*total=*/0, most};
     if (wants_total) sums.total = warp_reduce<Sum>(static_cast<double>(total), lanes);
     return sums;
@@ -226,7 +226,7 @@ cross_entropy_forward(CrossEntropyForward args, int64_t first_row, Segments segm
 
   const int32_t lanes = blockDim.x < kLanes ? blockDim.x : kLanes;
   const uint32_t warps = (blockDim.x + kLanes - 1) / kLanes;
-  const ClassSums<Acc> of_lanes = own.of_lanes(lanes, logits.factor, wants_total);
+  const ClassSums<Acc> of_lanes = own.of_lanes(lanes, wants_total);
   if (threadIdx.x % kLanes == 0) {
     shared_sums[threadIdx.y * warps + threadIdx.x / kLanes] = of_lanes;
   }

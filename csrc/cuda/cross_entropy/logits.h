@@ -72,10 +72,14 @@ FUSEDOPS_DEVICE const T* logits_row(const ConstRows& rows, int64_t row) {
 // because a comparison of doubles takes 64 clocks on a consumer GPU, and each tile would make one.
 FUSEDOPS_DEVICE bool is_positive(double option) { return bit_cast<int64_t>(option) > 0; }
 
-// Returns 1 / x to the last bits of a double, for an x whose reciprocal is a normal float. A
-// division would call a function, for which the kernels have no registers.
+// Returns 1 / x to the last bits of a double, for an x > 0 that is normal, as its reciprocal is. A
+// division would call a function, for which the kernels have no registers. The first guess is that
+// of x = m * 2^e for an m in [1, 2), because x may be outside the range of floats.
 FUSEDOPS_DEVICE double exact_reciprocal(double x) {
-  double y = device::reciprocal(static_cast<float>(x));
+  constexpr int64_t kOne = 0x3ff0000000000000, kExponent = 0x7ff0000000000000;
+  const int64_t bits = bit_cast<int64_t>(x), exponent = bits & kExponent;
+  const auto m = static_cast<float>(bit_cast<double>(bits - exponent + kOne));
+  double y = device::reciprocal(m) * bit_cast<double>(2 * kOne - exponent);
 #pragma unroll
   for (int i = 0; i < 2; ++i) y = device::fma(y, device::fma(-x, y, 1.0), y);
   return y;
@@ -88,12 +92,13 @@ FUSEDOPS_DEVICE double exact_log1p(double x) {
   return device::log(sum) + (x - (sum - 1)) * exact_reciprocal(sum);
 }
 
-// Returns the logit of the element x in double.
+// Returns the logit of the element x in double. A soft cap's tanh is computed with expm1, so that
+// logits far below the cap keep their digits.
 FUSEDOPS_DEVICE double exact_logit(const Logits& logits, double x) {
   x *= logits.scale;
   if (logits.softcap == 0) return x;
-  const double e = device::exp(-2 * std::fabs(x) * exact_reciprocal(logits.softcap));
-  return std::copysign(logits.softcap * (1 - e) * exact_reciprocal(1 + e), x);
+  const double e = ::expm1(-2 * std::fabs(x) * exact_reciprocal(logits.softcap));
+  return std::copysign(logits.softcap * e * exact_reciprocal(2 + e), x);
 }
 
 // Computes the logits of elements, as factor * value. If the logits only have a positive scale,
@@ -123,8 +128,9 @@ struct LogitMap {
 
   // Returns the part of the scale that its rounding to Acc dropped, relative to the rounded scale.
   // Returns 0 with a soft cap, and for scales within 1e-30 of 0, whose reciprocal might be
-  // infinite.
+  // infinite. A double drops nothing.
   static FUSEDOPS_DEVICE Acc relative_rounding(const Logits& logits) {
+    if constexpr (sizeof(Acc) == sizeof(double)) return 0;
     const auto rounded = static_cast<Acc>(logits.scale);
     const bool is_exact = rounded == logits.scale || std::fabs(rounded) < Acc(1e-30);
     if (logits.softcap != 0 || is_exact) return 0;

@@ -24,16 +24,16 @@ int32_t terms_of(const Scores& scores, DType dtype, int32_t width) {
 }
 
 // Returns whether the kernels of unaligned.h take these scores: no soft cap, no sinks, no bounds
-// but causality; operands with a value for each column, bool or in the scores' dtype; a positive,
-// finite scale; and a mask_value below +inf.
+// but causality; operands with a value for each column, bool or in the scores' dtype; a finite
+// scale, positive also as a float; and a mask_value below +inf.
 bool is_plain(const Scores& scores, DType dtype) {
   const auto allows = [&](const Operand& operand) {
     const bool is_own = operand.is_bool || operand.dtype == dtype;
     return operand.data == nullptr || (operand.col_stride == 1 && is_own);
   };
   return scores.softcap == 0 && scores.sinks.data == nullptr && !scores.has_bounds() &&
-      allows(scores.bias) && allows(scores.mask) && scores.scale > 0 && scores.scale < INFINITY &&
-      scores.mask_value < INFINITY;
+      allows(scores.bias) && allows(scores.mask) && float(scores.scale) > 0 &&
+      scores.scale < INFINITY && scores.mask_value < INFINITY;
 }
 
 // Returns the plan of the kernels of unaligned.h. Its `elements` are 0 if those kernels do not take
