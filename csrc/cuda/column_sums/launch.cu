@@ -8,7 +8,7 @@ namespace fusedops::cuda {
 Status launch(const ColumnSums& args, Stream stream) {
   const auto kernel = find_kernel<ColumnSumsOfRows>(args.input.dtype, /*width=*/1);
   const dim3 threads(kColumnThreads);
-  return launch_items(kernel, args.cols, kColumnThreads * kColumnsEach, threads, args, stream);
+  return launch_items(kernel, args.cols, kColumnThreads, threads, args, stream);
 }
 
 }  // namespace fusedops::cuda

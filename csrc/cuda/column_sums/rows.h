@@ -5,9 +5,9 @@
 
 namespace fusedops::cuda {
 
-// A thread has kColumnsEach columns, kColumnThreads apart. Its loads of a row are all in flight at
-// once.
-inline constexpr int kColumnThreads = 256, kColumnsEach = 8;
+// A thread has one column, so that a vocabulary of 50,257 classes has 197 blocks. It loads the
+// elements of kRowsAtOnce rows before it adds them.
+inline constexpr int kColumnThreads = 256, kRowsAtOnce = 8;
 
 // These functions load and store the sum of a column between launches. Beside a 16-bit input the
 // sum is a float in two halves (ColumnSums in args.h), until the last launch rounds it.
@@ -38,21 +38,22 @@ FUSEDOPS_DEVICE void store_sum(const ColumnSums& args, int64_t col, AccumulatorO
 template <class T>
 FUSEDOPS_KERNEL(kColumnThreads)
 column_sums(ColumnSums args, int64_t first) {
-  const int64_t begin = first + int64_t{blockIdx.x} * kColumnThreads * kColumnsEach + threadIdx.x;
-  const auto for_columns = [&](auto body) {
+  using Acc = AccumulatorOf<T>;
+  const int64_t col = first + int64_t{blockIdx.x} * kColumnThreads + threadIdx.x;
+  if (col >= args.cols) return;
+  const T* const column = static_cast<const T*>(args.input.data) + col;
+  Acc sum = load_sum<T>(args, col);
+  for (int64_t row = 0; row < args.rows; row += kRowsAtOnce) {
+    Acc values[kRowsAtOnce];
 #pragma unroll
-    for (int i = 0; i < kColumnsEach; ++i) {
-      const int64_t col = begin + i * kColumnThreads;
-      if (col < args.cols) body(i, col);
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      const bool is_row = row + i < args.rows;
+      values[i] = is_row ? widen(column[args.input.spacing.offset(row + i)]) : Acc(-0.0);
     }
-  };
-  AccumulatorOf<T> sums[kColumnsEach] = {};
-  for_columns([&](int i, int64_t col) { sums[i] = load_sum<T>(args, col); });
-  for (int64_t row = 0; row < args.rows; ++row) {
-    const T* const input = static_cast<const T*>(args.input.data) + args.input.spacing.offset(row);
-    for_columns([&](int i, int64_t col) { sums[i] += widen(input[col]); });
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) sum += values[i];
   }
-  for_columns([&](int i, int64_t col) { store_sum<T>(args, col, sums[i]); });
+  store_sum<T>(args, col, sum);
 }
 
 }  // namespace fusedops::cuda

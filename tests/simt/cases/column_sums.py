@@ -11,10 +11,10 @@ from ..emulator.structs import ColumnSums
 from .prepared import Arrays, Form, InDeviceMemory
 from .rows import encode
 
-#: A block has 2048 columns.
-LENGTHS = (1, 300, 2048, 2049, 5000)
+#: A block has 256 columns.
+LENGTHS = (1, 100, 256, 257, 1000)
 #: Beyond a block the launches differ in the number of blocks alone.
-MAX_LENGTH = 5000
+MAX_LENGTH = 1000
 
 
 @dataclass(frozen=True)
