@@ -173,7 +173,8 @@ def _reduced(
     if z_loss != 0:
         losses = losses + z_loss * lse.square()
     if reduction == "none":
-        return losses
+        # The backward pass reads the op's losses. The caller may write over a copy, as over torch's.
+        return losses.clone() if losses.requires_grad else losses
     if reduction == "sum":
         return losses.sum()
     return losses.mean() if counts is None else losses.sum() / counts.sum()

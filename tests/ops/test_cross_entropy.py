@@ -331,3 +331,21 @@ def test_pytorchs_own_samples_are_computed_or_refused_for_a_reason():
         torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-6, equal_nan=True)
         outcomes["computed"] += 1
     assert outcomes == {"computed": 11, "probabilities": 10}
+
+
+def test_losses_of_rows_may_be_written_in_place_before_the_backward():
+    """As torch's may: losses are masked and weighted so."""
+    x, weights = logits(5, 7).requires_grad_(), torch.rand(5, dtype=torch.float64)
+    target = torch.arange(5)
+    losses = fusedops.cross_entropy(x, target, reduction="none")
+    expected = F.cross_entropy(x, target, reduction="none")
+    wanted = torch.autograd.grad((expected * weights).sum(), x)
+    losses *= weights
+    found = torch.autograd.grad(losses.sum(), x)
+    assert relative_error(*found, *wanted) < 1e-13
+
+    layer = torch.randn(7, 7, dtype=torch.float64)
+    losses = fusedops.linear_cross_entropy(x, layer, target, reduction="none")
+    losses[1:] = 0
+    (found,) = torch.autograd.grad(losses.sum(), x)
+    assert found[0].any() and not found[1:].any()
