@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -279,7 +279,10 @@ def _setup_forward(signature: Signature, ctx: Any, inputs: tuple[Any, ...], outp
     if others:  # without a seed the first is empty
         ctx.mark_non_differentiable(*others)
     ctx.set_materialize_grads(False)
-    ctx.input_dtype, ctx.scale, ctx.softcap = call.input.dtype, call.scale, call.softcap
+    # Scores of another dtype have no gradient, or autograd converts it to that dtype.
+    is_ours = call.input.dtype in checks.FLOATING
+    ctx.input_dtype = call.input.dtype if is_ours else output.dtype
+    ctx.scale, ctx.softcap = call.scale, call.softcap
     ctx.p = getattr(call, "p", 0.0)
     mask = None if _is_bool(call.mask) else call.mask
     sinks = call.sinks if others else None
@@ -315,9 +318,14 @@ def _forward_formula(
     if not wanted:
         return signature.gradients()
 
+    needed = [name for name in ctx.operands if signature.needs_gradient(ctx, name)]
+    # The gradient of a float32 bias beside 16-bit scores would lose digits as a number of 16 bits.
+    dtypes = [ctx.operands[name][1] for name in needed if name != "sinks"]
+    dtype = reduce(torch.promote_types, dtypes, ctx.input_dtype)
+
     def run(scale: float) -> Sequence[torch.Tensor]:
         """Returns ``scale`` times the gradient of the scores, and the sinks' if they have one."""
-        saved: tuple[Any, ...] = (y, sinks, visibility, scale, ctx.input_dtype)
+        saved: tuple[Any, ...] = (y, sinks, visibility, scale, dtype)
         total, *others = [_gradients_of_scores(*term, *saved) for term in wanted]
         for grads in others:
             total = [a + b for a, b in zip(total, grads, strict=True)]
@@ -328,8 +336,8 @@ def _forward_formula(
     if signature.needs_gradient(ctx, "input"):
         grads = run(ctx.scale)
         cap = None if capped is None else SoftCap(capped, ctx.scale, ctx.softcap)
-        of["input"] = grads[0] if cap is None else cap.gradient(grads[0])
-    needed = [name for name in ctx.operands if signature.needs_gradient(ctx, name)]
+        to_input = grads[0] if cap is None else cap.gradient(grads[0])
+        of["input"] = to_input.to(ctx.input_dtype)
     # The sinks' gradient does not depend on the scale.
     if needed and not (grads and (ctx.scale == 1 or needed == ["sinks"])):
         grads = run(1.0)

@@ -87,8 +87,10 @@ def _register_forward_formula(op: str) -> None:
     """Registers the derivative of ``op``, which its backward op computes from the output."""
 
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
-        (output,) = ctx.saved_tensors
-        return (gradient(f"{op}_backward", grad_output, output, *ctx.settings),)
+        (output,), (dim, dtype) = ctx.saved_tensors, ctx.settings
+        # Autograd converts the gradient of an input of another dtype, such as float8.
+        dtype = dtype if dtype in checks.FLOATING else output.dtype
+        return (gradient(f"{op}_backward", grad_output, output, dim, dtype),)
 
     register_autograd(op, backward, Saved([RESULT], ["dim", "input.dtype"]))
 

@@ -129,6 +129,29 @@ def test_a_float32_bias_beside_bfloat16_scores_gets_a_float32_gradient():
     assert relative_error(bias.grad, wide.grad) < torch.finfo(torch.bfloat16).eps
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("trains_scores", [False, True])
+def test_a_float32_bias_beside_float16_scores_loses_no_small_gradient(scale, trains_scores):
+    x = torch.randn(4, 1024).half().requires_grad_(trains_scores)
+    bias, grad = torch.randn(4, 1024, requires_grad=True), torch.randn(4, 1024) * 1e-6
+    fusedops.masked_softmax(x, bias=bias, scale=scale, dtype=torch.float32).backward(grad)
+    wide, scores = bias.detach().double().requires_grad_(), x.detach().double().requires_grad_()
+    torch.softmax(scores * scale + wide, -1).backward(grad.double())
+    assert relative_error(bias.grad, wide.grad) < 1e-6
+    if trains_scores:
+        assert x.grad.dtype == x.dtype
+        assert (x.grad - scores.grad).abs().max() <= 2**-25  # half of the least step
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_bias_of_integer_scores_has_a_gradient(function):
+    x, bias = torch.randint(-3, 4, (3, 9)), torch.randn(9, requires_grad=True)
+    function(x, bias=bias, dtype=torch.float32)[:, 0].sum().backward()
+    wide = bias.detach().requires_grad_()
+    function(x.float(), bias=wide)[:, 0].sum().backward()
+    assert torch.equal(bias.grad, wide.grad)
+
+
 def test_only_the_gradients_that_are_needed_are_computed():
     x = torch.randn(2, 5, 7)
     bias = torch.randn(7, requires_grad=True)
