@@ -509,7 +509,10 @@ Owned values_at(const Positions& positions, PyObject* const* values) {
   Owned tuple(PyTuple_New(count));
   for (Py_ssize_t i = 0; tuple && i < count; ++i) {
     const Py_ssize_t at = positions[i];
-    PyObject* value = at >= 0 ? Py_NewRef(values[at]) : PyObject_GetAttr(values[~at], dtype);
+    const bool is_list = at >= 0 && PyList_Check(values[at]);  // the caller may change its list
+    PyObject* value = is_list ? PyList_AsTuple(values[at])
+        : at >= 0             ? Py_NewRef(values[at])
+                              : PyObject_GetAttr(values[~at], dtype);
     if (value == nullptr) return nullptr;
     PyTuple_SetItem(tuple.get(), i, value);
   }

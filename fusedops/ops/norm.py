@@ -85,7 +85,8 @@ def _register_formula_of_sum(op: NormOp) -> None:
     (parameters, settings), backward_op = _parameters_and_settings(op), f"{op.name}_backward"
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        input, residual, ctx.normalized, *_, ctx.p, seed = inputs
+        input, residual, normalized, *_, ctx.p, seed = inputs
+        ctx.normalized = tuple(normalized)  # the caller may change its list
         _, sum, *statistics = output
         # To the backward op None stands for the sum's dtype.
         same = input.dtype == residual.dtype
@@ -98,10 +99,11 @@ def _register_formula_of_sum(op: NormOp) -> None:
         ctx.save_for_backward(sum, *statistics, *inputs[parameters], seed)
 
     def formula(ctx: Any, grad_output: MaybeTensor, grad_sum: MaybeTensor, *_: None) -> Grads:
-        if grad_output is None and grad_sum is None:
-            return (None,) * (len(ctx.needs_input_grad) - 1)
         sum, *rest, seed = ctx.saved_tensors
-        grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
+        if grad_output is None:
+            if grad_sum is None:
+                return (None,) * (len(ctx.needs_input_grad) - 1)
+            return _gradients_of_sum(ctx, grad_sum, seed)
         needed = ctx.needs_input_grad[1:-1]  # the last tensor is the seed
         saved = (grad_output, grad_sum, sum, ctx.normalized, *rest, needed, *ctx.settings)
         grads = gradient(backward_op, *saved, ctx.p, seed, *ctx.dtypes)
@@ -111,6 +113,21 @@ def _register_formula_of_sum(op: NormOp) -> None:
         return *_needed([to_input, to_residual, *to_parameters], needed), None
 
     register_autograd(op.name, formula, setup_context)
+
+
+def _gradients_of_sum(ctx: Any, grad_sum: torch.Tensor, seed: MaybeTensor) -> Grads:
+    """Returns the gradients where nothing depends on the norm of the sum. The backward op would
+    make those of a row NaN whose norm is."""
+    branch = grad_sum
+    if seed is not None:
+        branch = grad_sum * multiplier(grad_sum, ctx.normalized, ctx.p, seed)
+    of_input, of_residual = (
+        term.to(dtype or grad_sum.dtype)
+        for term, dtype in zip((branch, grad_sum), ctx.dtypes, strict=True)
+    )
+    needed = ctx.needs_input_grad[1:-1]
+    missing = (None,) * (len(needed) - 2)
+    return *_needed([of_input, of_residual], needed[:2]), *missing, None
 
 
 # --- a weight of another dtype ------------------------------------------------------------------

@@ -297,3 +297,19 @@ def test_compiled_calls_train_and_repeat_under_manual_seed(kind, dynamic):
             results.append(torch.autograd.grad(compiled(x, r, w), (x, r, w)))
         assert all(map(same_bits, results[0], results[1]))
         assert not torch.equal(results[0][0], results[2][0])
+
+
+@pytest.mark.parametrize("norm", ADDS)
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_the_gradient_of_the_sum_alone_does_not_depend_on_the_norm(norm, p):
+    """Not even in a row whose norm is NaN."""
+    x, r, weight, bias = torch.randn(3, 8), torch.randn(3, 8), *parameters(8, torch.float32, 2)
+    x[1, 2], r[2] = torch.inf, torch.nan
+    leaves = [t.requires_grad_() for t in (x, r, weight)]
+    grad = torch.randn(3, 8)
+    options = {"p": p, "seed": torch.tensor(7)} if p else {}
+    _, total = ADDS[norm](x, r, weight, bias, **options)
+    to_x, to_r, to_weight = torch.autograd.grad(total, leaves, grad, allow_unused=True)
+    _, dropped = ADDS[norm](torch.ones(3, 8), torch.zeros(3, 8), weight, bias, **options)
+    assert torch.equal(to_r, grad) and to_weight is None
+    torch.testing.assert_close(to_x, grad * dropped.detach(), rtol=1e-6, atol=0)

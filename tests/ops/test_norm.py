@@ -511,3 +511,22 @@ def test_a_weight_of_another_dtype_has_derivatives_of_both_orders(variant, shape
         once.double(), torch.autograd.grad(reference(wide, x), wide)[0] * wide
     )
     torch.testing.assert_close((by_weight.double(), by_input), expected)
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm", "add_layer_norm"])
+def test_the_list_of_the_normalized_shape_may_change_before_the_backward(norm):
+    x, shape = torch.randn(2, 4, 6, requires_grad=True), [4, 6]
+    summands = (x, x.detach()) if norm.startswith("add") else (x,)
+    y = getattr(fusedops, norm)(*summands, shape)
+    shape[:] = [6]
+    (y[0] if isinstance(y, tuple) else y)[0, 0, 0].backward()
+    assert x.grad.count_nonzero() == 24
+
+
+def test_a_bias_of_a_long_row_may_have_another_dtype_than_the_missing_weight():
+    x, grad = torch.randn(1, 70_000).bfloat16(), torch.randn(1, 70_000).bfloat16()
+    bias = torch.zeros(70_000)
+    _, *statistics = ops.layer_norm(x, [70_000], None, bias, 1e-5)
+    needed = [True, True, True]
+    grads = ops.layer_norm_backward(grad, x, [70_000], *statistics, None, bias, needed)
+    assert torch.equal(grads[2], grad[0].float())

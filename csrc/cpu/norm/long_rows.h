@@ -179,7 +179,11 @@ struct LongNormBackward {
   StoreMode mode;
 
   void write(RowRange segment) const {
-    if (args.rows == 1 && args.grad_branch.data == nullptr) return write_only_row(segment);
+    const bool has_one_dtype = args.grad_weight.data == nullptr || args.grad_bias.data == nullptr ||
+        args.grad_weight.dtype == args.grad_bias.dtype;
+    if (args.rows == 1 && args.grad_branch.data == nullptr && has_one_dtype) {
+      return write_only_row(segment);
+    }
     C* sums = scratch + 2 * kRowSegment;
     const NormPartition partition = partition_of(args);
     for (int64_t i = 0; i < partition.count; ++i) {

@@ -17,6 +17,13 @@ _DTYPE = ".dtype"
 SetupContext = Callable[[Any, tuple[Any, ...], Any], None]
 
 
+def _setting(values: tuple[Any, ...], index: int) -> Any:
+    """Returns a value, or the dtype of the tensor ``~index``. A list is copied, because the caller
+    may change it."""
+    value = values[index] if index >= 0 else values[~index].dtype
+    return tuple(value) if isinstance(value, list) else value
+
+
 class Saved(NamedTuple):
     """Names the arguments and results of an op that its derivative formula needs.
 
@@ -53,7 +60,7 @@ class Saved(NamedTuple):
         def setup_context(ctx: Any, args: tuple[Any, ...], results: Any) -> None:
             has_one = isinstance(results, torch.Tensor)
             values = (*args, results) if has_one else (*args, *results)
-            ctx.settings = tuple(values[i] if i >= 0 else values[~i].dtype for i in settings)
+            ctx.settings = tuple(_setting(values, i) for i in settings)
             ctx.save_for_backward(*(values[i] for i in tensors))
             if not has_one:
                 ctx.mark_non_differentiable(*(values[i] for i in constants))
