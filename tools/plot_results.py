@@ -23,8 +23,13 @@ matplotlib.use("Agg")
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
 ZEN4, INTEL = RESULTS / "cpu-amd-epyc-zen4", RESULTS / "cpu-intel-avx512"
+SAPPHIRE_RAPIDS = RESULTS / "cpu-intel-sapphire-rapids"
 DTYPES = ("float32", "bfloat16")
-MACHINES = {ZEN4: "an AMD EPYC (Zen 4)", INTEL: "an Intel Xeon (AVX-512, no bfloat16)"}
+MACHINES = {
+    ZEN4: "an AMD EPYC (Zen 4)",
+    INTEL: "an Intel Xeon (AVX-512, no bfloat16)",
+    SAPPHIRE_RAPIDS: "an Intel Xeon (Sapphire Rapids, AMX)",
+}
 
 
 def operators() -> Figure:
@@ -142,6 +147,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "attention.svg": attention,
     "models.svg": models,
     "models-intel.svg": partial(models, INTEL),
+    "models-sapphire-rapids.svg": partial(models, SAPPHIRE_RAPIDS),
     "memory.svg": memory,
 }
 
