@@ -253,11 +253,35 @@ def test_a_position_that_the_graph_reads_ends_each_row(rewrite_dynamo):
     rewritten = rewrite_dynamo(model, x, torch.tensor([5, 6, 7, 8]))
     assert rewritten.calls == [
         "masked_softmax(x, scale=1.0, mask_value=-inf, "
-        "end=add(clamp(squeeze(cache_position[:, None], -1), -536870912, 536870912), 1))"
+        "end=add(clamp(squeeze(cache_position[:, None], -1), "
+        "-2305843009213693952, 2305843009213693952), 1))"
     ]
     assert_agrees(rewritten.call, model, (x, torch.tensor([11, 2, 0, 30])))
     no_limit = torch.iinfo(torch.int64).max  # beyond which 1 would overflow
     assert_agrees(rewritten.call, model, (x, torch.tensor([11, 2, -no_limit - 1, no_limit])))
+
+
+LATE = 1_700_000_000  # seconds since 1970
+
+
+@pytest.mark.parametrize(
+    "visible, limits",
+    [
+        (lambda k, a, _: k // 4 <= a, (torch.tensor([0, 2**31 - 1, 2], dtype=torch.int32),)),
+        (lambda k, a, _: k + LATE >= a, (torch.tensor([0, 5, 10]) + LATE,)),
+        (lambda k, a, b: k + a < b, (torch.arange(3) + LATE, torch.tensor([4, 9, 11]) + LATE)),
+    ],
+    ids=["the largest int32", "an offset", "two limits"],
+)
+def test_limits_may_be_as_large_as_their_dtype(rewrite_dynamo, visible, limits):
+    def model(x, *limits):
+        columns = (limit[:, None] for limit in (*limits, limits[0])[:2])
+        return x.masked_fill(~visible(torch.arange(x.shape[-1]), *columns), -INF).softmax(-1)
+
+    x = torch.randn(3, 16, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite_dynamo(model, x, *limits)
+    assert "start=" in rewritten.calls[0] or "end=" in rewritten.calls[0]
+    assert_agrees(rewritten.call, model, (x, *limits))
 
 
 def _chunks(x):

@@ -119,6 +119,18 @@ def test_a_loss_becomes_one_op_with_eagers_results_and_gradients(rewrite_dynamo,
     assert "log_softmax" not in rewritten.code and "logsumexp" not in rewritten.code
 
 
+def test_the_log_probabilities_of_every_pair_are_left(rewrite_dynamo):
+    """One row of logits meets the classes of all rows."""
+
+    def model(h, w, target):
+        pairs = _logits(h, w).view(-1, 1, CLASSES).log_softmax(-1)
+        return (pairs * F.one_hot(target, CLASSES)).sum(-1)
+
+    h, w, _ = _inputs(size=(4,))
+    rewritten = rewritten_alike(rewrite_dynamo, model, [h, w, torch.arange(4)])
+    assert "cross_entropy" not in rewritten.replaced
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_the_op_has_the_arguments_of_the_loss(rewrite_dynamo, name):
     form, expected = CALLS[name]

@@ -190,3 +190,16 @@ def test_other_columns_beside_the_scores_are_no_sinks(rewrite_dynamo, form):
     inputs = [scores, torch.randn(HEADS, dtype=torch.float64, requires_grad=True)]
     rewritten = rewritten_alike(rewrite_dynamo, form, inputs)
     assert not any("sinks=" in call for call in rewritten.calls)
+
+
+def test_a_sink_of_each_head_is_not_read_as_one_of_each_query(rewrite_dynamo):
+    """Beside sums without the columns' dimension, [heads, 1] has a number for each head."""
+
+    def model(scores, sinks):
+        most = scores.amax(-1)
+        e = torch.exp(scores - most.unsqueeze(-1))
+        return e / (e.sum(-1) + torch.exp(sinks - most)).unsqueeze(-1)
+
+    sinks = torch.randn(HEADS, 1, dtype=torch.float64, requires_grad=True)
+    scores = torch.randn(2, HEADS, HEADS, 5, dtype=torch.float64, requires_grad=True)
+    assert rewrite_dynamo(model, scores, sinks).calls == []

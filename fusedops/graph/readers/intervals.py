@@ -139,10 +139,10 @@ def _scalar(limit: Affine) -> Scalar:
     return total
 
 
-#: The elements of tensors in limits are clamped to +-2^29, so that a sum of up to three fits an
-#: int32. Models mark rows without a limit by the largest int, to which 1 cannot be added. No row
-#: has as many columns as this.
-_FARTHEST = 2**29
+#: The terms of limits, which are elements of tensors times a number, are clamped to +-2^61, so that
+#: a sum of up to three fits an int64. Models mark rows without a limit by the largest int, to which
+#: 1 cannot be added.
+_FARTHEST = 2**61
 
 
 def _tensor(limit: Affine, scores: Node) -> Node | OpCall:
@@ -155,7 +155,10 @@ def _tensor(limit: Affine, scores: Node) -> Node | OpCall:
         times = limit.terms[term]
         number = _searched(term) if isinstance(term, Search) else _without_columns(term)
         if not (is_number_alone or isinstance(term, Search)):
-            number = OpCall(aten.clamp.default, (number, -_FARTHEST, _FARTHEST))
+            most = _FARTHEST // max(1, abs(times))
+            if value(term).dtype != torch.int64:
+                number = OpCall(aten.to.dtype, (number, torch.int64))
+            number = OpCall(aten.clamp.default, (number, -most, most))
         product = number if times == 1 else OpCall(aten.mul.Tensor, (number, times))
         total = product if total is None else OpCall(aten.add.Tensor, (total, product))
     if total is None:

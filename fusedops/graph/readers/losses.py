@@ -23,6 +23,7 @@ from fusedops.graph.analysis.steps import (
     has_shape,
     is_lossless,
     reduced_dims,
+    same_shape,
     same_value,
     upstream,
 )
@@ -234,7 +235,9 @@ def _read_one_hot(call: Call) -> Loss | None:
     for logarithm, hot in product.orders:
         chain = _log_softmax(logarithm, product.node)
         target = _one_hot_target(hot, chain.input) if chain else None
-        if chain is not None and target is not None and _is_over(chain, -1):
+        if chain is None or target is None or not _is_over(chain, -1):
+            continue
+        if same_shape(product.node, chain.input):  # no logarithm is repeated
             return _loss_if_private(call, chain.input, target, is_log_probability=True)
     return None
 

@@ -283,7 +283,7 @@ def _read_shift(
     x, subtracted = operands
     if not isinstance(x, Node) or not isinstance(subtracted, Node):
         return _Shift(node, OTHER_MAXIMUM)
-    sink = _sink(sink_exponent, subtracted, x) if sink_exponent is not None else None
+    sink = _sink(sink_exponent, subtracted, x, dim) if sink_exponent is not None else None
     if sink_exponent is not None and sink is None:
         return _Shift(x, ADDED_TO_SUM)
     row_maximum = subtracted if sink is None else _without_sink(subtracted, sink)
@@ -312,7 +312,7 @@ def _is_masked(node: Any, x: Node, hidden: Hidden) -> bool:
     )
 
 
-def _sink(sink_exponent: Node, subtracted: Node, x: Node) -> Node | float | None:
+def _sink(sink_exponent: Node, subtracted: Node, x: Node, dim: int) -> Node | float | None:
     """Returns t if `sink_exponent` is t - m, and 0 if it is -m, where m is `subtracted`. Returns
     None if it is neither, or if t is not one number for each row of x."""
     negated = operand_of(before_view_chain(sink_exponent), "neg")
@@ -325,7 +325,9 @@ def _sink(sink_exponent: Node, subtracted: Node, x: Node) -> Node | float | None
     if not isinstance(tensor, torch.Tensor):
         return known_number(logit)
     is_of_rows = tensor.dim() > 0 and statically_known_true(tensor.shape[-1] == 1)
-    return logit if is_of_rows and broadcasts(logit, x) else None
+    # Beside an m without the dimension of the columns, t [heads, 1] has a number for each head.
+    is_aligned = statically_known_true(tensor.numel() == 1) or has_keepdim_shape(m, x, (dim,))
+    return logit if is_of_rows and is_aligned and broadcasts(logit, x) else None
 
 
 def _is_same(a: Any, b: Any) -> bool:
