@@ -48,14 +48,20 @@ class Replacements:
         values. A second call does nothing.
 
         Raises:
-            RuntimeError: the class of a module has changed since the replacement, as by a
-                parametrization. In this case no module is changed.
+            RuntimeError: the class or the ``forward`` of a module has changed since the
+                replacement, as by a parametrization or by hooks that wrap ``forward``. In this case
+                no module is changed.
         """
         for change in self._changes:
             if type(change.module) is not change.new_class:
                 raise RuntimeError(
                     f"undo: a {change.new_class.__name__} has become a "
                     f"{type(change.module).__name__} since; undo that first"
+                )
+            if "forward" in vars(change.module):
+                raise RuntimeError(
+                    f"undo: the forward of a {change.new_class.__name__} has been replaced on the "
+                    "object since; delete that first"
                 )
         for change in self._changes:
             change.undo()

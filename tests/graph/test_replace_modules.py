@@ -111,6 +111,19 @@ def test_undo_refuses_where_a_class_has_changed_since():
     assert type(model[1]) is fusedops.nn.Softmax
 
 
+def test_undo_refuses_where_a_forward_has_been_wrapped_since():
+    """As accelerate's hooks wrap it; the wrapper holds the forward of the new class."""
+    model = nn.Sequential(nn.RMSNorm(8), nn.LayerNorm(8))
+    report = fusedops.replace_modules(model)
+    model[0].forward = model[0].forward
+    with pytest.raises(RuntimeError, match="forward of a .* has been replaced on the object"):
+        report.undo()
+    assert model(torch.randn(2, 8)).shape == (2, 8)
+    del model[0].forward
+    report.undo()
+    assert type(model[0]) is nn.RMSNorm
+
+
 # --- RMSNorm of other packages --------------------------------------------------------------------
 
 #: Each form: its class, and the variant that computes it.
