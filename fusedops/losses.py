@@ -173,7 +173,7 @@ def _reduced(
     if z_loss != 0:
         losses = losses + z_loss * lse.square()
     if reduction == "none":
-        # The backward pass reads the op's losses. The caller may write over a copy, as over torch's.
+        # The backward pass reads the op's losses. The caller may write over a copy of them.
         return losses.clone() if losses.requires_grad else losses
     if reduction == "sum":
         return losses.sum()
