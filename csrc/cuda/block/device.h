@@ -73,17 +73,6 @@ using std::log;
 using std::tanh;
 FUSEDOPS_DEVICE double reciprocal(double x) { return 1.0 / x; }
 
-// Returns a * b, rounded. nvcc would fuse a product into a sum or difference that uses it.
-#if defined(__CUDA_ARCH__)
-FUSEDOPS_DEVICE float product(float a, float b) { return __fmul_rn(a, b); }
-FUSEDOPS_DEVICE double product(double a, double b) { return __dmul_rn(a, b); }
-#else
-template <class Acc>
-FUSEDOPS_DEVICE Acc product(Acc a, Acc b) {
-  return a * b;
-}
-#endif
-
 // Stores a vector in global memory. Under nvcc, words of 8 and 16 bytes have overloads below.
 template <class Word>
 FUSEDOPS_DEVICE void store_vector(Word* to, Word word) {
@@ -93,6 +82,10 @@ FUSEDOPS_DEVICE void store_vector(Word* to, Word word) {
 #if defined(__CUDACC__)
 
 inline int64_t max_grid() { return 2147483647; }  // the largest gridDim.x since sm_30
+
+// Returns a * b, rounded. nvcc would fuse a plain product into a sum or difference that uses it.
+FUSEDOPS_DEVICE float product(float a, float b) { return __fmul_rn(a, b); }
+FUSEDOPS_DEVICE double product(double a, double b) { return __dmul_rn(a, b); }
 
 // Returns 1 / x within 1 ulp; denormals count as 0.
 FUSEDOPS_DEVICE float fast_reciprocal(float x) {
@@ -449,6 +442,10 @@ inline float fast_reciprocal(float x) { return flushed(1.0f / flushed(x)); }
 inline float rsqrt(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / ::sqrt(x); }
 inline float fast_exp2(float x) { return flushed(exp2f(x)); }
+template <class Acc>
+Acc product(Acc a, Acc b) {
+  return a * b;
+}
 template <class Word>
 Word load_streaming(const Word* from) {
   return *from;
