@@ -33,8 +33,8 @@ def backend(
         gm, example_inputs: a graph captured by Dynamo, and its inputs.
         mode: Inductor's modes, see `torch._inductor.list_mode_options`.
         options: Inductor's options, see `torch._inductor.list_options`; they take precedence over
-            `mode`. A `pre_grad_custom_pass` or `post_grad_custom_post_pass`, given here or set in
-            Inductor's config, runs before ours.
+            `mode`. A `pre_grad_custom_pass`, `joint_custom_post_pass` or
+            `post_grad_custom_post_pass`, given here or set in Inductor's config, runs before ours.
 
     Returns:
         The compiled graph, a function of the same inputs.

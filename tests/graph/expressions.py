@@ -61,8 +61,8 @@ def _expression(value: object) -> str:
         return value.name.removeprefix("l_").removesuffix("_")  # as Dynamo names an input
     if _is_ours(value) or value.op == "get_attr":
         return _name(value)
-    if "recompute" in value.meta:
-        return _expression(value.args[0])
+    if value.target is torch.ops.aten.bitwise_and.Tensor and value.args[0] is value.args[1]:
+        return _expression(value.args[0])  # a copy of a mask, which Inductor has to save
     if value.target is operator.getitem:
         return f"{_expression(value.args[0])}[{_index(value.args[1])}]"
     return f"{_name(value)}({', '.join(map(_expression, value.args))})"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from agreement import rewritten_alike
@@ -112,6 +113,26 @@ def test_a_checkpoint_drops_the_same_again(rewrite_dynamo, inputs):
     torch._dynamo.reset()
     output = torch.compile(model, backend="fusedops")(x, keep)
     _check_gradient(output, x, _without_dropout(attention, x.sin(), keep))
+
+
+def dropout_in_norm(x, branch):
+    sum = x + F.dropout(branch, P)
+    return F.gelu(F.layer_norm(sum, sum.shape[-1:])).sin(), sum
+
+
+def dropout_after_norm(x, branch):
+    kept = F.dropout(branch, P)
+    return F.layer_norm(x + kept.sin(), x.shape[-1:]), kept
+
+
+@pytest.mark.parametrize("form", [dropout_in_norm, dropout_after_norm])
+def test_a_memory_budget_does_not_draw_again(form):
+    x, branch = torch.zeros(64, 64), torch.randn(64, 64, requires_grad=True)
+    compiled = torch.compile(lambda *inputs: form(*inputs), backend="fusedops")
+    with functorch_config.patch(activation_memory_budget=0.4):
+        _, dropped = compiled(x, branch)
+        (gradient,) = torch.autograd.grad(dropped.sum(), branch)
+    assert torch.equal(gradient != 0, dropped != 0)
 
 
 def test_a_model_exported_in_training_drops_out(entries, inputs):

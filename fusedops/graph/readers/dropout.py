@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch._inductor.config as inductor_config
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call
@@ -23,7 +24,9 @@ def draws_own_numbers(dropout: Call) -> bool:
 
 def drawn_seed(device: torch.device) -> OpCall:
     """Returns the call that draws a seed for the op's random numbers, from the generator that
-    eager's dropout uses."""
+    eager's dropout uses. Inductor must save the seed: if it drew another one for the backward pass,
+    the gradient would have another mask than the output."""
     limits = (-(2**63), 2**63 - 1)
     dtype_and_device = {"dtype": torch.int64, "device": device}
-    return OpCall(torch.ops.aten.randint.low, (*limits, ()), dtype_and_device)
+    meta = {"recompute": CheckpointPolicy.MUST_SAVE}
+    return OpCall(torch.ops.aten.randint.low, (*limits, ()), dtype_and_device, meta=meta)
