@@ -1,6 +1,8 @@
 """Opaque calls are decomposed, so that their softmaxes and norms can be replaced; or left, with a
 reason."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -131,6 +133,9 @@ SDPA = {
     "plain": lambda query, key, values, mask: _sdpa(query, key, values),
     "causal": lambda query, key, values, mask: _sdpa(query, key, values, is_causal=True),
     "masked": lambda query, key, values, mask: _sdpa(query, key, values, mask),
+    "numbers": lambda query, key, values, mask: _sdpa(
+        query, key, values, torch.where(mask, query[..., :6], -torch.inf)
+    ),
     "scaled": lambda query, key, values, mask: _sdpa(query, key, values, scale=-0.3),
 }
 
@@ -155,9 +160,13 @@ def _under_autocast(*inputs):
         return _sdpa(*inputs)
 
 
+@pytest.mark.parametrize("is_masked", [False, True], ids=["plain", "numbers"])
 @pytest.mark.parametrize("is_autocast", [False, True], ids=["bfloat16", "autocast"])
-def test_sdpa_with_dropout_computes_16_bit_scores_in_float32(rewrite_dynamo, is_autocast):
+def test_sdpa_with_dropout_computes_16_bit_scores_in_float32(
+    rewrite_dynamo, is_autocast, is_masked
+):
     inputs = [(8 * tensor.detach()).bfloat16() for tensor in _heads(4, 4, 4)]
+    inputs += [torch.randn(6, 6).bfloat16()] if is_masked else []
     exact = _sdpa(*(tensor.double() for tensor in inputs))
     form = _under_autocast if is_autocast else _sdpa
     inputs = [tensor.float() for tensor in inputs] if is_autocast else inputs
@@ -180,26 +189,6 @@ def test_sdpa_with_dropout_is_compiled_once_for_all_batch_sizes(rewrite_dynamo):
     assert rewritten.replaced == {"masked_softmax_dropout": 1}
 
 
-def test_a_layer_in_training_has_its_attentions_dropout_in_the_op(rewrite_dynamo):
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
-    replaced = rewrite_dynamo(layer, torch.randn(2, 5, 8)).replaced
-    assert replaced == {"masked_softmax_dropout": 1, "add_layer_norm": 2}
-
-
-LEFT = {
-    "without dropout": lambda query, key, values: _sdpa(query, key, values, p=0.0),
-    "with numbers as a mask": lambda query, key, values: _sdpa(query, key, values, query @ key.mT),
-}
-
-
-@pytest.mark.parametrize("form", LEFT.values(), ids=LEFT)
-def test_other_sdpa_is_left_as_it_runs(rewrite, form):
-    (left,) = rewrite(form, *(tensor.detach() for tensor in _heads(4, 4, 4))).report.sites
-    assert (left.op, left.reason) == ("scaled_dot_product_attention", "already runs as SDPA")
-
-
-# --- torch._transformer_encoder_layer_fwd ---------------------------------------------------------
-
 KEYS = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
 ENCODER_MASKS = {
     "none": {},
@@ -211,6 +200,23 @@ ENCODER_MASKS = {
         "src_key_padding_mask": KEYS,
     },
 }
+
+
+@pytest.mark.parametrize("mask", ["none", "key padding", "causal", "both"])
+def test_a_layer_in_training_has_its_attentions_dropout_in_the_op(rewrite_dynamo, mask):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    model = functools.partial(layer, **ENCODER_MASKS[mask])
+    replaced = rewrite_dynamo(model, torch.randn(2, 5, 8)).replaced
+    assert replaced == {"masked_softmax_dropout": 1, "add_layer_norm": 2}
+
+
+def test_sdpa_without_dropout_is_left_as_it_runs(rewrite):
+    inputs = [tensor.detach() for tensor in _heads(4, 4, 4)]
+    (left,) = rewrite(lambda q, k, v: _sdpa(q, k, v, p=0.0), *inputs).report.sites
+    assert (left.op, left.reason) == ("scaled_dot_product_attention", "already runs as SDPA")
+
+
+# --- torch._transformer_encoder_layer_fwd ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", ENCODER_MASKS)

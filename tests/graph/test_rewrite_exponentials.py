@@ -211,27 +211,43 @@ def test_a_row_with_inf_is_nan_where_eagers_guard_replaces_its_maximum(rewrite_d
     assert rewrite_dynamo(_guarded(guard), s, keep).call(s, keep).isnan().all()
 
 
-ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
-
-
 def _limited(s, keep):
     e = torch.exp(s - _finite_or_zero(_maximum(s)))
     return e / _total(e).clamp(min=1e-20)
 
 
-SAFE = {
-    "safe": lambda s, keep: torch.ops.aten._safe_softmax(s, -1),
-    "safe after an added mask": lambda s, keep: torch.ops.aten._safe_softmax(
-        s + torch.where(keep, s, -math.inf), -1
-    ),
-    "limited": _limited,
+def _safe(s, keep):
+    return torch.ops.aten._safe_softmax(s, -1)
+
+
+def _safe_with_numbers(s, keep):
+    return _safe(s * 0.5 + torch.where(keep, s, -math.inf), keep)
+
+
+def _safe_with_a_lowest_number(s, keep):
+    return _safe(s + torch.where(keep, 0.0, -1e9), keep)
+
+
+@pytest.mark.parametrize("form", [_limited, _safe, _safe_with_numbers, _safe_with_a_lowest_number])
+def test_rows_of_infinities_are_zeros_whatever_makes_them(rewrite, keep, form):
+    s = torch.randn(2, 1, ROWS, COLS, dtype=torch.float64)
+    s[1, 0, 0] = -math.inf
+    rewritten = assert_becomes(rewrite, form, [s.requires_grad_(), keep], {"masked_softmax": 1})
+    assert rewritten.call(s, keep)[1, 0, 0].eq(0).all()
+
+
+ZEROES = (
+    "gives zeros, not NaN, where a whole row is -inf; only masked_softmax does so, over the last "
+    "dimension, and where hidden columns are -inf too"
+)
+NOT_SAFE = {
+    "a number": lambda s, keep: _safe(s.masked_fill(~keep, -1e9), keep),
+    "another dimension": lambda s, keep: torch.ops.aten._safe_softmax(s, -2),
 }
 
 
-@pytest.mark.parametrize("form", SAFE.values(), ids=SAFE)
-def test_rows_of_infinities_that_no_mask_makes_stay_zeros_in_eager_mode(
-    rewrite, scores, keep, form
-):
+@pytest.mark.parametrize("form", NOT_SAFE.values(), ids=NOT_SAFE)
+def test_a_hidden_row_that_no_op_turns_into_zeros_is_left(rewrite, scores, keep, form):
     assert_becomes(rewrite, form, [scores, keep], {}, [ZEROES])
 
 

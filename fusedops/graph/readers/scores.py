@@ -87,16 +87,17 @@ class Scores:
         return self.visible is not None or bool(self.bounds)
 
     @property
-    def hides_by_masks(self) -> bool:
-        """Whether only masks that the op knows of can make a whole row -inf, so that the op knows
-        which rows these are."""
-        return self.is_masked and self.mask_value == -math.inf and not self.addends
+    def hides_by_infinity(self) -> bool:
+        """Whether hidden columns, if there are any, are -inf, so that the op can tell a row that is
+        -inf as a whole from one that is a finite number as a whole."""
+        return not self.is_masked or self.mask_value == -math.inf
 
 
 def read_scores(chain: SoftmaxChain, has_sink: bool) -> Scores:
     """Returns the scores that the softmax reads, with as many of the calls before it as the op can
     fuse. `has_sink` says whether each row has one more score, whose probability is dropped."""
-    scores = _read(chain, Scores(chain.input, has_sink=has_sink))
+    keeps = chain.zeroes_hidden_rows  # where an added number hides a row, the row is not zeros
+    scores = _read(chain, Scores(chain.input, has_sink=has_sink, keeps_finite_masks=keeps))
     if not scores.mask_adds_finite:
         return scores
     if not _may_be_hidden(chain.input, scores.mask_value, scores.masked_nodes):

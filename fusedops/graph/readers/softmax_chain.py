@@ -14,7 +14,10 @@ from fusedops.graph.analysis.steps import cast_chain, only_user, upstream
 from fusedops.graph.analysis.values import value
 
 SHARED = "something else uses an intermediate result"
-ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
+ZEROES = (
+    "gives zeros, not NaN, where a whole row is -inf; only masked_softmax does so, over the last "
+    "dimension, and where hidden columns are -inf too"
+)
 
 
 @dataclass(frozen=True)

@@ -90,16 +90,16 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Computes what F.scaled_dot_product_attention does on a CPU with dropout and no mask of
-    numbers: scores of 16-bit inputs are float32, unless `torch.backends.cuda` allows less, and a
-    query that sees no key gets zeros. Autocast converts the inputs, but nothing inside.
+    """Computes what F.scaled_dot_product_attention does on a CPU with dropout: scores of 16-bit
+    inputs are float32, unless `torch.backends.cuda` allows less, and a query that sees no key gets
+    zeros. Autocast converts the inputs and a mask of numbers, but nothing inside.
 
     Source: `_scaled_dot_product_attention_math` in ATen's native/transformers/attention.cpp.
     """
     with ExitStack() as stack:
         if torch.is_autocast_enabled("cpu"):
-            lower, inputs = torch.get_autocast_dtype("cpu"), (query, key, value)
-            query, key, value = (x if x.dtype == torch.float64 else x.to(lower) for x in inputs)
+            query, key, value = map(_lowered, (query, key, value))
+            attn_mask = None if attn_mask is None else _lowered(attn_mask)
             stack.enter_context(torch.autocast("cpu", enabled=False))
         dtype = query.dtype
         if dtype.itemsize == 2 and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
@@ -112,14 +112,22 @@ def attention(
         if is_causal:
             ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
             attn_mask = ones.tril()
-        weights = F.dropout(_hidden_softmax(scores, attn_mask), dropout_p)
+        weights = F.dropout(_safe_softmax(scores, attn_mask), dropout_p)
         return torch.matmul(weights, value).to(dtype)
 
 
-def _hidden_softmax(scores: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
-    """Returns the softmax of visible scores, and zeros for a row without any."""
-    if visible is None:
-        return scores.softmax(-1)
-    hidden = scores.masked_fill(visible.logical_not(), float("-inf"))
-    weights: torch.Tensor = torch.ops.aten._safe_softmax(hidden, -1)
+def _lowered(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what autocast makes of an argument of SDPA."""
+    if tensor.dtype in (torch.bool, torch.float64):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
+
+
+def _safe_softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Returns the softmax of the scores that a bool mask shows, or of the sum of scores and mask. A
+    row of -inf alone becomes zeros."""
+    if mask is not None:
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, float("-inf")) if is_bool else scores + mask
+    weights: torch.Tensor = torch.ops.aten._safe_softmax(scores, -1)
     return weights

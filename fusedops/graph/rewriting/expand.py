@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusedops.graph.analysis import aliases, modes
 from fusedops.graph.analysis.nodes import annotate, outputs, walk
-from fusedops.graph.analysis.values import dtype_of, fake_mode, value
+from fusedops.graph.analysis.values import fake_mode, value
 from fusedops.graph.policy import decision
 from fusedops.graph.rewriting.decompositions import attention, encoder_layer
 
@@ -63,16 +63,14 @@ def _decomposition(node: Node) -> Callable[..., Any] | None:
 def _drops_on_cpu(node: Node, name: str) -> bool:
     """Returns whether attention that runs as scaled_dot_product_attention (SDPA) has dropout on a
     CPU. No kernel of torch's has it there, so that SDPA stores the scores, and draws a random
-    number for each. A mask of numbers does not count: it may hide all keys of a query, which then
-    gets zeros from SDPA, but NaN from our ops."""
+    number for each."""
     arguments = inspect.signature(_EXPANSIONS[name]).bind(*node.args, **node.kwargs).arguments
     p, query = arguments.get("dropout_p", 0.0), value(arguments["query"])
     if not (isinstance(p, float) and p > 0 and arguments.get("training", True) is True):
         return False
     # A trace would show what a tensor's subclass does.
-    if query is None or query.device.type != "cpu" or is_traceable_wrapper_subclass(query):
-        return False
-    return dtype_of(arguments.get("attn_mask")) in (None, torch.bool)
+    is_on_cpu = query is not None and query.device.type == "cpu"
+    return is_on_cpu and not is_traceable_wrapper_subclass(query)
 
 
 def _expand(node: Node, function: Callable[..., Any]) -> None:

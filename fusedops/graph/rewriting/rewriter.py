@@ -219,9 +219,9 @@ def _choose(rule: Rule, match: Match) -> Replacement | str:
     try:
         new = saved_tensors.with_kept_masks(new, match, evaluation)
         evaluation.value(new)
-    except Exception as error:  # the fake kernel does not accept these arguments
+        replacement = _with_eagers_metadata(new, match, evaluation)
+    except Exception as error:  # a fake kernel, or a call on its results, refuses its arguments
         return f"{new.op} refuses: {_first_line(error)}"
-    replacement = _with_eagers_metadata(new, match, evaluation)
     if isinstance(replacement, str):
         return replacement
     return saved_tensors.with_cloned_results(replacement, match)

@@ -58,12 +58,12 @@ class MaskedSoftmax(Rule):
         # The model sets exponentials to 0 by a mask that, as read_scores found, the op cannot take.
         if chain.hidden is not None and not scores.is_masked:
             return None
-        is_plain = not scores.nodes and chain.hidden is None
+        is_plain = not (scores.nodes or chain.hidden or chain.zeroes_hidden_rows)
         if is_plain and dropout is None and sink is None:
             return None
         nodes = tuple(sorted({*scores.nodes, *chain.nodes, *([dropout.node] if dropout else [])}))
         op = _op(chain, dropout, sink)
-        refusal = ZEROES if chain.zeroes_hidden_rows and not scores.hides_by_masks else None
+        refusal = ZEROES if chain.zeroes_hidden_rows and not scores.hides_by_infinity else None
         arguments = _arguments(op, scores, chain, dropout, sink)
         site = Call(op, op, nodes[-1], arguments, refusal)
         return Match(
