@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from fusedops.ops import checks
 from fusedops.ops.registration import vmap
@@ -193,7 +194,7 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
     # all of them are computed.
     wanted = [any(needed) for needed in _split(ctx.needs_input_grad[1:], ctx.counts)]
     saved = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim, wanted)
-    if torch._C._functorch.is_legacy_batchedtensor(grad_output):
+    if not is_dynamo_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad_output):
         # is_grads_batched of torch.autograd.grad passes a batch of gradients, which is refused by
         # ops that take lists of tensors.
         stacked = _gradients_one_by_one(_BACKWARD.bind(grad_output, *saved))

@@ -186,10 +186,18 @@ def test_a_recorded_call_has_the_gradients_of_the_op_by_its_name(name):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a")
-def test_compiled_autograd_differentiates_a_recorded_call():
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_compiled_autograd_differentiates_a_recorded_call_in_one_graph(name):
+    function, _ = FUNCTIONS[name]
     x = X.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(fusedops.layer_norm(x, [8], WEIGHT)[..., 0].sum(), x)
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        fusedops.layer_norm(x, [8], WEIGHT)[..., 0].sum().backward()
+
+    def loss():
+        result = function(x)
+        return (result if isinstance(result, torch.Tensor) else result[-1]).square().sum()
+
+    (expected,) = torch.autograd.grad(loss(), x)
+    torch._dynamo.reset()
+    in_one_graph = torch.compile(backend="eager", fullgraph=True)
+    with torch._dynamo.compiled_autograd._enable(in_one_graph):
+        loss().backward()
     assert torch.equal(x.grad, expected)

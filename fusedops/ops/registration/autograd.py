@@ -289,8 +289,11 @@ def _gradient_forms(op: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 def gradient(op: str, *args: Any) -> Any:
     """Calls ``fusedops::op`` inside a formula: as its no-autograd variant, unless a second
     derivative is recorded or a compiler, mode or transform has to see the call."""
+    if is_dynamo_compiling():  # compiled autograd traces formulas, and not how a call is bound
+        return getattr(torch.ops.fusedops, op).default(*args)
     plain, dispatched = _gradient_forms(op)
-    return dispatched(*args) if torch.is_grad_enabled() or is_observed() else plain(*args)
+    is_dispatched = torch.is_grad_enabled() or call_path() == WATCHED
+    return dispatched(*args) if is_dispatched else plain(*args)
 
 
 def is_observed() -> bool:
