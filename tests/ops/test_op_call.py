@@ -242,6 +242,16 @@ def test_a_call_that_writes_into_an_argument_goes_to_the_kernel():
     assert torch.equal(written, Y)
 
 
+class Image(torch.Tensor):
+    """A subclass that dispatches no calls, as those of torchvision."""
+
+
+def test_compiled_code_takes_a_subclass_that_inductor_takes():
+    compiled = torch.compile(torch.nn.Softmax(-1), backend="fusedops")
+    with fusedops.config.patch(fuse="always"):
+        assert torch.equal(compiled(X.as_subclass(Image)), Y)
+
+
 def test_a_profiler_sees_a_call_to_the_kernel():
     with torch.profiler.profile() as profile:
         in_compiled_code("_softmax")(X, -1, None)

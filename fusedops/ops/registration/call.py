@@ -24,6 +24,7 @@ from torch._C import (
 )
 from torch._C._functorch import is_gradtrackingtensor
 from torch.autograd import forward_ad, profiler
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fusedops.ops.registration.libraries import cpu_kernel, function_name, load_op_call
 from fusedops.ops.registration.saved import Saved
@@ -155,10 +156,18 @@ def in_compiled_code(op: str) -> Callable[..., Any]:
     in which neither autograd nor a mode has to see a call.
 
     A call whose arguments have other types than the schema's, or that fails, is passed on to
-    ``torch.ops``.
+    ``torch.ops``, which has to see no mode either: at its first run, compiled code runs in one that
+    refuses custom ops on subclasses of Tensor.
     """
     overload: torch._ops.OpOverload = getattr(torch.ops.fusedops, op).default
-    return _bound(op, len(overload._schema.returns), overload)
+
+    def by_schema(*args: Any) -> Any:
+        if not _len_torch_dispatch_stack():
+            return overload(*args)
+        with _disable_current_modes():
+            return overload(*args)
+
+    return _bound(op, len(overload._schema.returns), by_schema)
 
 
 def _bound(op: str, returned: int, by_schema: Callable[..., Any]) -> Callable[..., Any]:
