@@ -243,6 +243,18 @@ def _fill_before_a_softmax(x, weight):
     return t.softmax(-1)
 
 
+def _fill_by_a_mask_in_the_shape_of_the_scores(x, weight):
+    t = x @ x.mT
+    t.masked_fill_((weight > 1).expand_as(t), -torch.inf)
+    return t.softmax(-1)
+
+
+def _causal_fill_by_ones_like_the_scores(x, weight):
+    t = x @ x.mT
+    t.masked_fill_(torch.ones_like(t).tril() == 0, -1e9)
+    return t.softmax(-1)
+
+
 def _parameters_after_a_norm(x, weight):
     h = (x - x.mean(-1, True)) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + EPS)
     h.mul_(weight)
@@ -260,6 +272,8 @@ STATEMENTS = {
     _softmax_by_statements: "masked_softmax",
     _softmax_by_chained_statements: "masked_softmax",
     _fill_before_a_softmax: "masked_softmax",
+    _fill_by_a_mask_in_the_shape_of_the_scores: "masked_softmax",
+    _causal_fill_by_ones_like_the_scores: "masked_softmax",
     _parameters_after_a_norm: "layer_norm",
 }
 

@@ -224,8 +224,17 @@ def _is_private(target: Node, fused_nodes: Sequence[Node]) -> bool:
     `fused_nodes`. The last of them may have other readers, which will read the op's new tensor."""
     holders = holders_of(target)
     allowed = {*holders, *fused_nodes}
-    return all(
-        holder.op.startswith("call")
-        and (holder is fused_nodes[-1] or allowed.issuperset(users(holder)))
-        for holder in holders
-    )
+
+    def is_private(holder: Node) -> bool:
+        readers = (user for user in users(holder) if _reads_memory(user, holder))
+        return holder is fused_nodes[-1] or allowed.issuperset(readers)
+
+    return all(holder.op.startswith("call") and is_private(holder) for holder in holders)
+
+
+def _reads_memory(call: Node, operand: Node) -> bool:
+    """Returns whether a call may read the elements of an operand. `zeros_like(scores)` reads its
+    shape alone, and so does `mask.expand_as(scores)`."""
+    kind, first = kind_of(call), call.args[0] if call.args else operand
+    takes_shape = kind == "expand" and first is not operand
+    return not (takes_shape or kind in ("full", "zeros", "ones"))
