@@ -12,7 +12,8 @@ def _gpt_oss(scores, sinks):
     sinks = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[-2], -1)
     combined = torch.cat([scores, sinks], dim=-1)
     combined = combined - combined.max(dim=-1, keepdim=True).values
-    return F.softmax(combined, dim=-1, dtype=combined.dtype)[..., :-1]
+    probabilities = F.softmax(combined, dim=-1, dtype=combined.dtype)[..., :-1]
+    return probabilities.to(scores.dtype)  # export leaves an assertion beside the cast
 
 
 def _joined(scores, sinks):

@@ -7,6 +7,7 @@ from typing import Any
 from torch.fx import Node
 
 from fusedops.graph.analysis.calls import as_call, kind_of
+from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import call_of, is_number, scaling
 from fusedops.graph.analysis.values import value
 
@@ -56,7 +57,8 @@ def _source(node: Node) -> Any:
 def feeds_products(node: Node) -> bool:
     """Returns whether only matrix products use a node, perhaps after views, casts and dropout."""
     passed = VIEWS | {"cast", "dropout"}
-    return bool(node.users) and all(
+    used_by = users(node)
+    return bool(used_by) and all(
         kind_of(user) == "matmul" or (kind_of(user) in passed and feeds_products(user))
-        for user in node.users
+        for user in used_by
     )

@@ -131,7 +131,7 @@ def ends_in_reduction(node: Node, steps: int = 8) -> bool:
     kind = kind_of(node)
     if kind in _REDUCTIONS:
         return True
-    through = kind in _POINTWISE or kind in VIEWS
-    return bool(steps and through and node.users) and all(
-        ends_in_reduction(user, steps - 1) for user in node.users
+    through, used_by = kind in _POINTWISE or kind in VIEWS, users(node)
+    return bool(steps and through and used_by) and all(
+        ends_in_reduction(user, steps - 1) for user in used_by
     )
