@@ -65,6 +65,18 @@ def test_attention_that_returns_its_weights_is_seen_through(
     assert_same_gradients(rewritten.call, model, [x, y], leaves, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("used", [lambda results: results, lambda results: results[:1]])
+def test_attention_whose_results_are_used_as_a_tuple_is_left_alone(entries, used):
+    def model(x, weight):
+        in_proj, out_proj = weight.expand(3, 8, 8).flatten(0, 1), weight
+        projections = in_proj, None, None, None, False, 0.1, out_proj, None
+        return used(F.multi_head_attention_forward(x, x, x, 8, 2, *projections))
+
+    inputs = torch.randn(5, 3, 8), torch.randn(8, 8)
+    rewritten = entries["symbolic_trace"](model, *inputs)
+    assert rewritten.replaced == {} and "softmax" not in rewritten.code
+
+
 @pytest.mark.parametrize("mask", ["none", "key padding", "both"])
 def test_attention_is_compiled_once_for_all_batch_sizes(rewrite_dynamo, mask):
     def inputs(batch):

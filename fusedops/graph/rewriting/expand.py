@@ -47,9 +47,12 @@ def expand(graph: Graph) -> None:
 
 
 def _decomposition(node: Node) -> Callable[..., Any] | None:
-    """Returns the function that decomposes an opaque call; None for other calls, for an encoder
-    layer that is faster as it is, and for attention that a kernel of torch's computes."""
+    """Returns the function that decomposes an opaque call; None for other calls, for one whose
+    results are used as a tuple, for an encoder layer that is faster as it is, and for attention
+    that a kernel of torch's computes."""
     if node.op != "call_function" or node.target not in aliases.LEAVES:
+        return None
+    if isinstance(value(node), tuple) and outputs(node) is None:
         return None
     name, reason = aliases.leaf(node.target, node.kwargs)
     decomposition = _EXPANSIONS.get(name)
