@@ -301,6 +301,16 @@ def test_statements_that_write_into_an_input_still_write(rewrite_dynamo):
     assert_becomes(rewrite_dynamo, model, [torch.randn(4, 8, dtype=torch.float64)], {}, [reason])
 
 
+def test_what_is_written_before_the_chain_reads_it_is_fused(rewrite):
+    def model(x, y):
+        residual = x.to(torch.float64)  # the chain begins here, and does nothing
+        branch = y * 2
+        branch.add_(1.0)
+        return F.layer_norm(residual + branch, (8,))
+
+    assert_becomes(rewrite, model, _inputs(), {"add_layer_norm": 1})
+
+
 def test_a_call_before_a_write_reads_what_was_there(rewrite):
     def model(x, weight):
         t = x * 0.5

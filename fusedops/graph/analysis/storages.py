@@ -116,12 +116,19 @@ def _recorded_storage(node: Node) -> int | None:
 def written_between(fused_nodes: Sequence[Node]) -> str | None:
     """Returns why `fused_nodes`, which are in program order, cannot all be computed at the place of
     the last one, or None if they can. They cannot if another node in between writes into memory
-    that one of them reads, or if one of them writes into memory that another node reads."""
+    that one of them has read, or if one of them writes into memory that another node reads."""
     ours = set(fused_nodes)
-    read = {storage(node) for old in fused_nodes for node in (old, *old.all_input_nodes)}
+    first_reads: dict[Memory, Node] = {}
+    for old in fused_nodes:
+        for node in (old, *old.all_input_nodes):
+            first_reads.setdefault(storage(node), old)
     for node in _writers_between(fused_nodes[0], fused_nodes[-1]):
         for target in written(node):
-            if storage(target) in read and not (node in ours and _is_private(target, fused_nodes)):
+            if node in ours:
+                conflicts = not _is_private(target, fused_nodes)
+            else:
+                conflicts = first_reads.get(storage(target), node) < node
+            if conflicts:
                 return "memory that it reads is written in place before its last call"
     return None
 
