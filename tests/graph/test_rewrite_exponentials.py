@@ -251,6 +251,47 @@ def test_a_hidden_row_that_no_op_turns_into_zeros_is_left(rewrite, scores, keep,
     assert_becomes(rewrite, form, [scores, keep], {}, [ZEROES])
 
 
+# --- columns that are hidden before and after the softmax -----------------------------------------
+
+
+def _espnet(s, keep):
+    hidden = keep.eq(0)
+    p = s.masked_fill(hidden, torch.finfo(torch.float64).min).softmax(-1)
+    return F.dropout(p.masked_fill(hidden, 0.0), 1e-30)
+
+
+def _by_where(s, keep):
+    p = torch.where(keep, s * 0.5, -1e4).softmax(-1)
+    return F.dropout(torch.where(keep, p, 0.0), 1e-30)
+
+
+@pytest.mark.parametrize("form", [_espnet, _by_where])
+def test_a_second_mask_that_zeroes_what_the_first_hides_is_part_of_the_op(
+    rewrite, scores, keep, form
+):
+    assert form(scores, keep)[0, :, 0].eq(0).all()
+    rewritten = assert_becomes(rewrite, form, [scores, keep], {"masked_softmax_dropout": 1})
+    assert all("zero_masked_rows=True" in call for call in rewritten.calls)
+
+
+OTHER_ZEROS = {
+    "another mask": lambda s, keep: s.masked_fill(~keep, -1e9).softmax(-1).masked_fill(s < 0, 0.0),
+    "another number": lambda s, keep: s.masked_fill(~keep, -1e9).softmax(-1).masked_fill(~keep, 1),
+    "the reverse": lambda s, keep: torch.where(
+        keep, 0.0, torch.where(keep, s, -1e9).softmax(-1)
+    ),
+    "one of two masks": lambda s, keep: (
+        s.masked_fill(keep[:1], -1e9).masked_fill(~keep, -1e9).softmax(-1).masked_fill(~keep, 0.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("form", OTHER_ZEROS.values(), ids=OTHER_ZEROS)
+def test_other_fillings_of_the_result_stay(rewrite_dynamo, scores, keep, form):
+    rewritten = assert_becomes(rewrite_dynamo, form, [scores, keep], {"masked_softmax": 1})
+    assert not any("zero_masked_rows" in call for call in rewritten.calls)
+
+
 # --- columns that are hidden after exp ------------------------------------------------------------
 
 

@@ -5,7 +5,9 @@ before    s = torch.matmul(q, k) * scale
           s = torch.tanh(s / cap) * cap             or without this
           s = s + bias
           s = s.masked_fill(mask == 0, value)       or s + mask, torch.where(mask, s, value)
-          y = F.dropout(torch.softmax(s, -1), p, training)
+          y = torch.softmax(s, -1)
+          y = y.masked_fill(mask == 0, 0)           or without this
+          y = F.dropout(y, p, training)
 after     s = torch.matmul(q, k)
           y = torch.ops.fusedops.masked_softmax(
               s, mask != 0, scale, causal, value, bias, softcap=cap
@@ -15,6 +17,7 @@ after     s = torch.matmul(q, k)
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +26,8 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.steps import only_user
+from fusedops.graph.analysis.selections import filled_number, fillings
+from fusedops.graph.analysis.steps import call_of, only_user
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers import intervals
@@ -52,7 +56,8 @@ class MaskedSoftmax(Rule):
             return None
         chain, sink = read_sink(chain) or (chain, None)
         scores = read_scores(chain, has_sink=sink is not None)
-        chain = _with_last_cast(chain, scores)
+        refusal = ZEROES if chain.zeroes_hidden_rows and not scores.hides_by_infinity else None
+        chain, scores = _with_zeroed_columns(_with_last_cast(chain, scores), scores)
         dropout = only_user(chain.last, "dropout")
         dropout = dropout if dropout and draws_own_numbers(dropout) else None
         # The model sets exponentials to 0 by a mask that, as read_scores found, the op cannot take.
@@ -63,7 +68,6 @@ class MaskedSoftmax(Rule):
             return None
         nodes = tuple(sorted({*scores.nodes, *chain.nodes, *([dropout.node] if dropout else [])}))
         op = _op(chain, dropout, sink)
-        refusal = ZEROES if chain.zeroes_hidden_rows and not scores.hides_by_infinity else None
         arguments = _arguments(op, scores, chain, dropout, sink)
         site = Call(op, op, nodes[-1], arguments, refusal)
         return Match(
@@ -107,6 +111,30 @@ def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
     if cast is None or cast.arguments["dtype"] != dtype or value(chain.last).dtype != torch.float32:
         return chain
     return replace(chain, dtype=None, nodes=(*chain.nodes, cast.node))
+
+
+def _with_zeroed_columns(chain: SoftmaxChain, scores: Scores) -> tuple[SoftmaxChain, Scores]:
+    """Returns `chain` including the call that fills what the scores' only mask hides with 0, if
+    there is one, as in the attention of ESPnet and NeMo, and scores whose hidden columns are -inf.
+    The call makes zeros of rows that see no column; in others the probability of hidden columns is
+    0 already, unless no visible score is much above the number that the mask fills in."""
+    zeroing = only_user(chain.last, "masked_fill", "where")
+    if zeroing is None or value(zeroing.node).dtype != value(chain.last).dtype:
+        return chain, scores
+    hiding = [condition for node in scores.masked_nodes for condition in _conditions(node)]
+    for input, fill, *condition in fillings(zeroing):
+        if input is chain.last and filled_number(fill) == 0 and hiding == [condition]:
+            nodes = (*chain.nodes, zeroing.node)
+            zeroed = replace(chain, nodes=nodes, zeroes_hidden_rows=True)
+            return zeroed, replace(scores, mask_value=-math.inf)
+    return chain, scores
+
+
+def _conditions(node: Node) -> list[list[Any]]:
+    """Returns the condition by which a call fills scores with a number, and whether it fills where
+    that holds or elsewhere. The list is empty for a mask that is added."""
+    ways = list(fillings(call_of(node)))
+    return [condition for _, fill, *condition in ways if filled_number(fill) is not None] or [[]]
 
 
 def _op(chain: SoftmaxChain, dropout: Call | None, sink: Sink | None) -> str:
