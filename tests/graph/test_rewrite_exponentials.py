@@ -228,18 +228,57 @@ def _safe_with_a_lowest_number(s, keep):
     return _safe(s + torch.where(keep, 0.0, -1e9), keep)
 
 
-@pytest.mark.parametrize("form", [_limited, _safe, _safe_with_numbers, _safe_with_a_lowest_number])
+def _zeroed_where_all_are_infinite(s, keep):
+    masked = s.masked_fill(~keep, -math.inf)
+    return masked.softmax(-1).masked_fill((masked == -math.inf).all(-1, True), 0)
+
+
+def _as_export_decomposes_it(s, keep):
+    masked = s + torch.where(keep, s, -math.inf)
+    p = masked.softmax(-1)
+    visible = torch.any(torch.logical_not(masked == -math.inf), -1, keepdim=True)
+    return torch.where(torch.logical_not(visible), torch.zeros_like(p), p)
+
+
+#: Forms that become zeros after the softmax, so that eager's gradients of such rows are NaN.
+ZEROED = [_zeroed_where_all_are_infinite, _as_export_decomposes_it]
+SAFE = [_limited, _safe, _safe_with_numbers, _safe_with_a_lowest_number]
+
+
+@pytest.mark.parametrize("form", [*SAFE, *ZEROED])
 def test_rows_of_infinities_are_zeros_whatever_makes_them(rewrite, keep, form):
     s = torch.randn(2, 1, ROWS, COLS, dtype=torch.float64)
     s[1, 0, 0] = -math.inf
-    rewritten = assert_becomes(rewrite, form, [s.requires_grad_(), keep], {"masked_softmax": 1})
-    assert rewritten.call(s, keep)[1, 0, 0].eq(0).all()
+    s.requires_grad_(form in SAFE)
+    rewritten = assert_becomes(rewrite, form, [s, keep], {"masked_softmax": 1})
+    y = rewritten.call(s.requires_grad_(), keep)
+    assert y[1, 0, 0].eq(0).all()
+    (gradient,) = torch.autograd.grad(y.square().sum(), s)
+    assert gradient[1, 0, 0].eq(0).all()
 
 
 ZEROES = (
     "gives zeros, not NaN, where a whole row is -inf; only masked_softmax does so, over the last "
     "dimension, and where hidden columns are -inf too"
 )
+
+
+def _zeroed_where_any_is_infinite(s, keep):
+    masked = s.masked_fill(~keep, -math.inf)
+    return masked.softmax(-1).masked_fill((masked == -math.inf).any(-1, True), 0)
+
+
+def _zeroed_by_another_dimension(s, keep):
+    masked = s.masked_fill(~keep, -math.inf)
+    return masked.softmax(-1).masked_fill((masked == -math.inf).all(-2, True), 0)
+
+
+@pytest.mark.parametrize("form", [_zeroed_where_any_is_infinite, _zeroed_by_another_dimension])
+def test_rows_that_are_zeroed_for_another_reason_are_not_the_ops(rewrite_dynamo, form):
+    s, keep = torch.randn(2, 1, ROWS, COLS), torch.rand(2, 1, ROWS, COLS) > 0.1
+    assert_becomes(rewrite_dynamo, form, [s, keep], {"softmax": 1})
+
+
 NOT_SAFE = {
     "a number": lambda s, keep: _safe(s.masked_fill(~keep, -1e9), keep),
     "another dimension": lambda s, keep: torch.ops.aten._safe_softmax(s, -2),
@@ -277,9 +316,7 @@ def test_a_second_mask_that_zeroes_what_the_first_hides_is_part_of_the_op(
 OTHER_ZEROS = {
     "another mask": lambda s, keep: s.masked_fill(~keep, -1e9).softmax(-1).masked_fill(s < 0, 0.0),
     "another number": lambda s, keep: s.masked_fill(~keep, -1e9).softmax(-1).masked_fill(~keep, 1),
-    "the reverse": lambda s, keep: torch.where(
-        keep, 0.0, torch.where(keep, s, -1e9).softmax(-1)
-    ),
+    "the reverse": lambda s, keep: torch.where(keep, 0.0, torch.where(keep, s, -1e9).softmax(-1)),
     "one of two masks": lambda s, keep: (
         s.masked_fill(keep[:1], -1e9).masked_fill(~keep, -1e9).softmax(-1).masked_fill(~keep, 0.0)
     ),

@@ -53,6 +53,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
     "sum": (_REDUCTION, "sum"),
     "amax": (_REDUCTION[:3], "amax"),
     "max": (_REDUCTION[:3], "max"),
+    **{name: (_REDUCTION[:3], name) for name in ("any", "all")},
     "logsumexp": (_REDUCTION[:3], "logsumexp special.logsumexp aten.special_logsumexp"),
     "gather": (("input", "dim", "index"), "gather"),
     **{name: (_VARIANCE, name) for name in ("var", "std", "var_mean", "std_mean")},

@@ -86,7 +86,7 @@ def without_guard(node: Any) -> Any:
         is_guard = is_lowest and call.arguments.get("max") is None
         return call.input if is_guard else node
     for x, fill, condition, fills in fillings(call):
-        if _is_finite(fill, dtype) and _holds_if_finite(condition, x) is (not fills):
+        if _is_finite(fill, dtype) and holds_if_finite(condition, x) is (not fills):
             return x
     return node
 
@@ -97,14 +97,14 @@ def _is_finite(fill: Any, dtype: torch.dtype) -> bool:
     return number is not None and math.isfinite(rounded(number, dtype))
 
 
-def _holds_if_finite(condition: Any, x: Any) -> bool | None:
+def holds_if_finite(condition: Any, x: Any) -> bool | None:
     """Returns True if a condition holds for finite x and not for -inf, False if it holds for -inf
     and not for finite x, else None."""
     call = call_of(condition)
     if call is None:
         return None
     if call.kind == "not":
-        inner = _holds_if_finite(call.input, x)
+        inner = holds_if_finite(call.input, x)
         return None if inner is None else not inner
     # Export writes isinf(x) as abs(x) == inf.
     size = call_of(call.input, "abs") if call.kind in ("eq", "ne") else None

@@ -233,13 +233,13 @@ def _is_private(target: Node, fused_nodes: Sequence[Node]) -> bool:
     allowed = {*holders, *fused_nodes}
 
     def is_private(holder: Node) -> bool:
-        readers = (user for user in users(holder) if _reads_memory(user, holder))
+        readers = (user for user in users(holder) if reads_memory(user, holder))
         return holder is fused_nodes[-1] or allowed.issuperset(readers)
 
     return all(holder.op.startswith("call") and is_private(holder) for holder in holders)
 
 
-def _reads_memory(call: Node, operand: Node) -> bool:
+def reads_memory(call: Node, operand: Node) -> bool:
     """Returns whether a call may read the elements of an operand. `zeros_like(scores)` reads its
     shape alone, and so does `mask.expand_as(scores)`."""
     kind, first = kind_of(call), call.args[0] if call.args else operand

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.nodes import is_private
-from fusedops.graph.analysis.steps import cast_chain, only_user, upstream
+from fusedops.graph.analysis.nodes import is_private, users
+from fusedops.graph.analysis.selections import filled_number, fillings, holds_if_finite
+from fusedops.graph.analysis.steps import call_of, cast_chain, only_user, upstream
 from fusedops.graph.analysis.values import value
 
 SHARED = "something else uses an intermediate result"
@@ -88,6 +90,34 @@ def read_softmax(call: Call) -> SoftmaxChain | None:
     if exp is not None:
         chain = replace(chain, op="softmax", nodes=(call.node, exp.node))
     return with_casts(chain)
+
+
+def with_zeroed_rows(chain: SoftmaxChain) -> SoftmaxChain:
+    """Returns `chain`, a softmax over the last dimension, including the calls that make zeros of
+    rows of -inf alone, if there are any. Export's decompositions have them for
+    `aten._safe_softmax`: where(not any(not (x == -inf)), 0, softmax(x))."""
+    readers = [user for user in users(chain.last) if storages.reads_memory(user, chain.last)]
+    guard = call_of(readers[0], "where", "masked_fill") if len(readers) == 1 else None
+    for input, fill, condition, fills in fillings(guard):
+        is_zeroed = input is chain.last and fills and filled_number(fill) == 0
+        if guard and is_zeroed and _is_infinite_row(condition, chain.input):
+            nodes = (guard.node,)
+            whole = decomposed(replace(chain, nodes=nodes, zeroes_hidden_rows=True))
+            return chain if whole.refusal else whole
+    return chain
+
+
+def _is_infinite_row(condition: Any, input: Node) -> bool:
+    """Returns whether a condition holds for the rows of `input` that are -inf alone."""
+    negated, call = False, call_of(condition)
+    while call is not None and call.kind == "not":
+        negated, call = not negated, call_of(call.input)
+    if call is None or call.kind not in ("any", "all"):
+        return False
+    dim, is_any = call.arguments.get("dim"), call.kind == "any"
+    dims = dim if isinstance(dim, (list, tuple)) else [dim]
+    is_of_rows = dims in ([-1], [value(input).dim() - 1]) and call.arguments.get("keepdim") is True
+    return is_of_rows and (negated, holds_if_finite(call.input, input)) == (is_any, is_any)
 
 
 def decomposed(chain: SoftmaxChain) -> SoftmaxChain:

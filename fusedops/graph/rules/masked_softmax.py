@@ -39,6 +39,7 @@ from fusedops.graph.readers.softmax_chain import (
     SoftmaxChain,
     loses_range,
     read_softmax,
+    with_zeroed_rows,
 )
 from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
 from fusedops.graph.rule import Match, OpCall, Rule, ordered_arguments, viewed
@@ -99,7 +100,7 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
     converts = chain.dtype is not None and (
         isinstance(chain.dtype, Node) or loses_range(input.dtype, chain.dtype)
     )
-    return chain if is_supported and last and not converts else None
+    return with_zeroed_rows(chain) if is_supported and last and not converts else None
 
 
 def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
