@@ -30,6 +30,7 @@ from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.expand import expand
 from fusedops.graph.rewriting.layouts import Replacement
 from fusedops.graph.rewriting.report import Report, Site, describe_site, log
+from fusedops.graph.rewriting.views import sink_views
 from fusedops.graph.rule import Match, OpCall, Rule, nodes_of, viewed
 from fusedops.graph.rules import RULES, STACKS
 
@@ -63,6 +64,8 @@ def rewrite_graph(
         modes.record(graph)
         expand(graph)
     storages.thread_writes(graph)
+    if config.active().fuse_for("masked_softmax") != "never":
+        sink_views(graph)
     with modes.barriers(graph):
         storages.record(graph)
         modes.record(graph)
