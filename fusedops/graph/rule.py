@@ -13,12 +13,17 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.values import dtype_of
 from fusedops.graph.availability import kernels_take
 
 UNKNOWN_ROW = "the length of its rows is not known at compile time"
+
+
+#: The `meta` of a call whose result Inductor must save for the backward pass.
+SAVED = {"recompute": CheckpointPolicy.MUST_SAVE}
 
 
 @dataclass(frozen=True)

@@ -241,7 +241,8 @@ def _is_private(target: Node, fused_nodes: Sequence[Node]) -> bool:
 
 def reads_memory(call: Node, operand: Node) -> bool:
     """Returns whether a call may read the elements of an operand. `zeros_like(scores)` reads its
-    shape alone, and so does `mask.expand_as(scores)`."""
+    shape and dtype alone, `mask.expand_as(scores)` its shape, and `mask.type_as(scores)` its
+    dtype."""
     kind, first = kind_of(call), call.args[0] if call.args else operand
-    takes_shape = kind == "expand" and first is not operand
-    return not (takes_shape or kind in ("full", "zeros", "ones"))
+    is_model = kind in ("expand", "cast") and first is not operand
+    return not (is_model or kind in ("full", "zeros", "ones"))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch._inductor.config as inductor_config
-from torch.utils.checkpoint import CheckpointPolicy
 
 from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.rule import OpCall
+from fusedops.graph.rule import SAVED, OpCall
 
 
 def draws_own_numbers(dropout: Call) -> bool:
@@ -28,5 +27,4 @@ def drawn_seed(device: torch.device) -> OpCall:
     the gradient would have another mask than the output."""
     limits = (-(2**63), 2**63 - 1)
     dtype_and_device = {"dtype": torch.int64, "device": device}
-    meta = {"recompute": CheckpointPolicy.MUST_SAVE}
-    return OpCall(torch.ops.aten.randint.low, (*limits, ()), dtype_and_device, meta=meta)
+    return OpCall(torch.ops.aten.randint.low, (*limits, ()), dtype_and_device, meta=SAVED)

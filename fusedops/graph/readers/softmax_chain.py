@@ -12,7 +12,14 @@ from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import is_private, users
 from fusedops.graph.analysis.selections import filled_number, fillings, holds_if_finite
-from fusedops.graph.analysis.steps import call_of, cast_chain, only_user, upstream
+from fusedops.graph.analysis.steps import (
+    call_of,
+    cast_chain,
+    has_keepdim_shape,
+    only_user,
+    reduced_dims,
+    upstream,
+)
 from fusedops.graph.analysis.values import value
 
 SHARED = "something else uses an intermediate result"
@@ -114,10 +121,10 @@ def _is_infinite_row(condition: Any, input: Node) -> bool:
         negated, call = not negated, call_of(call.input)
     if call is None or call.kind not in ("any", "all"):
         return False
-    dim, is_any = call.arguments.get("dim"), call.kind == "any"
-    dims = dim if isinstance(dim, (list, tuple)) else [dim]
-    is_of_rows = dims in ([-1], [value(input).dim() - 1]) and call.arguments.get("keepdim") is True
-    return is_of_rows and (negated, holds_if_finite(call.input, input)) == (is_any, is_any)
+    is_any, tensor = call.kind == "any", value(input)
+    columns = (tensor.dim() - 1,)
+    of_rows = reduced_dims(call, tensor) == columns and has_keepdim_shape(call.node, input, columns)
+    return of_rows and (negated, holds_if_finite(call.input, input)) == (is_any, is_any)
 
 
 def decomposed(chain: SoftmaxChain) -> SoftmaxChain:

@@ -32,7 +32,6 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_aggregate
-from torch.utils.checkpoint import CheckpointPolicy
 
 from fusedops.graph.analysis import modes, storages
 from fusedops.graph.analysis.calls import as_call
@@ -40,7 +39,7 @@ from fusedops.graph.analysis.values import value
 from fusedops.graph.rewriting import layouts
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.layouts import Replacement
-from fusedops.graph.rule import Match, OpCall, arguments_by_name, nodes_of, schema_of
+from fusedops.graph.rule import SAVED, Match, OpCall, arguments_by_name, nodes_of, schema_of
 
 aten = torch.ops.aten
 
@@ -130,8 +129,7 @@ def _kept(argument: Node | OpCall, tensor: torch.Tensor) -> OpCall:
     for dim, stride in enumerate(tensor.stride()):
         if statically_known_true(stride == 0):
             argument = OpCall(aten.slice.Tensor, (argument, dim, 0, 1))
-    meta = {"recompute": CheckpointPolicy.MUST_SAVE}
-    return OpCall(aten.bitwise_and.Tensor, (argument, argument), meta=meta)
+    return OpCall(aten.bitwise_and.Tensor, (argument, argument), meta=SAVED)
 
 
 def with_cloned_results(replacement: Replacement, match: Match) -> Replacement:

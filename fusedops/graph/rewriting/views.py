@@ -22,6 +22,7 @@ from fusedops.graph.analysis.calls import kind_of
 from fusedops.graph.analysis.nodes import annotate, users
 from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import fake_mode, value
+from fusedops.graph.rewriting.layouts import memory_order
 
 #: The kinds of calls whose results a mask or a bias may be part of.
 _MASKED = ("add", "sub", "masked_fill", "where")
@@ -34,7 +35,6 @@ def sink_views(graph: Graph) -> None:
     for node in list(graph.nodes):
         view = _view_before(node)
         if view is not None and (view in moved or _is_read_by_softmax(view, node)):
-            moved.discard(view)
             moved.add(_moved_behind(view, node))
 
 
@@ -47,28 +47,15 @@ def _view_before(node: Node) -> Node | None:
         return None
     if call.kind == "softmax" and call.arguments["dim"] != -1:
         return None
-    readers = [user for user in users(view.node) if _reads(user, view.node)]
+    readers = [user for user in users(view.node) if storages.reads_memory(user, view.node)]
     tensors = [value(each) for each in (view.input, view.node, node)]
     is_alone = readers == [node] and view.node.args[0] is view.input
     return view.node if is_alone and all(map(_is_contiguous, tensors)) else None
 
 
-def _reads(user: Node, node: Node) -> bool:
-    """Returns whether a user may read the elements of a node, and not only its shape or dtype."""
-    cast = call_of(user, "cast")
-    return cast.input is node if cast is not None else storages.reads_memory(user, node)
-
-
 def _is_contiguous(tensor: torch.Tensor | None) -> bool:
     """Returns whether a tensor is known to be contiguous, without adding a guard."""
-    if tensor is None:
-        return False
-    expected: int | torch.SymInt = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if not statically_known_true(stride == expected):
-            return False
-        expected = expected * size
-    return True
+    return tensor is not None and memory_order(tensor) == tuple(range(tensor.dim()))
 
 
 def _is_read_by_softmax(view: Node, node: Node) -> bool:

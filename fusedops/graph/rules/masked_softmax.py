@@ -122,20 +122,16 @@ def _with_zeroed_columns(chain: SoftmaxChain, scores: Scores) -> tuple[SoftmaxCh
     zeroing = only_user(chain.last, "masked_fill", "where")
     if zeroing is None or value(zeroing.node).dtype != value(chain.last).dtype:
         return chain, scores
-    hiding = [condition for node in scores.masked_nodes for condition in _conditions(node)]
-    for input, fill, *condition in fillings(zeroing):
-        if input is chain.last and filled_number(fill) == 0 and hiding == [condition]:
+    if len(scores.masked_nodes) != 1 or chain.hidden is not None:
+        return chain, scores
+    (masked,) = map(call_of, scores.masked_nodes)
+    hiding = [how for _, fill, *how in fillings(masked) if filled_number(fill) is not None]
+    for input, fill, *how in fillings(zeroing):
+        if input is chain.last and filled_number(fill) == 0 and how in hiding:
             nodes = (*chain.nodes, zeroing.node)
             zeroed = replace(chain, nodes=nodes, zeroes_hidden_rows=True)
             return zeroed, replace(scores, mask_value=-math.inf)
     return chain, scores
-
-
-def _conditions(node: Node) -> list[list[Any]]:
-    """Returns the condition by which a call fills scores with a number, and whether it fills where
-    that holds or elsewhere. The list is empty for a mask that is added."""
-    ways = list(fillings(call_of(node)))
-    return [condition for _, fill, *condition in ways if filled_number(fill) is not None] or [[]]
 
 
 def _op(chain: SoftmaxChain, dropout: Call | None, sink: Sink | None) -> str:
