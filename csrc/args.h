@@ -307,6 +307,16 @@ struct Dropout {
   double scale;         // 1 / (1 - p), or 0 if p is 1
 };
 
+// Computes output = dropout(input), or dropout(max(input, 0)) with `relu`. Both tensors have the
+// same dtype.
+struct DropoutForward {
+  ConstRows input;
+  Rows output;
+  Dropout dropout;
+  int64_t rows, cols;
+  bool relu;
+};
+
 // Computes probabilities = softmax(scores) along each row, and output = dropout(probabilities). A
 // row without a visible element (all are hidden, or -inf) becomes zeros if zero_masked_rows is set;
 // otherwise it is computed like any other row. Columns outside a row's interval (Scores) are

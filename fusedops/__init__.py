@@ -6,7 +6,8 @@
 - :func:`softmax`, :func:`softmax_`, :func:`log_softmax`, :func:`masked_softmax`,
   :func:`masked_softmax_dropout`, :func:`layer_norm`, :func:`std_norm`, :func:`rms_norm`,
   :func:`l2_norm`, :func:`spatial_layer_norm`, :func:`spatial_rms_norm`, :func:`add_layer_norm`,
-  :func:`add_rms_norm`, :func:`cross_entropy`, :func:`linear_cross_entropy`: the ops as functions.
+  :func:`add_rms_norm`, :func:`dropout`, :func:`cross_entropy`, :func:`linear_cross_entropy`: the
+  ops as functions.
 - :func:`softmax_stats`, :func:`merge_softmax_stats`, :func:`softmax_apply`: a softmax of rows that
   are split into segments, on several devices or ranks.
 - :func:`stack_softmax`, :func:`stack_log_softmax`, :func:`stack_layer_norm`: the ops on several

@@ -32,6 +32,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "cross_entropy",
+    "dropout",
     "l2_norm",
     "layer_norm",
     "linear_cross_entropy",
@@ -63,6 +64,7 @@ _log_softmax: _One = eager_op("log_softmax")
 _softmax_stats: _Two = eager_op("softmax_stats")
 _softmax_apply: _One = eager_op("softmax_apply")
 _OUT = {name: through_dispatcher(f"{name}_out") for name in ("softmax", "log_softmax")}
+_dropout: _One = eager_op("dropout")
 _masked_softmax: _One = eager_op("masked_softmax")
 _masked_softmax_dropout = eager_op("masked_softmax_dropout", "_masked_softmax_dropout")
 _masked_softmax_out: Callable[..., None] = through_dispatcher("masked_softmax_out")
@@ -1134,6 +1136,43 @@ def _needs_separate_multiplication(
     weight's dtype is not ``dtype``, that of the tensor that is normalised."""
     _arguments.tensor(function, "input", input)
     return _arguments.tensor(function, "weight", weight).dtype != dtype
+
+
+def dropout(
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    seed: torch.Tensor | None = None,
+) -> torch.Tensor:
+    r"""Multiplies each element by :math:`1 / (1 - p)` with probability :math:`1 - p`, and by 0
+    otherwise.
+
+    Random numbers are those of :func:`masked_softmax_dropout`, where the last dimension is a row.
+    The backward pass generates them again, so that only the seed is saved.
+
+    Args:
+        input: any shape; float32, bfloat16, float16 or float64. Strides as in :func:`softmax`.
+        p: the probability of a zero, in [0, 1]; 0 and 1 are exact.
+        training: False disables dropout.
+        seed: as in :func:`masked_softmax_dropout`; drawn only if ``p`` is above 0.
+
+    Returns:
+        A contiguous tensor of ``input``'s shape and dtype, or ``input`` itself where nothing is
+        dropped.
+
+    Raises:
+        RuntimeError: ``p`` outside [0, 1], a ``seed`` that is not one int64 on ``input``'s device,
+            an ``input`` that is not floating-point.
+        TypeError: an argument of another type.
+
+    Source: Srivastava et al., "Dropout" (2014); :func:`torch.nn.functional.dropout`.
+    """
+    function = "dropout"
+    p, drawn = _branch_dropout(function, input, p, training, seed)
+    if drawn is None:
+        return _arguments.tensor(function, "input", input)
+    return _dropout(input, p, drawn, False)
 
 
 def _branch_dropout(

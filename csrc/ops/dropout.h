@@ -1,4 +1,5 @@
-// Converts the probability and seed of an op to the dropout of a kernel.
+// Implements dropout: checks tensors, allocates the result and launches kernels. Also converts the
+// probability and seed of other ops to the dropout of a kernel.
 #pragma once
 
 #include <cmath>
@@ -7,8 +8,8 @@
 
 namespace fusedops {
 
-// Checks p and seed, and returns the dropout that they define: none if p is 0.
-inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Like& like) {
+// Checks p and seed, and returns the dropout that they define. If p is 0, it keeps all elements.
+inline Dropout seeded_dropout(const char* op, double p, const Tensor& seed, const Like& like) {
   FUSEDOPS_CHECK(p >= 0 && p <= 1, op, ": p is ", p, ", wanted a probability in [0, 1]");
   check_given(op, like.name, like.tensor);
   check_given(op, "seed", seed);
@@ -17,7 +18,6 @@ inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Li
       " of shape ", list_text(seed.sizes()),
       ", wanted one torch.int64; make it with torch.randint");
   check_device(op, "seed", seed, like);
-  if (p == 0) return {};
   // The threshold is at most 2^32 - 1, the largest uint32. If p is 1, an element whose random
   // number is 2^32 - 1 would be kept; the scale of 0 drops it too.
   const double threshold = std::min(std::round(p * 0x1p32), 0x1p32 - 1);
@@ -26,12 +26,37 @@ inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Li
       p == 1 ? 0.0 : 1 / (1 - p)};
 }
 
+// As seeded_dropout(), but returns no dropout if p is 0.
+inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Like& like) {
+  const Dropout dropout = seeded_dropout(op, p, seed, like);
+  return p == 0 ? Dropout{} : dropout;
+}
+
 // Returns the dropout for an optional seed. Without a seed there is no dropout, and p must be 0.
 inline Dropout branch_dropout(
     const char* op, double p, const std::optional<Tensor>& seed, const Like& like) {
   FUSEDOPS_CHECK(
       seed || p == 0, op, ": p is ", p, " without a seed; make one with torch.randint, one int64");
   return seed ? dropout_of(op, p, *seed, like) : Dropout{};
+}
+
+// The rows are those of the last dimension; a scalar is a row of one element.
+template <class Launcher>
+Tensor dropout(const Tensor& input, double p, const Tensor& seed, bool relu) {
+  const char* op = "dropout";
+  check_dtype_of(op, "input", input);
+  const Dropout args = seeded_dropout(op, p, seed, {"input", input});
+  const SizesView sizes = input.sizes();
+  const int64_t last = sizes.empty() ? 0 : static_cast<int64_t>(sizes.size()) - 1;
+  const int64_t cols = sizes.empty() ? 1 : sizes[last];
+  check_cols(op, cols);
+  const Tensor output = empty_contiguous(op, input, sizes, dtype_of(input));
+  if (input.numel() == 0) return output;
+  const RowView source = as_rows<Launcher>(op, input, last);
+  const RowView result = as_rows<Launcher>(op, output, last);
+  Launcher(input).launch(
+      DropoutForward{source.read(), result.write(), args, input.numel() / cols, cols, relu});
+  return output;
 }
 
 }  // namespace fusedops

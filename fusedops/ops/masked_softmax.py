@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fusedops.ops import checks
+from fusedops.ops.dropout import multiplier
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autocast import register_float32_output
 from fusedops.ops.registration.autograd import gradient, register_autograd
@@ -372,16 +373,6 @@ def _with_learned_sinks(call: Any) -> Any:
     no_dropout = {"p": 0.0, "seed": None}
     results = ops.masked_softmax_sinks.default(**no_dropout | call._asdict())
     return results[:2] if "seed" in call._fields else results[0]
-
-
-def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Returns m of the formulas: 1 / (1 - p) where the op keeps an element, else 0."""
-    # The softmax of zeros is above 0 everywhere: only dropped elements become 0.
-    uniform = torch.zeros_like(like)
-    output = ops._masked_softmax_dropout.default(uniform, None, 1.0, False, 0.0, p, seed)
-    # A quotient of bools would have torch's default dtype.
-    kept = (output != 0).to(torch.promote_types(like.dtype, torch.float32))
-    return kept / (1 - p) if p < 1 else uniform
 
 
 def _setup_backward(signature: Signature, ctx: Any, inputs: tuple[Any, ...], _: Any) -> None:

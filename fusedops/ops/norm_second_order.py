@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from fusedops.ops import dropout
 from fusedops.ops.norm_kinds import Factor, kind_of
 
 MaybeTensor = torch.Tensor | None
@@ -156,13 +157,8 @@ def _second_derivative(
 
 
 def multiplier(
-    like: torch.Tensor, normalized_shape: Sequence[int], p: float, seed: MaybeTensor
+    like: torch.Tensor, normalized_shape: Sequence[int], p: float, seed: torch.Tensor
 ) -> torch.Tensor:
     """Returns dropout's factor: 1 / (1 - p) where an op with this seed keeps an element, else 0."""
-    ones = torch.ones_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
-    # The second result is dropout(ones) + zeros.
-    dropped: torch.Tensor
-    _, dropped = torch.ops.fusedops._add_rms_norm.default(
-        ones, torch.zeros_like(ones), normalized_shape, None, 0.0, True, 0.0, False, p, seed
-    )
-    return dropped
+    rows = like.flatten(-len(normalized_shape))
+    return dropout.multiplier(p, seed, rows).view_as(like)

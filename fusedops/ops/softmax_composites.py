@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from fusedops.ops.checks import wide
-from fusedops.ops.masked_softmax import multiplier, visible_columns
+from fusedops.ops.dropout import multiplier
+from fusedops.ops.masked_softmax import visible_columns
 from fusedops.ops.registration.forward_mode import register_composite
 from fusedops.ops.softmax_stats import shift_of
 

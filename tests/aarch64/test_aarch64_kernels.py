@@ -83,7 +83,7 @@ def test_errors_are_within_their_bounds_in_every_family(processor):
         shared_memory().clear()
         given = families.inputs(case)
         judges[type(case), getattr(case, "op", None)].add(case, given, run(processor, case, given))
-    assert len(judges) == 18
+    assert len(judges) == 19
     for judge in judges.values():
         judge.conclude()
 

@@ -14,6 +14,7 @@ import numpy as np
 from c_interface import CLOSE, Binding, LayerNorm, masked_scores, normal, padding, softmax
 from simt import families
 from simt.cases.cross_entropy import CrossEntropyCase
+from simt.cases.dropout import DropoutCase
 from simt.cases.masked import MaskedCase
 from simt.cases.norm import NormCase
 from simt.cases.rows import Case
@@ -172,6 +173,8 @@ _CASES: dict[str, AnyCase] = {
     "cross_entropy": CrossEntropyCase("cross_entropy_forward", "bfloat16", 3, SHORT),
     "cross_entropy of long rows": CrossEntropyCase("cross_entropy_forward", "float32", 2, LONG),
     "cross_entropy backward": CrossEntropyCase("cross_entropy_backward", "float16", 3, SHORT),
+    "dropout": DropoutCase("bfloat16", 3, SHORT, 4),
+    "dropout of long rows": DropoutCase("float32", 2, LONG + 1),
     "softmax of a stack": StackCase(Case("softmax_forward", "float32", "float32", 3, 64, 4), 2),
 }
 OPERATIONS: dict[str, Callable[[Cuda], Operation]] = {

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from .cases import column_sums, cross_entropy, masked, norm, rows, spatial, stack, statistics
+from .cases import (
+    column_sums,
+    cross_entropy,
+    dropout,
+    masked,
+    norm,
+    rows,
+    spatial,
+    stack,
+    statistics,
+)
 from .cases.norm import NormCase
 from .cases.prepared import Arrays
 from .cases.rows import Case
@@ -23,8 +33,9 @@ AnyCase = (
     | statistics.StatisticsCase
     | column_sums.ColumnSumsCase
     | cross_entropy.CrossEntropyCase
+    | dropout.DropoutCase
 )
-_MODULES = (rows, norm, spatial, masked, stack, statistics, column_sums, cross_entropy)
+_MODULES = (rows, norm, spatial, masked, stack, statistics, column_sums, cross_entropy, dropout)
 
 
 def _module_of(kind: type) -> ModuleType:

@@ -15,6 +15,7 @@ from . import families
 from .cases import cross_entropy as cross_entropy_cases
 from .cases.column_sums import ColumnSumsCase, joined
 from .cases.cross_entropy import CrossEntropyCase
+from .cases.dropout import DropoutCase
 from .cases.masked import MaskedCase
 from .cases.norm import NormCase
 from .cases.prepared import Arrays
@@ -383,6 +384,12 @@ def _column_sums(case: ColumnSumsCase, given: Arrays) -> Wanted:
     return {"sums": sums.rounded_to(DTYPES[case.dtype])}
 
 
+def _dropout_forward(case: DropoutCase, given: Arrays) -> Wanted:
+    x, dtype = tensor(given["input"], case.dtype), DTYPES[case.dtype]
+    exact = Bounded(bounds.exactly(x), np.zeros((2, *x.shape)))
+    return {"output": exact.scaled(case.factors(), dtype).rounded_to(dtype)}
+
+
 _WANTED: dict[str, Callable[[Case, Arrays], Wanted]] = {
     "softmax_forward": _softmax_forward,
     "softmax_backward": _softmax_backward,
@@ -395,4 +402,5 @@ _WANTED: dict[str, Callable[[Case, Arrays], Wanted]] = {
     "cross_entropy_forward": _cross_entropy_forward,
     "cross_entropy_backward": _cross_entropy_backward,
     "column_sums": _column_sums,
+    "dropout_forward": _dropout_forward,
 }

@@ -14,6 +14,7 @@ from .cases import masked as masked_cases
 from .cases import norm as norm_cases
 from .cases import rows as row_cases
 from .cases.cross_entropy import CrossEntropyCase
+from .cases.dropout import DropoutCase
 from .cases.masked import MaskedCase
 from .cases.norm import NormCase
 from .cases.rows import Case
@@ -135,6 +136,7 @@ OF_VECTORS: list[AnyCase] = [
         for ops, other in ((spatial.SOFTMAXES, "float32"), (spatial.NORMS, "bfloat16"))
         for op in ops
     ),
+    DropoutCase("bfloat16", 5, 264, 8),
 ]
 #: Arrays whose vectors are single elements anyway.
 SINGLE = {*norm_cases.STATISTICS, "grad_weight", "grad_bias"}
@@ -191,6 +193,7 @@ OF_ROWS: list[AnyCase] = [
         SpatialCase(op, "float32", "float32", 1, 9, 8, 4, wanted=(True, False, False))
         for op in spatial.OPS
     ),
+    DropoutCase("float32", 1, 96, 4),
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 from .cases import cross_entropy as cross_entropy_cases
 from .cases import masked as masked_cases
 from .cases.cross_entropy import CrossEntropyCase
+from .cases.dropout import DropoutCase
 from .cases.masked import MaskedCase
 from .cases.norm import KINDS, NormCase
 from .cases.rows import Case
@@ -55,6 +56,7 @@ CASES: list[AnyCase] = [
         for op in cross_entropy_cases.OPS
         for cols in (SHORT, SHORT + 1, LONG)
     ),
+    *(DropoutCase("bfloat16", 3, cols, 4 - cols % 2 * 3) for cols in (SHORT, SHORT + 1, LONG)),
 ]
 
 

@@ -19,22 +19,6 @@ void launch_long(const CpuKernels& kernels, const CrossEntropyForward& args) {
       });
 }
 
-// The columns of a gradient do not depend on each other, so threads share the segments of all rows.
-void launch_long(const CpuKernels& kernels, const CrossEntropyBackward& args) {
-  const int64_t segments = row_segments(args.cols);
-  const auto body = [&](RowRange range, void*) {
-    for (int64_t at = range.begin; at < range.end;) {
-      const int64_t row = at / segments, first = row * segments;
-      const int64_t end = std::min(range.end, first + segments);
-      const RowRange cols{
-          (at - first) * kRowSegment, std::min((end - first) * kRowSegment, args.cols)};
-      kernels.cross_entropy_backward(args, RowRange{row, row + 1}, cols);
-      at = end;
-    }
-  };
-  for_range(args.rows * segments, kGrainElements / kRowSegment, Scratch(0), body);
-}
-
 }  // namespace
 
 void CpuLauncher::launch(const CrossEntropyForward& args) const {
@@ -47,9 +31,8 @@ void CpuLauncher::launch(const CrossEntropyForward& args) const {
 
 void CpuLauncher::launch(const CrossEntropyBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  if (is_long_row(args.cols)) return launch_long(kernels, args);
-  for_rows(args.rows, args.cols, /*scratch_bytes=*/0, [&](RowRange rows, void*) {
-    kernels.cross_entropy_backward(args, rows, RowRange{0, args.cols});
+  for_elements(args.rows, args.cols, [&](RowRange rows, RowRange cols) {
+    kernels.cross_entropy_backward(args, rows, cols);
   });
 }
 

@@ -79,18 +79,10 @@ void CpuLauncher::launch(const SoftmaxStatistics& args) const {
 void CpuLauncher::launch(const SoftmaxApply& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const bool streaming = is_streaming(args.rows * args.cols, args.output, args.input);
-  const auto apply = [&](int64_t row, RowRange cols) {
-    kernels.softmax_apply(args, row, cols, streaming);
-  };
-  if (is_long_row(args.cols)) {
-    const Scratch none(0);
-    for (int64_t row = 0; row < args.rows; ++row) {
-      for_columns(args.cols, /*rows=*/1, none, [&](RowRange cols, void*) { apply(row, cols); });
+  for_elements(args.rows, args.cols, [&](RowRange rows, RowRange cols) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      kernels.softmax_apply(args, row, cols, streaming);
     }
-    return;
-  }
-  for_rows(args.rows, args.cols, /*scratch_bytes=*/0, [&](RowRange rows, void*) {
-    for (int64_t row = rows.begin; row < rows.end; ++row) apply(row, {0, args.cols});
   });
 }
 

@@ -122,6 +122,29 @@ void for_columns(int64_t cols, int64_t rows, const Scratch& scratch, Body body) 
   });
 }
 
+// Calls body(rows, columns) for parts of a tensor whose elements do not depend on each other: for
+// ranges of whole rows or, where rows are long, for ranges of the segments of one row.
+template <class Body>
+void for_elements(int64_t rows, int64_t cols, Body body) {
+  if (!is_long_row(cols)) {
+    return for_rows(rows, cols, /*scratch_bytes=*/0, [&](RowRange range, void*) {
+      body(range, RowRange{0, cols});
+    });
+  }
+  const int64_t segments = row_segments(cols);
+  const auto of_segments = [&](RowRange range, void*) {
+    for (int64_t at = range.begin; at < range.end;) {
+      const int64_t row = at / segments, first = row * segments;
+      const int64_t end = std::min(range.end, first + segments);
+      body(
+          RowRange{row, row + 1},
+          RowRange{(at - first) * kRowSegment, std::min((end - first) * kRowSegment, cols)});
+      at = end;
+    }
+  };
+  for_range(rows * segments, kGrainElements / kRowSegment, Scratch(0), of_segments);
+}
+
 // Calls reduce(row, columns, partials, scratch) for long rows, and write(row, columns, partials,
 // scratch) once all columns of a row are reduced. Each thread first computes whole rows, so that it
 // finds in its cache what it has read; threads share each of the remaining rows.
