@@ -64,6 +64,7 @@ RULES = (
     "stack",
     "cross_entropy",
     "linear_cross_entropy",
+    "dropout",
     "expand",
 )
 #: Setting -> what it may be, as error messages say it.

@@ -247,10 +247,13 @@ def _cost(match: Match, table: Table, mode: str, size: Size) -> Cost | None:
     op = match.op.removeprefix("stack_")
     if op == "cross_entropy" and mode == TRAINING and _keeps_logits(match):
         op = _KEPT_LOGITS
+    if op == "dropout":
+        return _dropout(table, size)
     cost = table.cost(op, mode, size)
     # Tables have residual norms without dropout. In our op its random numbers take little time.
     if cost and op.startswith("add_") and match.call.arguments["p"]:
-        return replace(cost, inductor=cost.inductor + _dropout(table, size).inductor)
+        dropout = _dropout(table, size)
+        return replace(cost, inductor=cost.inductor + dropout.inductor) if dropout else cost
     return cost
 
 
@@ -267,8 +270,10 @@ def _masked_cost(match: Match, table: Table, mode: str, size: Size) -> Cost | No
     if match.op != "masked_softmax_dropout":
         return cost
     dropout = _dropout(table, size)
+    if dropout is None:
+        return cost
     # Our op draws no numbers for hidden scores, which are half of a causal softmax's.
-    ours = dropout.ours if causal else 2 * dropout.ours
+    ours = dropout.ours / 2 if causal else dropout.ours
     return replace(cost, inductor=cost.inductor + dropout.inductor, ours=cost.ours + ours)
 
 
@@ -279,13 +284,14 @@ def _is_mask_computed(match: Match) -> bool:
     return any(kind_of(call) in _COMPARISONS for call in calls)
 
 
-def _dropout(table: Table, size: Size) -> Cost:
-    """Returns what dropout adds to a causal softmax, which is mostly its random numbers; nothing if
-    the table does not have it."""
+def _dropout(table: Table, size: Size) -> Cost | None:
+    """Returns what dropout takes beside what reads or writes its elements anyway, which is mostly
+    its random numbers, or None if the table does not have it. A table has dropout of a causal
+    softmax, in which our op draws half of the numbers."""
     dropped, plain = (table.cost(op, TRAINING, size) for op in (_DROPOUT, _CAUSAL))
     if dropped is None or plain is None:
-        return Cost(0.0, 0.0, 0.0, 0, 0)
-    inductor, ours = dropped.inductor - plain.inductor, dropped.ours - plain.ours
+        return None
+    inductor, ours = dropped.inductor - plain.inductor, 2 * (dropped.ours - plain.ours)
     return replace(plain, inductor=max(0.0, inductor), ours=max(0.0, ours))
 
 

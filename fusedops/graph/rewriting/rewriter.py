@@ -32,7 +32,7 @@ from fusedops.graph.rewriting.layouts import Replacement
 from fusedops.graph.rewriting.report import Report, Site, describe_site, log
 from fusedops.graph.rewriting.views import sink_views
 from fusedops.graph.rule import Match, OpCall, Rule, nodes_of, viewed
-from fusedops.graph.rules import RULES, STACKS
+from fusedops.graph.rules import REST, RULES, STACKS
 
 
 def rewrite_module(
@@ -70,7 +70,7 @@ def rewrite_graph(
         storages.record(graph)
         modes.record(graph)
         places = {node: place for place, node in enumerate(graph.nodes)}
-        visits = (_visit_all(graph, rules, names or {}) for rules in (STACKS, RULES))
+        visits = (_visit_all(graph, rules, names or {}) for rules in (STACKS, RULES, REST))
         sites = sorted(chain.from_iterable(visits), key=lambda found: places[found[0]])
     checkpoints.keep_selection(graph)
     return Report(tuple(site for _, site in sites), ((before, _code(graph)),) if show else ())

@@ -54,6 +54,7 @@ from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
 from fusedops.graph.rule import Rule
 from fusedops.graph.rules.add_norm import AddNorm
 from fusedops.graph.rules.cross_entropy import CrossEntropy
+from fusedops.graph.rules.dropout import Dropout
 from fusedops.graph.rules.group_norm import GroupNorm
 from fusedops.graph.rules.leaf import Leaf
 from fusedops.graph.rules.linear_cross_entropy import LinearCrossEntropy
@@ -87,3 +88,5 @@ RULES: tuple[Rule, ...] = (
 #: The rules that are tried on the whole graph before RULES, because they find sites that contain
 #: sites of RULES: a stack of softmaxes, or a cross entropy, which contains a log_softmax.
 STACKS: tuple[Rule, ...] = (Stack(RULES), LinearCrossEntropy(), CrossEntropy())
+#: The rules that are tried on what RULES leave.
+REST: tuple[Rule, ...] = (Dropout(),)
