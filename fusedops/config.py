@@ -2,7 +2,7 @@
 be changed by assignment, or for a block with `patch`.
 
 `fusedops.config.fuse` reads the active value, and `fusedops.config.fuse = "always"` changes it. A
-site is one softmax, norm or cross entropy in a model:
+site is one softmax, norm, cross entropy or dropout in a model:
 
 ===============  ========================  ================================================
 setting          environment               meaning

@@ -1,9 +1,9 @@
 """`python -m fusedops explain FILE:FUNCTION|MODEL` reports which sites of a model are replaced.
 
-A site is one softmax, norm or cross entropy. Prints the expected saving of time, each site with the
-reason if it is not replaced, and a diff of the graphs, or with --graphs the whole graphs. MODEL is
-a Hugging Face model, given by its id or the folder of its config. FUNCTION takes no argument and
-returns the model and its example inputs:
+A site is one softmax, norm, cross entropy or dropout. Prints the expected saving of time, each site
+with the reason if it is not replaced, and a diff of the graphs, or with --graphs the whole graphs.
+MODEL is a Hugging Face model, given by its id or the folder of its config. FUNCTION takes no
+argument and returns the model and its example inputs:
 
     def build():
         return model, (input_ids, mask)             # or without the inner brackets, or by name:

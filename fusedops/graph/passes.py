@@ -19,6 +19,7 @@ from fusedops.graph.availability import has_kernels
 from fusedops.graph.inductor import repair_dtypes, repair_scatters
 from fusedops.graph.kernel_calls import call_kernels
 from fusedops.graph.memory.merged_results import separate_merged_results
+from fusedops.graph.memory.relu_masks import read_views_of_relus
 from fusedops.graph.memory.reuse import reuse_memory
 from fusedops.graph.memory.saved_seeds import save_seeds
 from fusedops.graph.memory.unused_outputs import drop_unused_outputs, use_no_autograd_variants
@@ -58,12 +59,14 @@ class Pass(_Pass):
         publish(rewrite_graph(graph))
 
 
-class SeedPass(_Pass):
-    """Makes torch save the seeds of random numbers for the backward pass, as Inductor's
-    `joint_custom_post_pass`, which runs on forward and backward pass in one graph."""
+class JointPass(_Pass):
+    """Makes torch save the seeds of random numbers for the backward pass, and not the masks of
+    relus. It is Inductor's `joint_custom_post_pass`, which runs on forward and backward pass in one
+    graph."""
 
     def __call__(self, graph: Graph) -> None:
         save_seeds(graph)
+        read_views_of_relus(graph)
 
 
 class ReusePass(_Pass):
@@ -81,7 +84,7 @@ class ReusePass(_Pass):
 #: Option of Inductor that takes a custom pass -> the class of our pass for it.
 PASSES: dict[str, type[_Pass]] = {
     "pre_grad_custom_pass": Pass,
-    "joint_custom_post_pass": SeedPass,
+    "joint_custom_post_pass": JointPass,
     "post_grad_custom_post_pass": ReusePass,
 }
 

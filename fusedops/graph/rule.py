@@ -1,7 +1,7 @@
 """Defines the interface of rewrite rules.
 
-A rule finds a site, which is one softmax, norm or cross entropy with the calls around it that an op
-replaces too, and it emits the calls that take the site's place.
+A rule finds a site, which is one softmax, norm, cross entropy or dropout with the calls around it
+that an op replaces too, and it emits the calls that take the site's place.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Walks a graph and replaces the sites that the rules find by ops. A site is one softmax, norm or
-cross entropy with the calls around it that an op computes too.
+"""Walks a graph and replaces the sites that the rules find by ops. A site is one softmax, norm,
+cross entropy or dropout with the calls around it that an op computes too.
 
 A site is replaced only if no check refuses it, and if the replacement, run on fake tensors, has the
 dtype, device, shape and strides of eager mode; `layouts.py` provides for the strides. Only nodes

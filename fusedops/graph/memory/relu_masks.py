@@ -1,0 +1,56 @@
+"""Computes the mask of a relu's gradient from a tensor that the backward pass needs anyway.
+
+before    mask = aten.le(relu, 0)                     saved for the backward graph, as bools
+after     mask = aten.view(aten.le(view, 0), shape)   computed in the backward graph, where
+          view = aten.view(relu, [-1, features])      is saved for the product after the relu
+
+A linear layer views what it gets as a matrix, and saves the view for the gradient of its weight. torch
+does not see that this is relu's result, and saves the mask too. Inductor's code for a CPU writes
+and reads bools one at a time: the feed-forward layer of a transformer in bfloat16, 512 to 2048
+features and back, takes 1.7 times as long for it in training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+_aten = torch.ops.aten
+_VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+
+
+def read_views_of_relus(joint_graph: Graph) -> None:
+    """Edits the graph: a comparison of a relu's result with 0 reads a view of it that comes before
+    the comparison, if there is one."""
+    for mask in joint_graph.find_nodes(op="call_function", target=_aten.le.Scalar):
+        relu, limit = mask.args
+        if relu.target is not _aten.relu.default or limit != 0:
+            continue
+        view = next((user for user in relu.users if user.target in _VIEWS and user < mask), None)
+        shape = _shape(relu)
+        if view is not None and shape is not None:
+            _read(mask, view, shape)
+
+
+def _shape(relu: Node) -> Any:
+    """Returns the shape of a relu's result as numbers and nodes, or None if there is no node for a
+    symbolic size."""
+    source = relu.args[0]
+    if isinstance(source, Node) and source.target in _VIEWS:
+        return source.args[1]
+    shape = list(relu.meta["val"].shape)
+    return shape if all(isinstance(size, int) for size in shape) else None
+
+
+def _read(mask: Node, view: Node, shape: Any) -> None:
+    """Replaces a mask by that of the view, in the shape of the mask."""
+    graph, bools = mask.graph, mask.meta["val"]
+    with graph.inserting_before(mask):
+        of_view = graph.call_function(_aten.le.Scalar, (view, 0))
+        of_view.meta = mask.meta | {"val": torch.empty_like(view.meta["val"], dtype=torch.bool)}
+        new = graph.call_function(_aten.view.default, (of_view, shape))
+        new.meta = mask.meta | {"val": bools}
+    mask.replace_all_uses_with(new)
+    graph.erase_node(mask)
