@@ -18,17 +18,17 @@ from fusedops.ops import checks
 from fusedops.ops.registration import vmap
 from fusedops.ops.registration.autograd import gradient, register_autograd
 from fusedops.ops.registration.forward_mode import register_composite
-from fusedops.ops.registration.saved import Saved
 from fusedops.ops.registration.signature import MaybeTensor
 from fusedops.ops.registration.variants import register_fake
 
 ops = torch.ops.fusedops
 
 
-def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def multiplier(p: float, seed: MaybeTensor, like: torch.Tensor) -> torch.Tensor:
     """Returns m of the formula for elements of ``like``, in its dtype or float32 if that is
     16-bit."""
-    return ops._dropout.default(checks.wide(torch.ones_like(like)), p, seed)
+    factors: torch.Tensor = ops._dropout.default(checks.wide(torch.ones_like(like)), p, seed)
+    return factors
 
 
 def _fake(call: Any) -> torch.Tensor:

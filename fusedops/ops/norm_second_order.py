@@ -157,7 +157,7 @@ def _second_derivative(
 
 
 def multiplier(
-    like: torch.Tensor, normalized_shape: Sequence[int], p: float, seed: torch.Tensor
+    like: torch.Tensor, normalized_shape: Sequence[int], p: float, seed: MaybeTensor
 ) -> torch.Tensor:
     """Returns dropout's factor: 1 / (1 - p) where an op with this seed keeps an element, else 0."""
     rows = like.flatten(-len(normalized_shape))

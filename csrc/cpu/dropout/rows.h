@@ -9,8 +9,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Returns a tile of T that is 1 where dropout keeps the column and 0 elsewhere, for the columns from
-// `col` on. A tile of doubles has half as many columns as one of floats, the first half.
+// Returns a tile of T that is 1 where dropout keeps the column and 0 elsewhere, for the columns
+// from `col` on. A tile of doubles has the first half of the columns of a tile of floats.
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> kept_columns(const DropoutRow& dropout, int64_t col) {
   const Tile<float> kept = dropout.kept<T>(col);

@@ -4,10 +4,11 @@ before    mask = aten.le(relu, 0)                     saved for the backward gra
 after     mask = aten.view(aten.le(view, 0), shape)   computed in the backward graph, where
           view = aten.view(relu, [-1, features])      is saved for the product after the relu
 
-A linear layer views what it gets as a matrix, and saves the view for the gradient of its weight. torch
-does not see that this is relu's result, and saves the mask too. Inductor's code for a CPU writes
-and reads bools one at a time: the feed-forward layer of a transformer in bfloat16, 512 to 2048
-features and back, takes 1.7 times as long for it in training.
+A linear layer views what it gets as a matrix, and saves the view for the gradient of its weight.
+torch does not see that this is relu's result, and saves the mask too. Inductor's code for a CPU
+converts bools one at a time: training the feed-forward layer of a transformer, 512 to 2048 features
+and back, takes 1.4 times as long for it in float32, and twice as long in bfloat16 (on a core of
+Sapphire Rapids).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Decides whether a site should be replaced, which is a softmax, norm, cross entropy or dropout that
-an op can replace correctly.
+"""Decides whether a site should be replaced, which is a softmax, norm, cross entropy or dropout
+that an op can replace correctly.
 
 With `fuse="profitable"` a site is replaced if the op, plus the memory traffic that it adds around
 the site, is measured to take less time than Inductor's code for the site. The traffic arises
