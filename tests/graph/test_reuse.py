@@ -226,3 +226,15 @@ def test_what_a_region_reads_belongs_to_the_graph_around_it():
         compiled = torch.compile(step, backend="fusedops", fullgraph=True)
         ours, eager = (torch.autograd.grad(f(*tensors).sum(), tensors) for f in (compiled, step))
     torch.testing.assert_close(ours, eager)
+
+
+def test_the_mask_of_a_relu_before_a_linear_layer_is_not_saved():
+    model, x = torch.nn.Sequential(*map(torch.nn.Linear, (8, 16), (16, 4))), torch.randn(3, 5, 8)
+    model.insert(1, torch.nn.ReLU())
+    parameters, kept = list(model.parameters()), []
+    compiled = torch.compile(model, backend="fusedops", dynamic=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = compiled(x)
+    assert kept and not any(t.dtype == torch.bool for t in kept)
+    ours, eager = (torch.autograd.grad(y.sum(), parameters) for y in (y, model(x)))
+    torch.testing.assert_close(ours, eager)

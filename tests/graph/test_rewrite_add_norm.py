@@ -14,6 +14,8 @@ from agreement import (
 from decomposed import EPS, layer_norm_decomposed
 from torch import nn
 
+import fusedops
+
 N = 8
 
 
@@ -176,13 +178,13 @@ def _dropped_and_added_to_itself(x, r, w, b):
 
 def test_one_of_two_dropouts_is_taken_in(rewrite):
     rewritten = rewrite(_both_dropped, *draw())
-    assert rewritten.replaced == {"add_layer_norm": 1}
-    assert rewritten.code.count(" dropout") + rewritten.code.count("aten.dropout") >= 1
+    assert rewritten.replaced == {"add_layer_norm": 1, "dropout": 1}
     assert f", {P}," in rewritten.code.split("add_layer_norm", 1)[1]
 
 
 def test_a_dropout_added_to_itself_is_drawn_once(rewrite):
-    rewritten_alike(rewrite, _dropped_and_added_to_itself, draw())
+    with fusedops.config.patch(fuse="always,dropout=never"):
+        rewritten_alike(rewrite, _dropped_and_added_to_itself, draw())
 
 
 # --- dtypes ---------------------------------------------------------------------------------------
