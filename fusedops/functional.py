@@ -1168,11 +1168,15 @@ def dropout(
 
     Source: Srivastava et al., "Dropout" (2014); :func:`torch.nn.functional.dropout`.
     """
-    function = "dropout"
-    p, drawn = _branch_dropout(function, input, p, training, seed)
-    if drawn is None:
-        return _arguments.tensor(function, "input", input)
-    return _dropout(input, p, drawn, False)
+    p, drawn = _branch_dropout("dropout", input, p, training, seed)
+    return _undropped(input) if drawn is None else _dropout(input, p, drawn, False)
+
+
+def _undropped(input: torch.Tensor) -> torch.Tensor:
+    """Returns the input of a dropout that drops nothing. Refuses a dtype that the op refuses, so
+    that a model that runs in evaluation also trains."""
+    checks.check_dtype_of("dropout", "input", _arguments.tensor("dropout", "input", input))
+    return input
 
 
 def _branch_dropout(
@@ -1212,6 +1216,7 @@ for _name in (
     "_softmax_in_place",
     "_softmax_of_all",
     "_softmax_out",
+    "_undropped",
 ):
     torch.fx.wrap(_name)
 for _function in (_check_out_dtype, _softmax_in_place, _softmax_out):

@@ -35,6 +35,7 @@ def _fake(call: Any) -> torch.Tensor:
     op, input = "dropout", call.input
     checks.check_dtype_of(op, "input", input)
     checks.check_seed(op, call.p, call.seed, ("input", input))
+    checks.check_cols(op, input.shape[-1] if input.dim() else 1)
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 

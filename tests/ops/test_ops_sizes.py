@@ -16,6 +16,7 @@ HUGE = {
     "softmax_apply": lambda t: fusedops.softmax_apply(t, t[:, :1], t[:, :1], -1),
     "masked_softmax": lambda t: fusedops.masked_softmax(t),
     "masked_softmax_dropout": lambda t: fusedops.masked_softmax_dropout(t, p=0.5),
+    "dropout": lambda t: fusedops.dropout(t),
     "layer_norm": lambda t: fusedops.layer_norm(t, [5]),
     "std_norm": lambda t: fusedops.std_norm(t, [5]),
     "rms_norm": lambda t: fusedops.rms_norm(t, [5]),
@@ -53,6 +54,7 @@ def test_rows_beyond_32_bits_are_refused_also_on_meta():
             lambda t: fusedops.softmax(t, -1),
             lambda t: fusedops.softmax(t[0], 0),
             lambda t: fusedops.masked_softmax(t),
+            lambda t: fusedops.dropout(t),
             lambda t: fusedops.layer_norm(t, [2**31]),
             lambda t: fusedops.stack_softmax([t], -1),
         ):

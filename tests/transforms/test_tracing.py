@@ -24,6 +24,8 @@ FUNCTIONS = {
     "masked_softmax, window": lambda x: fusedops.masked_softmax(x, causal="bottom_right", window=2),
     "masked_softmax, a sink": lambda x: fusedops.masked_softmax(x, sinks=0.5),
     "masked_softmax, out": lambda x: fusedops.masked_softmax(x, out=torch.empty_like(x)),
+    "dropout of nothing": lambda x: fusedops.dropout(x, 0.0),
+    "dropout, in evaluation": lambda x: fusedops.dropout(x, training=False),
     "layer_norm, of x's own shape": lambda x: fusedops.layer_norm(x, x.shape[-1:]),
     "add_rms_norm, of x's own shape": lambda x: fusedops.add_rms_norm(x, x, (x.shape[-1],))[0],
     "stack_layer_norm, of x's own shape": lambda x: fusedops.stack_layer_norm([x], [x.size(-1)]),
@@ -109,18 +111,20 @@ def test_a_write_in_a_symbolic_trace_is_not_dead_code():
     assert torch.equal(traced(X.clone()), fusedops.softmax(X, -1))
 
 
-def test_dropout_draws_anew_at_each_call_of_a_symbolic_trace():
-    traced = fx.symbolic_trace(lambda x: fusedops.masked_softmax_dropout(x))
+@pytest.mark.parametrize("function", [fusedops.masked_softmax_dropout, fusedops.dropout])
+def test_dropout_draws_anew_at_each_call_of_a_symbolic_trace(function):
+    traced = fx.symbolic_trace(lambda x: function(x))
     torch.manual_seed(1)
     first, second = traced(X), traced(X)
     torch.manual_seed(1)
-    assert torch.equal(first, fusedops.masked_softmax_dropout(X))
+    assert torch.equal(first, function(X))
     assert not torch.equal(first, second)
 
 
 def test_a_meta_tensor_takes_a_seed_of_the_cpu():
     x = X.to("meta")
     assert fusedops.masked_softmax_dropout(x, seed=SEED).is_meta
+    assert fusedops.dropout(x, seed=SEED).is_meta
     assert fusedops.add_layer_norm(x, x, [4], p=0.5, seed=SEED)[0].is_meta
 
 

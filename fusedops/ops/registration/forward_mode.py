@@ -6,7 +6,7 @@ derivatives of every order and in every nesting follow from them. A formula on t
 would not do: what the kernels save for reverse mode would lose its tangents.
 
 The composites are in softmax_composites.py, norm_composites.py, cross_entropy_composites.py,
-linear_cross_entropy.py and stack.py.
+linear_cross_entropy.py, dropout.py and stack.py.
 """
 
 from __future__ import annotations
