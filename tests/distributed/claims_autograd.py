@@ -61,10 +61,15 @@ def claim_a_norm_is_sequence_parallel_without_communication():
 def claim_every_function_has_the_gradients_of_one_process():
     mesh, same = world_mesh(), [Replicate()]
     x, r, w = _randn(3, 5, 6), _randn(3, 5, 6), _randn(6)
+
+    def dropped(x):
+        return fusedops.dropout(x, p=0.3, seed=torch.tensor(5))
+
     for rows in ([Shard(0)], [Shard(1)], [Shard(2)], [Replicate()], [Partial("sum")]):
         for ours, exact, tensors in (
             (lambda x: fusedops.softmax(x, -1), lambda x: x.softmax(-1), (x,)),
             (lambda x: fusedops.log_softmax(x, 1), lambda x: x.log_softmax(1), (x,)),
+            (dropped, dropped, (x,)),
             (
                 lambda x, w: fusedops.rms_norm(x, (6,), w),
                 lambda x, w: F.rms_norm(x, (6,), w, torch.finfo(torch.float64).eps),
@@ -132,11 +137,12 @@ def claim_learned_sinks_get_their_gradient():
 def claim_dropout_is_the_same_on_any_placement():
     mesh, x = world_mesh(), _randn(4, 5, 7)
     seed = torch.tensor(5)
-    wanted = fusedops.masked_softmax_dropout(x, p=0.5, seed=seed)
-    for placement in (Replicate(), Shard(0), Shard(1)):
-        ours = fusedops.masked_softmax_dropout(partial(x, mesh, [placement]), p=0.5, seed=seed)
-        assert ours.placements == (placement,)
-        assert torch.allclose(ours.full_tensor(), wanted, rtol=1e-13)
+    for function in (fusedops.masked_softmax_dropout, fusedops.dropout):
+        wanted = function(x, p=0.5, seed=seed)
+        for placement in (Replicate(), Shard(0), Shard(1)):
+            ours = function(partial(x, mesh, [placement]), p=0.5, seed=seed)
+            assert ours.placements == (placement,)
+            assert torch.allclose(ours.full_tensor(), wanted, rtol=1e-13)
 
 
 def claim_dropout_in_16_bits_is_rounded_once():
@@ -147,6 +153,8 @@ def claim_dropout_in_16_bits_is_rounded_once():
     exact = fusedops.masked_softmax_dropout(x.double(), p=0.5, seed=seed)
     error = (ours.full_tensor().double() - exact).abs()
     assert (error <= exact * 0.51 * torch.finfo(x.dtype).eps).all()
+    ours = fusedops.dropout(partial(x, mesh, rows), p=0.3, seed=seed)
+    assert torch.equal(ours.full_tensor(), fusedops.dropout(x, p=0.3, seed=seed))
     for added in (residual, _randn(4, 5, 7, dtype=torch.float32)):
         given = [partial(t, mesh, rows) for t in (x, added)]
         _, ours = fusedops.add_layer_norm(*given, (7,), p=0.5, seed=seed)

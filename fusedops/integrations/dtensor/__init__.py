@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from fusedops.integrations.dtensor import masked_softmax, norm, softmax, stack
+from fusedops.integrations.dtensor import dropout, masked_softmax, norm, softmax, stack
 from fusedops.integrations.dtensor.call import Call, Rule, run
 from fusedops.integrations.dtensor.cross_entropy import RULES as LOSSES
 from fusedops.integrations.dtensor.cross_entropy import cross_entropy
@@ -23,6 +23,7 @@ __all__ = ["cross_entropy"]
 _RULES: dict[str, Rule] = {
     **softmax.RULES,
     **masked_softmax.RULES,
+    **dropout.RULES,
     **LOSSES,
     **norm.RULES,
     **stack.RULES,

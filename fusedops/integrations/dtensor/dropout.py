@@ -1,21 +1,23 @@
-"""Computes dropout where each rank has some of the rows.
+"""Computes dropout where each rank has some of the rows: the op itself, and the factors for other
+ops that have dropout.
 
 The kernels number the rows of the tensor that they get, and their random numbers depend on these
 row numbers. A rank that has only some rows of a tensor therefore calls the op without dropout, and
 multiplies by the factors that the kernel would draw for these rows of the whole tensor (csrc/args.h
 defines them). So any placement drops the same elements, and nothing is sent. Drawing with torch's
 functions takes some 30 passes over int64 tensors with a quarter as many elements as the rank's
-part.
+part. A row that is divided among ranks is gathered.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
-from fusedops.integrations.dtensor.call import Call
-from fusedops.integrations.dtensor.partition import Partition
+from fusedops.integrations.dtensor.call import Call, Rule
+from fusedops.integrations.dtensor.partition import Partition, Result, Space
 from fusedops.reference import philox
 
 
@@ -54,3 +56,27 @@ def _row_numbers(part: Partition, like: torch.Tensor, outer_dim_count: int) -> t
         of_part = torch.arange(start, start + like.shape[dim], device=like.device)
         numbers = numbers.unsqueeze(-1) * part.sizes[dim] + of_part
     return numbers.reshape(-1)
+
+
+# --- the op -------------------------------------------------------------------------------------
+
+
+def _space(call: Call) -> Space:
+    """Returns the Space that describes a call. Where elements are dropped, every rank needs whole
+    rows."""
+    sizes = tuple(call["input"].shape)
+    every = tuple(range(len(sizes)))
+    row = frozenset(every[-1:] if drops(call) else ())
+    return Space(sizes, {"input": every}, (Result(every),), ("input",), row)
+
+
+def _local(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
+    """Returns the results for a rank's part."""
+    if not draws_for_part(call, part):
+        result: torch.Tensor = call.run(local)
+        return result
+    input: torch.Tensor = local["input"]
+    return input * multiplier(call, part, input, row_dim_count=1)
+
+
+RULES = {"dropout": Rule(_space, _local)}
