@@ -355,6 +355,11 @@ def _nothing(like: Value) -> Value:
     return op.CastLike(op.Constant(value=ir.tensor([], ir.DataType.FLOAT)), like)
 
 
+def _dropout(call: Any) -> dict[str, Any]:
+    _refuse_dropout(call.p)
+    return {"output": op.Identity(call.input)}
+
+
 def _refuse_dropout(p: float) -> None:
     if p > 0:
         raise RuntimeError(
@@ -567,6 +572,7 @@ _TRANSLATED: dict[str, Callable[[Any], dict[str, Any]]] = {
     "log_softmax": functools.partial(_softmax_of_call, op.LogSoftmax),
     "softmax_stats": _softmax_stats,
     "softmax_apply": _softmax_apply,
+    "dropout": _dropout,
     "stack_softmax": functools.partial(_stack_of_softmaxes, op.Softmax),
     "stack_log_softmax": functools.partial(_stack_of_softmaxes, op.LogSoftmax),
     "stack_layer_norm": _stack_layer_norm,

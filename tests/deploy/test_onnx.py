@@ -145,6 +145,7 @@ ARGUMENTS = {
     "masked_softmax_dropout": lambda x, r, w, b, m, f, s: (  # of 0
         *(x, m, 0.5, True, None, 0.0, torch.tensor(3), s),
     ),
+    "dropout": lambda x, *_: (x, 0.0, torch.tensor(3)),
     "masked_softmax_sinks": lambda x, r, w, b, m, f, s: (
         *(x, m, 0.5, True, None, 0.0, None, s),
         *(None, 0, False, None, None, None, w[:5], 2.0),
@@ -321,6 +322,7 @@ def test_a_rewritten_model_runs_in_onnx_runtime_at_two_batch_sizes(name, tmp_pat
 SEED = torch.tensor(3)
 DROPOUTS = {
     "masked_softmax_dropout": lambda x: fusedops.masked_softmax_dropout(x, p=0.5),
+    "dropout": lambda x: fusedops.dropout(x),
     "add_layer_norm": lambda x: fusedops.add_layer_norm(x, x, (8,), p=0.5, seed=SEED),
     "add_rms_norm": lambda x: fusedops.add_rms_norm(x, x, (8,), p=0.5, seed=SEED),
 }
