@@ -136,6 +136,7 @@ FUNCTIONS = {
         lambda x: fusedops.masked_softmax_dropout(x, MASK, scale=0.5, bias=BIAS, seed=SEED),
         masked_dropout,
     ),
+    "dropout": (lambda x: fusedops.dropout(x, seed=SEED), lambda x: x * kept(x)),
     "layer_norm": (
         lambda x: fusedops.layer_norm(x, [4], WEIGHT, BIAS),
         lambda x: reference.layer_norm(x, [4], WEIGHT, BIAS),

@@ -95,6 +95,12 @@ def _masked_rows():
     yield Sample("masked_softmax", (_randn(1), None, 0.7, False, None))  # fewer keys than ranks
 
 
+def _dropouts():
+    for shape in ((3, 5, 7), (2, 3, 4, 6), (9,), (3, 0)):
+        for p in (0.0, 0.3, 1.0):
+            yield Sample("dropout", (_randn(*shape), p, torch.tensor(2**40 + 17)))
+
+
 def _norms():
     x, g, residual = _randn(3, 5, 6), _randn(3, 5, 6), _randn(3, 5, 6)
     seed = torch.tensor(12345)
@@ -210,7 +216,7 @@ def samples(dtype: torch.dtype = torch.float64) -> list[Sample]:
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)
     try:
-        softmaxes = (_softmaxes, _masked_softmaxes, _masked_rows, _cross_entropies)
+        softmaxes = (_softmaxes, _masked_softmaxes, _masked_rows, _dropouts, _cross_entropies)
         families = (*softmaxes, _norms, _spatial_norms, _stacks, _norms_of_no_columns)
         return [sample for family in families for sample in family()]
     finally:

@@ -17,6 +17,7 @@ COUNTS = (1, 2, 3)
 OP_TESTS = (
     "test_add_norm",
     "test_cross_entropy",
+    "test_dropout",
     "test_linear_cross_entropy",
     "test_masked_softmax_grad",
     "test_masked_softmax_values",

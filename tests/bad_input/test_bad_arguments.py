@@ -37,6 +37,7 @@ WAYS = {
     "log_softmax": _SOFTMAX,
     "masked_softmax": ({"out": "out"}, {"causal": "'bottom_right'"}),
     "masked_softmax_dropout": ({"training": "False"}, {"input": "leaf", "mask": "mask"}),
+    "dropout": ({"input": "leaf"},),
     "cross_entropy": ({"dim": "1"}, {"input": "leaf", "weight": "w", "return_lse": "True"}),
     "linear_cross_entropy": (
         {"reduction": "'none'"},
@@ -161,6 +162,8 @@ TOGETHER = [
     ),
     refused("segment_bounds(classes, length=3)", clear("length", "3 beside segment_ids")),
     refused("masked_softmax_dropout(x[0, 0])", clear("input", "no dimension")),
+    refused("dropout(x.long(), training=False)", clear("input", "int64")),
+    refused("dropout([1.0], 0.0)", clear("input", "list|\\[1.0\\]")),
     *(
         refused(call.format(tensor), f"{call.partition('(')[0]}: {name} {what}")
         for call, name in (
@@ -222,6 +225,8 @@ TAKEN = [
     answers("masked_softmax(x, x.mul(nan))", "x.mul(nan)"),
     answers("masked_softmax(x, bias=x.mul(inf))", "torch.softmax(x + x.mul(inf), -1)"),
     answers("masked_softmax_dropout(x, p=1, training=False)", "torch.softmax(x, -1)"),
+    answers("dropout(x, p=1, training=False)", "x", tolerance=0),
+    answers("dropout(x, np.float32(1), seed=seed)", "x.mul(0)"),
     answers("nn.MaskedSoftmax(p=1)(x)", "x.mul(0).abs()"),
     answers("nn.MaskedSoftmax(p=1).eval()(x)", "torch.softmax(x, -1)"),
     answers("nn.Softmax(None)(x[0, 0])", "torch.ones(())"),

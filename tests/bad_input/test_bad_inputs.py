@@ -7,6 +7,8 @@ from bad_calls import answers, either
 _SOFTMAX = "reference.softmax({0}, -1).to({0}.dtype)"
 _MASKED = "reference.masked_softmax({0}, mask[1]).to({0}.dtype)"
 _STACKED = "torch.stack([reference.{}.to({{0}}.dtype)] * 2)".format
+#: With the seed 7 and p = 0.25.
+_KEPT = "(reference.philox(7, {0}.numel() // 5, 5).view({0}.shape) >= 2**30)"
 _SUM = "(reference.{}.to({{0}}.dtype), {{0}} + {{0}})".format
 #: A call of each function, {0} is its input; and what it gives, from float64.
 CALLS = {
@@ -18,6 +20,10 @@ CALLS = {
     "masked_softmax_dropout": (
         "masked_softmax_dropout({0}, mask[1], p=0.0, seed=seed)",
         _MASKED,
+    ),
+    "dropout": (
+        "dropout({0}, 0.25, seed=seed)",
+        f"({{0}}.double() * {_KEPT} / 0.75).to({{0}}.dtype)",
     ),
     **{
         norm: (f"{norm}({{0}}, {given})", f"reference.{norm}({{0}}, {given}).to({{0}}.dtype)")
@@ -43,7 +49,7 @@ CALLS = {
     ),
 }
 WITHOUT_A_MASK = ("layer_norm", "std_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
-WITHOUT_A_MASK += ("softmax", "log_softmax", "softmax_stats", "stack_softmax")
+WITHOUT_A_MASK += ("softmax", "log_softmax", "softmax_stats", "stack_softmax", "dropout")
 
 #: Tensors that every function takes; tests/properties have dtypes, strides and values.
 TAKEN = (

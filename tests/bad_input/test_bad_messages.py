@@ -47,6 +47,11 @@ MESSAGES = {
     "masked_softmax_dropout(x, seed=torch.zeros(2, dtype=torch.int64))": (
         r"seed is torch.int64 of shape \[2\], wanted one torch.int64; make it with torch.randint"
     ),
+    "dropout(x, 1.5)": r"dropout: p is 1.5, wanted a probability in \[0, 1\]",
+    "dropout(x.int())": r"dropout: input is torch.int32, wanted torch.float32, .*; convert it",
+    "dropout(x, seed=torch.zeros(2, dtype=torch.int64))": (
+        r"dropout: seed is torch.int64 of shape \[2\], wanted one torch.int64; make it with"
+    ),
     "ops.masked_softmax_backward(x[:2], x, None, 1.0, False, torch.float32)": (
         r"grad_output is torch.float32 of shape \[2, 5\], wanted .* as probabilities is"
     ),

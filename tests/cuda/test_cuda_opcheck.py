@@ -23,6 +23,7 @@ def calls(dtype):
         yield ops.layer_norm, (leaf, [4, 8], None, None, 1e-5)
         yield ops.std_norm, (leaf, [8], w, b, 1e-6)
         yield ops.masked_softmax, (leaf, y[:1] > 0.1, 0.5, True, -1e4, x[:, :1])
+        yield ops.dropout, (leaf, 0.3, torch.tensor(5).cuda())
         yield ops.masked_softmax_dropout, (leaf, None, 0.5, True, 0.0, 0.3, torch.tensor(5).cuda())
     yield ops.masked_softmax_backward, (x, y, y > 0.1, 0.5, True, dtype)
     yield ops.softmax_, (x.clone(), 1)

@@ -78,6 +78,12 @@ def test_a_nan_among_the_scores_makes_its_softmax_nan(dtype, dim):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_dropout_of_a_nan_is_a_nan_whether_it_is_kept_or_not(dtype):
+    x = with_nans(dtype)
+    assert same_nans(fusedops.dropout(x), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_a_nan_in_given_statistics_makes_its_row_nan(dtype):
     of = torch.float64 if dtype == torch.float64 else torch.float32
     given, ones = nans(of)[:, None], torch.ones(len(nans(of)), 1, dtype=of)

@@ -60,6 +60,10 @@ def masked_dropout(x: Tensor) -> Results:
     yield fusedops.masked_softmax_dropout(x, mask, p=0.3, scale=0.5, seed=SEED), [x]
 
 
+def dropout(x: Tensor) -> Results:
+    yield fusedops.dropout(x, p=0.3, seed=SEED), [x]
+
+
 def norm(function: Function, parameters: int, x: Tensor) -> Results:
     own = [tensor(x.dtype, x.shape[-1], salt=3 + i).requires_grad_() for i in range(parameters)]
     yield function(x, x.shape[-1:], *own), [x, *own]
@@ -69,8 +73,8 @@ def norm(function: Function, parameters: int, x: Tensor) -> Results:
 def add_norm(function: Function, x: Tensor) -> Results:
     weight = tensor(x.dtype, x.shape[-1], salt=3).requires_grad_()
     residual = tensor(x.dtype, *x.shape, salt=4).requires_grad_()
-    for dropout in ({}, {"p": 0.3, "seed": SEED}):
-        y, total = function(x, residual, x.shape[-1:], weight, **dropout)
+    for options in ({}, {"p": 0.3, "seed": SEED}):
+        y, total = function(x, residual, x.shape[-1:], weight, **options)
         yield y, [x, residual, weight]
         yield total, []
 
@@ -114,6 +118,7 @@ CASES: dict[str, Callable[[Tensor], Results]] = {
     "spatial log_softmax": partial(spatial, fusedops.log_softmax),
     "masked_softmax": masked,
     "masked_softmax_dropout": masked_dropout,
+    "dropout": dropout,
     "layer_norm": partial(norm, fusedops.layer_norm, 2),
     "std_norm": partial(norm, fusedops.std_norm, 2),
     "rms_norm": partial(norm, fusedops.rms_norm, 1),

@@ -10,6 +10,7 @@ from with_gradients import softmax_with_gradient
 import fusedops
 from fusedops import reference
 
+SEED = torch.tensor(1)
 LAYOUTS = {
     "contiguous": lambda x: x,
     "row slice": lambda x: x[:, 3:40],
@@ -105,6 +106,7 @@ def test_rows_in_evenly_spaced_groups_are_read_where_they_lie(layout):
         lambda: torch.ops.fusedops.softmax(x, -1): 0,
         lambda: torch.ops.fusedops.softmax_backward(x, x, -1, x.dtype): 0,
         lambda: fusedops.masked_softmax(x, causal=True): 0,
+        lambda: torch.ops.fusedops.dropout(x, 0.5, SEED): 0,
         lambda: torch.ops.fusedops.layer_norm(x, [cols], None, None, 1e-5): 2 * rows * 4,
         lambda: torch.ops.fusedops.layer_norm_backward(
             x, x, [cols], mean, rstd, None, None, only_input
@@ -163,8 +165,9 @@ STREAMED = {
     "softmax": partial(softmax_with_gradient, "softmax"),
     "log_softmax": partial(softmax_with_gradient, "log_softmax"),
     "layer_norm": lambda x, grad: [fusedops.layer_norm(x, x.shape[-1:], x[0])],
+    "dropout": lambda x, grad: [fusedops.dropout(x, seed=SEED)],
     "add_rms_norm": lambda x, grad: fusedops.add_rms_norm(
-        x, grad, x.shape[-1:], x[0], p=0.5, seed=torch.tensor(1)
+        x, grad, x.shape[-1:], x[0], p=0.5, seed=SEED
     ),
     **{f"add_rms_norm of {dtypes}": partial(mixed_sum, dtypes) for dtypes in MIXED},
 }

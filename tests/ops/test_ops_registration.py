@@ -58,6 +58,7 @@ def calls():
     yield "softmax_backward", (x, torch.softmax(x, -1), -1, torch.float16)
     yield "softmax", (torch.randn(0, 5), -1)
     yield "softmax", (torch.randn(()), -1)
+    yield "dropout", (torch.randn((), requires_grad=True), 0.5, torch.tensor(3))
     yield "log_softmax", (x.transpose(0, 1), 2)
     yield "layer_norm", (x.bfloat16(), [8], torch.randn(8), None, 1e-5)
     yield "layer_norm", (torch.randn(0, 5), [5], None, None, 1e-5)
@@ -215,6 +216,7 @@ def test_autocast_gives_the_dtype_that_torch_gives(dtype, device):
         for name, (ours, eager) in AUTOCAST_SOFTMAXES.items():
             assert ours(t).dtype == eager(t, -1).dtype, name
             assert ours(t, dtype=torch.float64).dtype == torch.float64, name
+        assert fusedops.dropout(t).dtype == torch.nn.functional.dropout(t).dtype
         for name, norm in AUTOCAST_NORMS.items():
             assert norm(t).dtype == torch.nn.functional.layer_norm(t, [4]).dtype, name
 

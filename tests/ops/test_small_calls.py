@@ -25,6 +25,7 @@ FUNCTIONS = {
     "cross_entropy": (lambda x: fusedops.cross_entropy(x, CLASSES, reduction="none"), 3),
     "masked_softmax": (lambda x: fusedops.masked_softmax(x, bias=BIAS), 1),
     "masked_softmax_dropout": (lambda x: fusedops.masked_softmax_dropout(x, seed=SEED), 1),
+    "dropout": (lambda x: fusedops.dropout(x, seed=SEED), 1),
     "layer_norm": (lambda x: fusedops.layer_norm(x, [8], WEIGHT, BIAS), 1),
     "std_norm": (lambda x: fusedops.std_norm(x, [8], WEIGHT, BIAS), 1),
     "rms_norm": (lambda x: fusedops.rms_norm(x, [8], WEIGHT), 1),

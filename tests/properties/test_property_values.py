@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import fusedops
+from fusedops import reference
 
 SOFTMAXES = {"softmax": bounds.softmax, "log_softmax": bounds.log_softmax}
 NORMS = ("layer_norm", "std_norm", "rms_norm")
@@ -93,6 +94,21 @@ def test_a_masked_softmax_is_within_its_bound(given, mask, bias, scale, causal, 
     corner = {False: None, "top_left": 0, "bottom_right": x.shape[-1] - x.shape[-2]}
     parts = bounds.masked_scores(x, mask, scale, corner[causal], mask_value, bias)
     bounds.assert_within(result, bounds.softmax(parts, x.dtype))
+
+
+@given(
+    drawn.tensors(),
+    st.sampled_from((0.0, 0.1, 0.5, 0.999, 1.0)),
+    st.integers(-(2**63), 2**63 - 1),
+)
+def test_dropout_is_within_the_bound_of_a_product(given, p, seed):
+    x = given.tensor()
+    words = reference.philox(seed, x[..., 0].numel(), x.shape[-1]).view(x.shape).numpy()
+    factor = (words >= p * 2**32) / (1 - p) if p < 1 else 0.0
+    with np.errstate(invalid="ignore"):  # of an infinity that is dropped
+        product = bounds.Bounded(bounds.exactly(x), np.zeros((2, *x.shape))).scaled(factor, x.dtype)
+        wanted = product.rounded_to(x.dtype)
+    bounds.assert_within(fusedops.dropout(x, p, seed=torch.tensor(seed)), wanted)
 
 
 # The mean of doubles that are close to each other, alone and in segments, has more than 64 bits.
