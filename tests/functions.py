@@ -137,6 +137,10 @@ FUNCTIONS = {
         masked_dropout,
     ),
     "dropout": (lambda x: fusedops.dropout(x, seed=SEED), lambda x: x * kept(x)),
+    "dropout, of a relu": (
+        lambda x: torch.ops.fusedops.dropout(x, 0.5, SEED, relu=True),
+        lambda x: x.relu() * kept(x),
+    ),
     "layer_norm": (
         lambda x: fusedops.layer_norm(x, [4], WEIGHT, BIAS),
         lambda x: reference.layer_norm(x, [4], WEIGHT, BIAS),

@@ -85,6 +85,7 @@ def valid_arguments(op: str) -> Arguments:
         "weight_offset": 1.0,
         "rounds_normalized": False,
         "wants_sum": True,
+        "relu": True,
     }
     if base == "softmax_apply":
         max = x.amax(-1, True)
@@ -470,7 +471,7 @@ def masked_softmax_backward_of(a: Arguments) -> torch.Tensor:
 
 def dropout_of(a: Arguments) -> torch.Tensor:
     x = a["input"].double()
-    return x * multiplier(a, torch.atleast_1d(x)).view(x.shape)
+    return (x.relu() if a["relu"] else x) * multiplier(a, torch.atleast_1d(x)).view(x.shape)
 
 
 def factor_of(a: Arguments) -> torch.Tensor | float:

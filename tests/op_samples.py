@@ -98,7 +98,8 @@ def _masked_rows():
 def _dropouts():
     for shape in ((3, 5, 7), (2, 3, 4, 6), (9,), (3, 0)):
         for p in (0.0, 0.3, 1.0):
-            yield Sample("dropout", (_randn(*shape), p, torch.tensor(2**40 + 17)))
+            for relu in (False, True):
+                yield Sample("dropout", (_randn(*shape), p, torch.tensor(2**40 + 17), relu))
 
 
 def _norms():

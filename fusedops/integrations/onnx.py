@@ -357,7 +357,7 @@ def _nothing(like: Value) -> Value:
 
 def _dropout(call: Any) -> dict[str, Any]:
     _refuse_dropout(call.p)
-    return {"output": op.Identity(call.input)}
+    return {"output": op.Relu(call.input) if call.relu else op.Identity(call.input)}
 
 
 def _refuse_dropout(p: float) -> None:

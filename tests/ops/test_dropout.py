@@ -66,11 +66,28 @@ def test_a_gradient_is_dropout_of_the_gradient(dtype):
         assert same_bits(found, fusedops.dropout(grad, 0.3, seed=SEED))
 
 
-def test_only_the_seed_is_kept_for_the_backward():
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_a_relu_before_it_has_the_values_and_the_gradient_of_two_calls(dtype):
+    x = torch.randn(4, 90).to(dtype)
+    x[0], x[1, :9] = -torch.inf, torch.nan
+    x.requires_grad_()
+    for p in (0.0, 0.3, 1.0):
+        ours, apart = op(x, p, SEED, relu=True), op(x.relu(), p, SEED)
+        assert torch.equal(ours.isnan(), apart.isnan())
+        torch.testing.assert_close(ours, apart, rtol=0, atol=0, equal_nan=True)
+        grad = torch.randn_like(x)
+        (found,), (expected,) = (torch.autograd.grad(y, x, grad) for y in (ours, apart))
+        numbers = ~apart.isnan()
+        torch.testing.assert_close(found[numbers], expected[numbers])
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_seed_or_with_a_relu_the_result_is_all_that_is_kept(relu):
     x, kept = torch.randn(4, 64, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        fusedops.dropout(x, seed=SEED)
-    assert len(kept) == 1 and kept[0] is SEED
+        y = op(x, 0.5, SEED, relu)
+    (tensor,) = kept
+    assert tensor.data_ptr() == (y if relu else SEED).data_ptr()
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -75,7 +75,7 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
     if not draws_for_part(call, part):
         result: torch.Tensor = call.run(local)
         return result
-    input: torch.Tensor = local["input"]
+    input: torch.Tensor = local["input"].relu() if call["relu"] else local["input"]
     return input * multiplier(call, part, input, row_dim_count=1)
 
 
