@@ -11,7 +11,7 @@ from processes import run_python
 
 import fusedops
 from fusedops.config import Config
-from fusedops.graph.rules import RULES, STACKS
+from fusedops.graph.rules import REST, RULES, STACKS
 
 
 def test_by_default_sites_that_pay_are_replaced():
@@ -26,7 +26,7 @@ def test_a_rule_can_have_a_mode_of_its_own():
 
 
 def test_every_rule_is_known_by_its_name():
-    names = [rule.name for rule in (*STACKS, *RULES) if rule.name != "leaf"]
+    names = [rule.name for rule in (*STACKS, *RULES, *REST) if rule.name != "leaf"]
     assert sorted(fusedops.config.RULES) == sorted([*names, "expand"])
 
 

@@ -215,11 +215,11 @@ ENCODER_MASKS = {
 
 
 @pytest.mark.parametrize("mask", ["none", "key padding", "causal", "both"])
-def test_a_layer_in_training_has_its_attentions_dropout_in_the_op(rewrite_dynamo, mask):
+def test_a_layer_in_training_has_every_dropout_in_an_op(rewrite_dynamo, mask):
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
     model = functools.partial(layer, **ENCODER_MASKS[mask])
     replaced = rewrite_dynamo(model, torch.randn(2, 5, 8)).replaced
-    assert replaced == {"masked_softmax_dropout": 1, "add_layer_norm": 2}
+    assert replaced == {"masked_softmax_dropout": 1, "add_layer_norm": 2, "dropout": 1}
 
 
 def test_sdpa_without_dropout_is_left_as_it_runs(rewrite):
