@@ -313,6 +313,7 @@ OF_SITES = (
     "graph_0_cpp_fused_add_div_expand_mul_pow_sum_view_7",
     "graph_0_cpp_fused_add_native_dropout_backward_native_layer_norm_backward_sum_view_8",
     "graph_1_cpp_fused_native_dropout_7",
+    "graph_0_cpp_fused_native_dropout_backward_threshold_backward_view_1",
     "aten::_softmax",
 )
 #: Matrix products, activations and arithmetic do not count.
@@ -321,7 +322,7 @@ OTHERS = (
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "graph_1_cpp_fused_mul_6",
     "graph_0_cpp_fused_clone_expand_view_4",
-    "graph_0_cpp_fused_native_dropout_backward_threshold_backward_view_1",
+    "graph_0_cpp_fused_relu_where_1",
     "graph_0_cpp_fused_add_mul_native_dropout_backward_pow_sum_tanh_tanh_backward_view_1",
     "Torch-Compiled Region: 0/0 softmax",
 )

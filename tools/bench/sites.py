@@ -8,7 +8,8 @@ rule is used for plain Inductor and for fusedops. These belong to the sites:
 - a kernel with a part of a softmax or norm, including all that was fused into it, such as scale,
   mask, dropout, residual and casts;
 - a kernel of only a dropout or a mask, because it comes before or after such a kernel. If it has an
-  activation too, it belongs to the feed-forward network, and does not count.
+  activation too, it belongs to the feed-forward network, and does not count, except for the dropout
+  of a relu, which is an operator of fusedops.
 
 Attention that Inductor turns into scaled_dot_product_attention does not belong to the sites,
 because its matrix products cannot be separated. Nor does a kernel that has only arithmetic, such as
@@ -46,8 +47,9 @@ _SITE = _any_of(
     *("softmax", "layer_norm", "rms_norm", "amax", "exp", "logsumexp"),
     *("rsqrt", "var", "var_mean", "std", _NORM_BACKWARD),
 )
-_LINK = _any_of("dropout", "where", "masked_fill")
-_ACTIVATION = _any_of("relu", "threshold_backward", "gelu", "tanh", "erf", "silu", "sigmoid")
+_DROPOUT, _MASK = _any_of("dropout"), _any_of("where", "masked_fill")
+_RELU = _any_of("relu", "threshold_backward")
+_ACTIVATION = _any_of("gelu", "tanh", "erf", "silu", "sigmoid")
 
 
 def belongs_to_a_site(name: str) -> bool:
@@ -56,7 +58,8 @@ def belongs_to_a_site(name: str) -> bool:
         return True
     if "cpp_fused" not in name and not name.startswith("aten::"):
         return False
-    return bool(_SITE.search(name) or (_LINK.search(name) and not _ACTIVATION.search(name)))
+    is_link = _DROPOUT.search(name) or (_MASK.search(name) and not _RELU.search(name))
+    return bool(_SITE.search(name) or (is_link and not _ACTIVATION.search(name)))
 
 
 def share_of_sites(step: Call) -> float:
