@@ -89,6 +89,15 @@ def test_masked_softmax_agrees_with_the_chain(dtype, wider, cols):
     assert x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
+@pytest.mark.parametrize("dtype, wider", DTYPES.values(), ids=DTYPES)
+def test_dropout_has_the_values_of_the_cpu(dtype, wider, cols):
+    x, seed = torch.randn(5, cols).to(dtype), torch.tensor(3)
+    for relu in (False, True):
+        ours = torch.ops.fusedops.dropout(x.cuda(), 0.3, seed.cuda(), relu)
+        assert torch.equal(ours.cpu(), torch.ops.fusedops.dropout(x, 0.3, seed, relu))
+
+
 # Kept in registers, in shared memory of up to 48 KB and of more, and loaded twice.
 @pytest.mark.parametrize(
     "rows, lanes",
