@@ -217,6 +217,11 @@ def test_a_relu_is_taken_in_if_only_the_dropout_reads_it(rewrite_dynamo, inputs,
     assert call == f"dropout({input}, p=0.4, seed={seed}{end}"
 
 
+def test_a_row_of_few_columns_is_left_to_inductor(rewrite):
+    rewritten = rewrite(lambda x: F.dropout(x, P), torch.randn(64, 3))
+    assert rewritten.reasons == ["its rows have fewer than 4 columns"]
+
+
 @every_form
 def test_under_fallback_random_it_is_eagers_to_the_bit(rewrite_dynamo, inputs, form):
     with inductor_config.patch(fallback_random=True):
