@@ -57,7 +57,7 @@ CALLS = {
     "masked_softmax_dropout": [
         (X, MASK, 1.0, False, None, 0.5, SEED, None, None, 0, False, None, None, None, None, None)
     ],
-    "_dropout": [(X, 0.25, SEED)],
+    "_dropout": [(X, 0.25, SEED, relu) for relu in (False, True)],
     "_layer_norm_output": [(X, (8,), WEIGHT, BIAS, 1e-5), (X, [3, 8], None, None, 1e-5)],
     "_layer_norm_backward": [
         (GRAD, X, [8], MEAN, RSTD, WEIGHT, BIAS, [True, True, True]),
