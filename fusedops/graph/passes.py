@@ -22,6 +22,7 @@ from fusedops.graph.memory.merged_results import separate_merged_results
 from fusedops.graph.memory.relu_masks import read_views_of_relus
 from fusedops.graph.memory.reuse import reuse_memory
 from fusedops.graph.memory.saved_seeds import save_seeds
+from fusedops.graph.memory.table_gradients import separate_rows
 from fusedops.graph.memory.unused_outputs import drop_unused_outputs, use_no_autograd_variants
 from fusedops.graph.policy import costs
 from fusedops.graph.rewriting.report import publish
@@ -61,12 +62,13 @@ class Pass(_Pass):
 
 class JointPass(_Pass):
     """Makes torch save the seeds of random numbers for the backward pass, and not the masks of
-    relus. It is Inductor's `joint_custom_post_pass`, which runs on forward and backward pass in one
-    graph."""
+    relus, and adds up the gradients of small tables without sharing memory among threads. It is
+    Inductor's `joint_custom_post_pass`, which runs on forward and backward pass in one graph."""
 
     def __call__(self, graph: Graph) -> None:
         save_seeds(graph)
         read_views_of_relus(graph)
+        separate_rows(graph)
 
 
 class ReusePass(_Pass):

@@ -1,6 +1,8 @@
 """Compiled graphs write a softmax into memory that nothing else reads, and into no other; and they
 do not write results that nothing reads, backward passes included."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -238,3 +240,31 @@ def test_the_mask_of_a_relu_before_a_linear_layer_is_not_saved():
     assert kept and not any(t.dtype == torch.bool for t in kept)
     ours, eager = (torch.autograd.grad(y.sum(), parameters) for y in (y, model(x)))
     torch.testing.assert_close(ours, eager)
+
+
+class _PositionBias(torch.nn.Module):
+    """T5's: a number for each head and bucket of distances, one of which is padding."""
+
+    def __init__(self, buckets):
+        super().__init__()
+        self.table = torch.nn.Embedding(buckets, 3, padding_idx=1)
+
+    def forward(self, x):
+        place = torch.arange(x.shape[-1])
+        distance = (place - place[:, None]).abs().clamp(max=self.table.num_embeddings - 1)
+        return (x + self.table(distance).permute(2, 0, 1)).softmax(-1).square()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_threads_do_not_share_the_gradient_of_a_small_table(dynamic):
+    torch.set_num_threads(2)  # until the end of the test: threads.py
+    model, x = _PositionBias(buckets=6), torch.randn(2, 3, 40, 40)
+    compiled = torch.compile(model, backend="fusedops", dynamic=dynamic)
+    with fresh_cache():
+        _, code = run_and_get_code(lambda: compiled(x).sum().backward())
+    assert "atomic_add" not in "".join(code)
+    ours, exact = model.table.weight.grad.clone(), copy.deepcopy(model).double()
+    exact.zero_grad()
+    exact(x.double()).sum().backward()
+    torch.testing.assert_close(ours.double(), exact.table.weight.grad, rtol=1e-5, atol=1e-6)
+    assert not ours[1].any()

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from fusedops.graph.memory.recorded import insert_call, replace
+
 _aten = torch.ops.aten
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 
@@ -32,7 +34,8 @@ def read_views_of_relus(joint_graph: Graph) -> None:
         view = next((user for user in relu.users if user.target in _VIEWS and user < mask), None)
         shape = _shape(relu)
         if view is not None and shape is not None:
-            _read(mask, view, shape)
+            of_view = insert_call(mask, _aten.le.Scalar, view, 0)
+            replace(mask, insert_call(mask, _aten.view.default, of_view, shape))
 
 
 def _shape(relu: Node) -> Any:
@@ -43,15 +46,3 @@ def _shape(relu: Node) -> Any:
         return source.args[1]
     shape = list(relu.meta["val"].shape)
     return shape if all(isinstance(size, int) for size in shape) else None
-
-
-def _read(mask: Node, view: Node, shape: Any) -> None:
-    """Replaces a mask by that of the view, in the shape of the mask."""
-    graph, bools = mask.graph, mask.meta["val"]
-    with graph.inserting_before(mask):
-        of_view = graph.call_function(_aten.le.Scalar, (view, 0))
-        of_view.meta = mask.meta | {"val": torch.empty_like(view.meta["val"], dtype=torch.bool)}
-        new = graph.call_function(_aten.view.default, (of_view, shape))
-        new.meta = mask.meta | {"val": bools}
-    mask.replace_all_uses_with(new)
-    graph.erase_node(mask)
