@@ -40,20 +40,18 @@ inline Dropout branch_dropout(
   return seed ? dropout_of(op, p, *seed, like) : Dropout{};
 }
 
-// The rows are those of the last dimension; a scalar is a row of one element.
 template <class Launcher>
 Tensor dropout(const Tensor& input, double p, const Tensor& seed, bool relu) {
   const char* op = "dropout";
   check_dtype_of(op, "input", input);
   const Dropout args = seeded_dropout(op, p, seed, {"input", input});
   const SizesView sizes = input.sizes();
-  const int64_t last = sizes.empty() ? 0 : static_cast<int64_t>(sizes.size()) - 1;
-  const int64_t cols = sizes.empty() ? 1 : sizes[last];
+  const int64_t cols = sizes.empty() ? 1 : sizes[sizes.size() - 1];
   check_cols(op, cols);
   const Tensor output = empty_contiguous(op, input, sizes, dtype_of(input));
   if (input.numel() == 0) return output;
-  const RowView source = as_rows<Launcher>(op, input, last);
-  const RowView result = as_rows<Launcher>(op, output, last);
+  const RowView source = rows_of_last_dim<Launcher>(op, input);
+  const RowView result = rows_of_last_dim<Launcher>(op, output);
   Launcher(input).launch(
       DropoutForward{source.read(), result.write(), args, input.numel() / cols, cols, relu});
   return output;

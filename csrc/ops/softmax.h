@@ -168,11 +168,6 @@ inline Tensor with_dim_back(const char* op, const Tensor& rows, const SoftmaxDim
   return as_contiguous(op, with_dim_last(rows, at));
 }
 
-template <class Launcher>
-RowView rows_of_last_dim(const char* op, const Tensor& tensor) {
-  return as_rows<Launcher>(op, tensor, tensor.dim() > 0 ? tensor.dim() - 1 : 0);
-}
-
 // Returns the shape of max and sum: input's, with a size of 1 in `dim`.
 inline Sizes softmax_statistics_sizes(const Tensor& input, int64_t dim) {
   Sizes sizes = input.sizes().vec();

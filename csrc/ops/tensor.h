@@ -367,6 +367,12 @@ RowView as_rows(const char* op, const Tensor& tensor, int64_t first) {
   return {copy, *row_spacing<Launcher>(copy, first)};
 }
 
+// Views `tensor` as rows of the last dimension; a scalar is a row of one element.
+template <class Launcher>
+RowView rows_of_last_dim(const char* op, const Tensor& tensor) {
+  return as_rows<Launcher>(op, tensor, tensor.dim() > 0 ? tensor.dim() - 1 : 0);
+}
+
 // Describes a tensor as [outer, dim_size, inner], where dim_size is the size of a dimension.
 struct SliceView {
   Tensor tensor;

@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import fusedops
 
 P = 0.4
+#: The call that draws a seed, in the text of a graph.
+SEED = "randint(-9223372036854775808, 9223372036854775807, [])"
 
 
 def attention(x, keep):
@@ -213,8 +215,7 @@ OPERANDS = {
 @pytest.mark.parametrize("form, input, end", OPERANDS.values(), ids=OPERANDS)
 def test_a_relu_is_taken_in_if_only_the_dropout_reads_it(rewrite_dynamo, inputs, form, input, end):
     call = rewrite_dynamo(form, inputs[0]).calls[-1]
-    seed = "randint(-9223372036854775808, 9223372036854775807, [])"
-    assert call == f"dropout({input}, p=0.4, seed={seed}{end}"
+    assert call == f"dropout({input}, p=0.4, seed={SEED}{end}"
 
 
 def test_a_row_of_few_columns_is_left_to_inductor(rewrite):
@@ -248,9 +249,8 @@ def test_one_graph_serves_all_batch_sizes(rewrite_dynamo, form):
 def test_the_graph_after_the_rewrite(rewrite, inputs):
     rewritten = rewrite(attention, *inputs)
     (call,) = rewritten.calls
-    seed = "randint(-9223372036854775808, 9223372036854775807, [])"
     assert call == (
         "masked_softmax_dropout(x, mask=keep, scale=0.5, mask_value=-1000000000.0, p=0.4, "
-        f"seed={seed})"
+        f"seed={SEED})"
     )
     assert rewritten.results == ["masked_softmax_dropout[0]"] and rewritten.unused == []

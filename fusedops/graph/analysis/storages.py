@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.fx import Graph, Node
 
-from fusedops.graph.analysis.calls import as_call, kind_of
+from fusedops.graph.analysis.calls import Call, as_call, kind_of
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.values import are_equal, value
 from fusedops.graph.analysis.writes import written
@@ -99,6 +99,11 @@ def storage(node: Node) -> Memory:
     while facts is not None and memory in facts.eager_storage:
         memory = facts.eager_storage[memory]
     return memory
+
+
+def is_in_place(call: Call) -> bool:
+    """Returns whether the result of a call is in the memory of its input."""
+    return storage(call.node) == storage(call.input)
 
 
 def _recorded_storage(node: Node) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
@@ -20,6 +21,15 @@ def insert_call(site: Node, op: Any, *args: Any, **kwargs: Any) -> Node:
         node = site.graph.call_function(op, args, kwargs)
     annotate(node, result, like=site)
     return node
+
+
+def sizes_of(site: Node, tensor: Node) -> list[Any]:
+    """Returns the sizes of a tensor: numbers, and for symbols nodes that are inserted before
+    `site`."""
+    return [
+        size if isinstance(size, int) else insert_call(site, torch.ops.aten.sym_size.int, tensor, d)
+        for d, size in enumerate(value(tensor).shape)
+    ]
 
 
 def replace(site: Node, new: Node) -> None:

@@ -13,12 +13,10 @@ Sapphire Rapids).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
-from fusedops.graph.memory.recorded import insert_call, replace
+from fusedops.graph.memory.recorded import insert_call, replace, sizes_of
 
 _aten = torch.ops.aten
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
@@ -32,17 +30,7 @@ def read_views_of_relus(joint_graph: Graph) -> None:
         if relu.target is not _aten.relu.default or limit != 0:
             continue
         view = next((user for user in relu.users if user.target in _VIEWS and user < mask), None)
-        shape = _shape(relu)
-        if view is not None and shape is not None:
+        if view is not None:
             of_view = insert_call(mask, _aten.le.Scalar, view, 0)
+            shape = sizes_of(mask, relu)
             replace(mask, insert_call(mask, _aten.view.default, of_view, shape))
-
-
-def _shape(relu: Node) -> Any:
-    """Returns the shape of a relu's result as numbers and nodes, or None if there is no node for a
-    symbolic size."""
-    source = relu.args[0]
-    if isinstance(source, Node) and source.target in _VIEWS:
-        return source.args[1]
-    shape = list(relu.meta["val"].shape)
-    return shape if all(isinstance(size, int) for size in shape) else None

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fusedops.graph.analysis.values import hints, value
-from fusedops.graph.memory.recorded import insert_call, replace
+from fusedops.graph.memory.recorded import insert_call, replace, sizes_of
 
 _aten = torch.ops.aten
 _PUT = _aten._unsafe_masked_index_put_accumulate.default
@@ -55,10 +55,7 @@ def _sum_of_rows(put: Node) -> Node:
     arguments: Any = put.args
     table, mask, (index,), values = arguments
     rows, columns = value(table).shape
-    sizes = [
-        size if isinstance(size, int) else insert_call(put, _aten.sym_size.int, index, dim)
-        for dim, size in enumerate(value(index).shape)
-    ]
+    sizes = sizes_of(put, index)
     dims = len(sizes)
     kept = insert_call(put, _aten.where.self, mask, values, _zeros(put, []))
     by_column = insert_call(put, _aten.permute.default, kept, [dims, *range(dims)])

@@ -17,8 +17,7 @@ def draws_own_numbers(dropout: Call) -> bool:
     arguments = dropout.arguments
     if arguments["train"] is not True or not arguments["p"] or inductor_config.fallback_random:
         return False
-    is_in_place = storages.storage(dropout.node) == storages.storage(arguments["input"])
-    return not is_in_place
+    return not storages.is_in_place(dropout)
 
 
 def drawn_seed(device: torch.device) -> OpCall:

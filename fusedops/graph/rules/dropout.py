@@ -58,7 +58,6 @@ def _relu(dropout: Call) -> Call | None:
     """Returns the relu whose result only the dropout uses, or None. A relu that overwrites its
     input is left to Inductor."""
     relu = call_of(dropout.input, "relu")
-    if relu is None or users(relu.node) != [dropout.node]:
+    if relu is None or users(relu.node) != [dropout.node] or storages.is_in_place(relu):
         return None
-    is_in_place = storages.storage(relu.node) == storages.storage(relu.input)
-    return None if is_in_place else relu
+    return relu
