@@ -103,13 +103,13 @@ def test_with_dropout_and_in_bfloat16_the_loss_falls(trainer_of, tmp_path, mode)
 
 
 @pytest.mark.exhaustive
-def test_compile_replaces_every_softmax_and_norm_and_the_cross_entropy(trainer_of):
+def test_compile_replaces_every_softmax_norm_and_dropout_and_the_cross_entropy(trainer_of):
     trainer = trainer_of("false")
     report = fusedops.explain(trainer.model.loss, trainer.inputs[:16], trainer.labels[:16])
     replaced = sorted(site.op for site in report.sites if site.replaced)
     assert replaced == sorted(
         SIZES.layers * ["masked_softmax_dropout", "add_layer_norm", "add_layer_norm"]
-        + ["layer_norm", "cross_entropy"]
+        + ["dropout", "layer_norm", "cross_entropy"]
     )
 
 
