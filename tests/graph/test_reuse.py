@@ -242,29 +242,56 @@ def test_the_mask_of_a_relu_before_a_linear_layer_is_not_saved():
     torch.testing.assert_close(ours, eager)
 
 
-class _PositionBias(torch.nn.Module):
+class _EmbeddedBias(torch.nn.Module):
     """T5's: a number for each head and bucket of distances, one of which is padding."""
 
-    def __init__(self, buckets):
+    def __init__(self):
         super().__init__()
-        self.table = torch.nn.Embedding(buckets, 3, padding_idx=1)
+        self.table = torch.nn.Embedding(6, 3, padding_idx=1)
 
     def forward(self, x):
         place = torch.arange(x.shape[-1])
-        distance = (place - place[:, None]).abs().clamp(max=self.table.num_embeddings - 1)
+        distance = (place - place[:, None]).abs().clamp(max=5)
         return (x + self.table(distance).permute(2, 0, 1)).softmax(-1).square()
 
 
+class _IndexedBias(torch.nn.Module):
+    """Swin's and BEiT's: a number for each head and distance, here of up to 4 either way. A
+    distance below 0 counts from the table's end."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(9, 3))
+
+    def forward(self, x):
+        place = torch.arange(x.shape[-1])
+        distance = (place - place[:, None]).clamp(-4, 4)
+        bias = self.table[distance.view(-1)].view(*distance.shape, -1)
+        return (x + bias.permute(2, 0, 1)).softmax(-1).square()
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_threads_do_not_share_the_gradient_of_a_small_table(dynamic):
+@pytest.mark.parametrize("kind", [_EmbeddedBias, _IndexedBias])
+def test_threads_do_not_share_the_gradient_of_a_small_table(kind, dynamic):
     torch.set_num_threads(2)  # until the end of the test: threads.py
-    model, x = _PositionBias(buckets=6), torch.randn(2, 3, 40, 40)
+    model, x = kind(), torch.randn(2, 3, 40, 40)
     compiled = torch.compile(model, backend="fusedops", dynamic=dynamic)
     with fresh_cache():
         _, code = run_and_get_code(lambda: compiled(x).sum().backward())
     assert "atomic_add" not in "".join(code)
-    ours, exact = model.table.weight.grad.clone(), copy.deepcopy(model).double()
+    exact = copy.deepcopy(model).double()
     exact.zero_grad()
     exact(x.double()).sum().backward()
-    torch.testing.assert_close(ours.double(), exact.table.weight.grad, rtol=1e-5, atol=1e-6)
-    assert not ours[1].any()
+    for ours, reference in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.double(), reference.grad, rtol=1e-5, atol=1e-6)
+        zeros = reference.grad == 0  # of the padding
+        assert not ours.grad[zeros].any()
+
+
+def test_16_bit_gradients_of_a_small_table_are_added_as_floats():
+    table = torch.randn(4, 3).bfloat16().requires_grad_()
+    index, grad = torch.arange(4).repeat(1000), torch.randint(4, (4000, 3)).bfloat16()
+    read = torch.compile(lambda table: table[index] * 1, backend="fusedops")
+    read(table).backward(grad)
+    exact = grad.double().view(1000, 4, 3).sum(0)
+    assert torch.equal(table.grad, exact.bfloat16())
