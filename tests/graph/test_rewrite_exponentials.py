@@ -294,9 +294,8 @@ def test_a_hidden_row_that_no_op_turns_into_zeros_is_left(rewrite, scores, keep,
 
 
 def _espnet(s, keep):
-    hidden = keep.eq(0)
-    p = s.masked_fill(hidden, torch.finfo(torch.float64).min).softmax(-1)
-    return F.dropout(p.masked_fill(hidden, 0.0), 1e-30)
+    p = s.masked_fill(keep.eq(0), torch.finfo(torch.float64).min).softmax(-1)
+    return F.dropout(p.masked_fill(keep.eq(0), 0.0), 1e-30)
 
 
 def _by_where(s, keep):
@@ -313,7 +312,15 @@ def test_a_second_mask_that_zeroes_what_the_first_hides_is_part_of_the_op(
     assert all("zero_masked_rows=True" in call for call in rewritten.calls)
 
 
+def _written_between(s, keep):
+    keep = keep.clone()
+    p = s.masked_fill(~keep, -1e9).softmax(-1)
+    keep[0].logical_not_()
+    return p.masked_fill(~keep, 0.0)
+
+
 OTHER_ZEROS = {
+    "a mask that is written between": _written_between,
     "another mask": lambda s, keep: s.masked_fill(~keep, -1e9).softmax(-1).masked_fill(s < 0, 0.0),
     "another number": lambda s, keep: s.masked_fill(~keep, -1e9).softmax(-1).masked_fill(~keep, 1),
     "the reverse": lambda s, keep: torch.where(keep, 0.0, torch.where(keep, s, -1e9).softmax(-1)),

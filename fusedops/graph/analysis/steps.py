@@ -268,13 +268,16 @@ def upstream(node: Node, until: set[Node]) -> set[Node]:
 def same_value(a: Any, b: Any, depth: int = 4) -> bool:
     """Returns whether two nodes are the same, or the same computation of the same nodes, at most
     `depth` calls deep. Two dropouts never are, because they draw different numbers, nor are calls
-    that write into a tensor."""
+    that write into a tensor, or that read one into which another call has written meanwhile."""
     if a is b:
         return True
     x, y = call_of(a), call_of(b)
     if depth == 0 or x is None or y is None or x.kind != y.kind or x.kind == "dropout":
         return False
     if x.arguments.keys() != y.arguments.keys() or written(a) or written(b):
+        return False
+    last, inputs = max(a, b), {*a.all_input_nodes, *b.all_input_nodes}
+    if any(node < writer < last for node in inputs for writer in storages.writers_of(node)):
         return False
     # logical_not and bitwise_not are one kind, and so are the two of `and` and of `or`. Of integers
     # they compute different results, and only the bitwise ones are integers again.

@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and
 
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.selections import filled_number, fillings
-from fusedops.graph.analysis.steps import call_of, only_user
+from fusedops.graph.analysis.steps import call_of, only_user, same_value
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers import intervals
@@ -126,8 +126,9 @@ def _with_zeroed_columns(chain: SoftmaxChain, scores: Scores) -> tuple[SoftmaxCh
         return chain, scores
     (masked,) = map(call_of, scores.masked_nodes)
     hiding = [how for _, fill, *how in fillings(masked) if filled_number(fill) is not None]
-    for input, fill, *how in fillings(zeroing):
-        if input is chain.last and filled_number(fill) == 0 and how in hiding:
+    for input, fill, zeroed_at, zeroed_if in fillings(zeroing):
+        is_hidden = any(same_value(zeroed_at, at) and zeroed_if == if_ for at, if_ in hiding)
+        if input is chain.last and filled_number(fill) == 0 and is_hidden:
             nodes = (*chain.nodes, zeroing.node)
             zeroed = replace(chain, nodes=nodes, zeroes_hidden_rows=True)
             return zeroed, replace(scores, mask_value=-math.inf)
