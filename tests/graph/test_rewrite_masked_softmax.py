@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from agreement import assert_becomes, assert_one_graph, rewritten_alike
+from agreement import assert_agrees, assert_becomes, assert_one_graph, rewritten_alike
 from masked_softmax_forms import FORMS, INF, LENGTH, arguments_of, draw
 
 every_form = pytest.mark.parametrize("form, arguments", FORMS.values(), ids=FORMS)
@@ -50,6 +50,39 @@ def test_an_exported_and_a_traced_graph_become_one_call_too(entries, name):
         rewritten = entries[entry](form, *draw())
         assert _call(rewritten) == f"masked_softmax({arguments})"
         assert rewritten.results == ["masked_softmax"]
+
+
+# --- numbers that are assigned --------------------------------------------------------------------
+
+
+def _assigned(selected):
+    def model(x, keep, bias):
+        scores = x * 0.5
+        scores[selected(x, keep)] = -1e9
+        return scores.softmax(-1)
+
+    return model
+
+
+def test_a_number_that_is_assigned_by_a_mask_is_its_value(rewrite_dynamo):
+    model = _assigned(lambda x, keep: keep.expand_as(x))
+    rewritten = rewrite_dynamo(model, *draw())
+    arguments = "mask=logical_not(keep), scale=0.5, mask_value=-1000000000.0"
+    assert _call(rewritten) == f"masked_softmax(x, {arguments})"
+    assert_agrees(rewritten.call, model, draw(requires_grad=True))
+
+
+SELECTED = {
+    "rows": lambda x, keep: x[..., 0] > 0,
+    "numbers": lambda x, keep: torch.tensor([1, 0]),
+    "a slice": lambda x, keep: slice(1),
+}
+
+
+@pytest.mark.parametrize("selected", SELECTED.values(), ids=SELECTED)
+def test_a_number_that_is_assigned_otherwise_stays(rewrite_dynamo, selected):
+    rewritten = assert_becomes(rewrite_dynamo, _assigned(selected), draw(), {"softmax": 1})
+    assert any(node.name == "setitem" for node in rewritten.graphs[0].graph.nodes)
 
 
 # --- scales and mask values as tensors without dimensions -----------------------------------------

@@ -26,6 +26,7 @@ from fusedops.graph.analysis.nodes import annotate, is_assertion, subgraphs, use
 from fusedops.graph.analysis.values import are_equal, lasting_strides, value
 from fusedops.graph.policy.decision import Decision, decide
 from fusedops.graph.rewriting import checkpoints, layouts, saved_tensors
+from fusedops.graph.rewriting.assignments import fill_by_calls
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.expand import expand
 from fusedops.graph.rewriting.layouts import Replacement
@@ -63,8 +64,11 @@ def rewrite_graph(
     if config.active().fuse_for("expand") != "never":
         modes.record(graph)
         expand(graph)
+    fuses_masks = config.active().fuse_for("masked_softmax") != "never"
+    if fuses_masks:
+        fill_by_calls(graph)
     storages.thread_writes(graph)
-    if config.active().fuse_for("masked_softmax") != "never":
+    if fuses_masks:
         sink_views(graph)
     with modes.barriers(graph):
         storages.record(graph)
