@@ -6,6 +6,7 @@ nothing but the seed is saved.
 
 With relu, y = m max(x, 0). Where y > 0, m is 1 / (1 - p) and x is above 0. So the gradient is
 dy / (1 - p) there and 0 elsewhere, and only y is saved, which a linear layer after it saves too.
+Where y is NaN, which only x that are NaN or infinite give, the gradient is dy / (1 - p) as well.
 """
 
 from __future__ import annotations

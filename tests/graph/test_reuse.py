@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import assert_agrees
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -295,3 +296,22 @@ def test_16_bit_gradients_of_a_small_table_are_added_as_floats():
     read(table).backward(grad)
     exact = grad.double().view(1000, 4, 3).sum(0)
     assert torch.equal(table.grad, exact.bfloat16())
+
+
+def _masked_sums(mask, index):
+    put = torch.ops.aten._unsafe_masked_index_put_accumulate
+    return lambda v: put(v.new_zeros(8, 3), mask, [index], v)
+
+
+INDEX = torch.arange(64) % 8
+OTHER_SUMS = {
+    "of frequencies": lambda v: F.embedding(INDEX, v[:8], scale_grad_by_freq=True),
+    "of single values": _masked_sums(torch.rand(64, 3) > 0.5, INDEX),
+    "from the end": _masked_sums((INDEX > 4)[:, None], INDEX - 4),
+}
+
+
+@pytest.mark.parametrize("model", OTHER_SUMS.values(), ids=OTHER_SUMS)
+def test_other_sums_over_an_index_are_inductors(model):
+    compiled = torch.compile(model, backend="fusedops")
+    assert_agrees(compiled, model, [torch.randn(64, 3, dtype=torch.float64, requires_grad=True)])

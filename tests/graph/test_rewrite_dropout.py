@@ -228,6 +228,8 @@ def test_under_fallback_random_it_is_eagers_to_the_bit(rewrite_dynamo, inputs, f
     with inductor_config.patch(fallback_random=True):
         rewritten = rewritten_alike(rewrite_dynamo, form, inputs, rtol=1e-12, atol=0)
     assert OPS[form] not in rewritten.replaced
+    (why,) = [site.reason for site in rewritten.report.sites if site.op == "dropout"]
+    assert why == "Inductor's setting fallback_random asks for eager's random numbers"
 
 
 @pytest.mark.parametrize("form", [plain, feed_forward, alone])

@@ -4,7 +4,7 @@ threads do not share.
 before    grad = _unsafe_masked_index_put_accumulate(zeros([num, C]), mask, [index], values)
 or        grad = index_put(zeros([num, C]), [index], values, accumulate=True)
 after     rows = scatter_add(zeros([C, Q, num]), 2, index, values with C first)
-          grad = rows.sum(1).t()                            index has shape [Q, K]
+          grad = rows.sum(1).t().contiguous()               index has shape [Q, K]
 
 The first call is the derivative of an embedding, the second that of ``table[index]``. In both the
 threads of Inductor's code for a CPU add to the same num x C numbers, by atomic instructions: 512 x
@@ -64,7 +64,7 @@ def _sum_of(put: Node) -> _Sum | None:
 
 def _is_small(sum_: _Sum) -> bool:
     """Returns whether values are added to zeros on a CPU, and these are a small table."""
-    put, table, index, values, _ = sum_
+    put, table, index, values, mask = sum_
     if table.target is not _aten.full.default or table.args[1] != 0 or value(table).dim() != 2:
         return False
     rows, columns = value(table).shape
@@ -72,14 +72,16 @@ def _is_small(sum_: _Sum) -> bool:
     sizes = hints(value(index)) if value(index).dtype == torch.int64 else None  # scatter_add's
     if not is_table or not sizes or hints(value(values)) != [*sizes, columns]:
         return False
-    return bool(columns <= _MOST_COLUMNS and rows <= _SHARE * sizes[-1])
+    selects_rows = mask is None or hints(value(mask)) == [*sizes, 1]
+    return bool(selects_rows and columns <= _MOST_COLUMNS and rows <= _SHARE * sizes[-1])
 
 
 def _sum_of_rows(sum_: _Sum) -> Node:
     """Inserts the calls that compute the result, and returns the last one."""
     put, table = sum_.put, value(sum_.table)
     rows, columns = table.shape
-    index, values = _from_start(sum_) if sum_.mask is None else _masked(sum_)
+    masked, values = _masked(sum_)
+    index = _from_start(put, masked, rows)
     sizes = sizes_of(put, index)
     dims = len(sizes)
     sums_dtype = torch.promote_types(table.dtype, torch.float32)
@@ -90,26 +92,27 @@ def _sum_of_rows(sum_: _Sum) -> Node:
     added = insert_call(put, _aten.scatter_add.default, added, dims, of_all, wide)
     if dims > 1:
         added = insert_call(put, _aten.sum.dim_IntList, added, list(range(1, dims)))
-    by_row = insert_call(put, _aten.permute.default, added, [1, 0])
-    return _converted(put, by_row, table.dtype)
+    by_row = _converted(put, insert_call(put, _aten.permute.default, added, [1, 0]), table.dtype)
+    return insert_call(put, _aten.clone.default, by_row, memory_format=torch.contiguous_format)
 
 
 def _masked(sum_: _Sum) -> tuple[Node, Node]:
     """Returns the index and the values with zeros where the mask is false. An index that the mask
     leaves out may be outside of the table."""
     put, _, index, values, mask = sum_
-    zero = _zeros(put, [], value(values).dtype)
+    if mask is None:
+        return index, values
     of_index = insert_call(put, _aten.squeeze.dim, mask, -1)
     index = insert_call(put, _aten.mul.Tensor, index, of_index)
+    zero = _zeros(put, [], value(values).dtype)
     return index, insert_call(put, _aten.where.self, mask, values, zero)
 
 
-def _from_start(sum_: _Sum) -> tuple[Node, Node]:
-    """Returns the index, where -1 becomes the last row, and the values."""
-    put, table, index, values, _ = sum_
+def _from_start(put: Node, index: Node, rows: int) -> Node:
+    """Returns the index with -1, which is the last row, as the number of that row."""
     is_negative = insert_call(put, _aten.lt.Scalar, index, 0)
-    from_end = insert_call(put, _aten.add.Tensor, index, value(table).shape[0])
-    return insert_call(put, _aten.where.self, is_negative, from_end, index), values
+    from_end = insert_call(put, _aten.add.Tensor, index, rows)
+    return insert_call(put, _aten.where.self, is_negative, from_end, index)
 
 
 def _converted(put: Node, tensor: Node, dtype: torch.dtype) -> Node:

@@ -10,14 +10,22 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.rule import SAVED, OpCall
 
 
-def draws_own_numbers(dropout: Call) -> bool:
-    """Returns whether an op may replace a dropout: it has to be active, to make a new tensor, and
-    to be free to use other random numbers than eager mode. With Inductor's setting fallback_random
-    it is not, since that asks for eager's numbers."""
+def is_active(dropout: Call) -> bool:
+    """Returns whether a dropout drops anything, and makes a new tensor."""
     arguments = dropout.arguments
-    if arguments["train"] is not True or not arguments["p"] or inductor_config.fallback_random:
-        return False
-    return not storages.is_in_place(dropout)
+    is_on = arguments["train"] is True and bool(arguments["p"])
+    return is_on and not storages.is_in_place(dropout)
+
+
+def wants_eagers_numbers() -> bool:
+    """Returns whether compiled code has to use the random numbers of eager mode, as Inductor's
+    setting fallback_random asks for. No op does."""
+    return bool(inductor_config.fallback_random)
+
+
+def draws_own_numbers(dropout: Call) -> bool:
+    """Returns whether an op may replace a dropout."""
+    return is_active(dropout) and not wants_eagers_numbers()
 
 
 def drawn_seed(device: torch.device) -> OpCall:

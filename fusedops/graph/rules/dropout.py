@@ -17,7 +17,7 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import hints, value
-from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
+from fusedops.graph.readers.dropout import drawn_seed, is_active, wants_eagers_numbers
 from fusedops.graph.rule import Match, Rule
 
 #: The op takes some 18 ns for a row of up to 8 columns, and Inductor's code without a gradient 8 ns
@@ -31,7 +31,7 @@ class Dropout(Rule):
     name = "dropout"
 
     def match(self, call: Call) -> Match | None:
-        if call.kind != "dropout" or not draws_own_numbers(call):
+        if call.kind != "dropout" or not is_active(call):
             return None
         device = value(call.node).device
         if device.type != "cpu":
@@ -48,6 +48,8 @@ class Dropout(Rule):
         return Match(site, {call.node: None}, nodes)
 
     def refusal(self, match: Match) -> str | None:
+        if wants_eagers_numbers():
+            return "Inductor's setting fallback_random asks for eager's random numbers"
         sizes = hints(value(match.call.node))
         if sizes is not None and (not sizes or sizes[-1] < _LEAST_COLS):
             return f"its rows have fewer than {_LEAST_COLS} columns"
