@@ -164,7 +164,8 @@ def test_sdpa_of_fewer_keys_than_queries_is_seen_through(rewrite_dynamo):
     def grouped(query, key, values):
         return _sdpa(query, key, values, is_causal=True, enable_gqa=True)
 
-    assert_becomes(rewrite_dynamo, grouped, _heads(4, 2, 2), {"masked_softmax_dropout": 1})
+    for heads in [(4, 2, 2), (4, 2, 1), (4, 1, 4)]:
+        assert_becomes(rewrite_dynamo, grouped, _heads(*heads), {"masked_softmax_dropout": 1})
 
 
 def _under_autocast(*inputs):

@@ -105,8 +105,10 @@ def attention(
         if dtype.itemsize == 2 and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
             query, key, value = query.float(), key.float(), value.float()
         if enable_gqa:
-            groups = query.shape[-3] // key.shape[-3]
-            key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
+            heads = query.shape[-3]
+            key, value = (
+                tensor.repeat_interleave(heads // tensor.shape[-3], -3) for tensor in (key, value)
+            )
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         scores = torch.matmul(query, key.transpose(-2, -1)) * scale
         if is_causal:
