@@ -308,6 +308,12 @@ OTHER_SUMS = {
     "of frequencies": lambda v: F.embedding(INDEX, v[:8], scale_grad_by_freq=True),
     "of single values": _masked_sums(torch.rand(64, 3) > 0.5, INDEX),
     "from the end": _masked_sums((INDEX > 4)[:, None], INDEX - 4),
+    "of integers": lambda v: (
+        v.sum()
+        * torch.zeros(8, 3, dtype=torch.int64).index_put(
+            (INDEX,), torch.full((64, 3), 2**24 + 1), accumulate=True
+        )
+    ),
 }
 
 

@@ -63,12 +63,13 @@ def _sum_of(put: Node) -> _Sum | None:
 
 
 def _is_small(sum_: _Sum) -> bool:
-    """Returns whether values are added to zeros on a CPU, and these are a small table."""
+    """Returns whether floating values are added to zeros on a CPU, and these are a small table."""
     put, table, index, values, mask = sum_
     if table.target is not _aten.full.default or table.args[1] != 0 or value(table).dim() != 2:
         return False
     rows, columns = value(table).shape
-    is_table = value(put).device.type == "cpu" and isinstance(rows * columns, int)
+    on_cpu = value(put).device.type == "cpu" and value(put).is_floating_point()
+    is_table = on_cpu and isinstance(rows * columns, int)
     sizes = hints(value(index)) if value(index).dtype == torch.int64 else None  # scatter_add's
     if not is_table or not sizes or hints(value(values)) != [*sizes, columns]:
         return False
