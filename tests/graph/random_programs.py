@@ -146,6 +146,7 @@ WRITES = [
     "{v}.detach().mul_(0.5)",
     "torch._foreach_mul_([{v}], 2.0)",
     "operator.setitem({v}, (..., 0), {u}[..., 1] * 1)",
+    "operator.setitem({v}, ~keep.expand_as({v}), -30.0)",
     "torch.sin({u}, out={v})",
 ]
 SWITCHES = ["torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)"]
