@@ -304,16 +304,19 @@ def _masked_sums(mask, index):
 
 
 INDEX = torch.arange(64) % 8
+
+
+def _integers(v):
+    large = torch.full((64, 3), 2**24 + 1)  # no float, nor are their sums
+    sums = torch.zeros(8, 3, dtype=torch.int64).index_put((INDEX,), large, accumulate=True)
+    return v + sums.remainder(7)[INDEX]
+
+
 OTHER_SUMS = {
     "of frequencies": lambda v: F.embedding(INDEX, v[:8], scale_grad_by_freq=True),
     "of single values": _masked_sums(torch.rand(64, 3) > 0.5, INDEX),
     "from the end": _masked_sums((INDEX > 4)[:, None], INDEX - 4),
-    "of integers": lambda v: (
-        v.sum()
-        * torch.zeros(8, 3, dtype=torch.int64).index_put(
-            (INDEX,), torch.full((64, 3), 2**24 + 1), accumulate=True
-        )
-    ),
+    "of integers": _integers,
 }
 
 
