@@ -24,7 +24,8 @@ from fusedops.graph.analysis.values import hints, value
 from fusedops.graph.memory.recorded import insert_call, replace, sizes_of
 
 _aten = torch.ops.aten
-_PUTS = (_aten._unsafe_masked_index_put_accumulate.default, _aten.index_put.default)
+_MASKED_PUT = _aten._unsafe_masked_index_put_accumulate.default
+_PUT = _aten.index_put.default
 
 #: A table is small if it has at most this share of the numbers of a row of the index, and few
 #: columns, because the values are read column by column.
@@ -44,7 +45,7 @@ class _Sum(NamedTuple):
 
 def separate_rows(joint_graph: Graph) -> None:
     """Edits the graph: gradients of small tables on a CPU are added up row by row."""
-    for target in _PUTS:
+    for target in (_MASKED_PUT, _PUT):
         for put in joint_graph.find_nodes(op="call_function", target=target):
             sum_ = _sum_of(put)
             if sum_ is not None and _is_small(sum_):
@@ -53,7 +54,7 @@ def separate_rows(joint_graph: Graph) -> None:
 
 def _sum_of(put: Node) -> _Sum | None:
     arguments: Any = put.args
-    if put.target is _PUTS[0]:
+    if put.target is _MASKED_PUT:
         table, mask, indices, values = arguments
     elif arguments[3:] == (True,):
         (table, indices, values), mask = arguments[:3], None
@@ -88,12 +89,12 @@ def _sum_of_rows(sum_: _Sum) -> Node:
     sums_dtype = torch.promote_types(table.dtype, torch.float32)
     by_column = insert_call(put, _aten.permute.default, values, [dims, *range(dims)])
     of_all = insert_call(put, _aten.expand.default, index, [columns, *sizes])
-    added = _zeros(put, [columns, *sizes[:-1], rows], sums_dtype)
+    zeros = _zeros(put, [columns, *sizes[:-1], rows], sums_dtype)
     wide = _converted(put, by_column, sums_dtype)
-    added = insert_call(put, _aten.scatter_add.default, added, dims, of_all, wide)
+    sums = insert_call(put, _aten.scatter_add.default, zeros, dims, of_all, wide)
     if dims > 1:
-        added = insert_call(put, _aten.sum.dim_IntList, added, list(range(1, dims)))
-    by_row = _converted(put, insert_call(put, _aten.permute.default, added, [1, 0]), table.dtype)
+        sums = insert_call(put, _aten.sum.dim_IntList, sums, list(range(1, dims)))
+    by_row = _converted(put, insert_call(put, _aten.permute.default, sums, [1, 0]), table.dtype)
     return insert_call(put, _aten.clone.default, by_row, memory_format=torch.contiguous_format)
 
 

@@ -126,13 +126,20 @@ def _with_zeroed_columns(chain: SoftmaxChain, scores: Scores) -> tuple[SoftmaxCh
         return chain, scores
     (masked,) = map(call_of, scores.masked_nodes)
     hiding = [how for _, fill, *how in fillings(masked) if filled_number(fill) is not None]
-    for input, fill, zeroed_at, zeroed_if in fillings(zeroing):
-        is_hidden = any(same_value(zeroed_at, at) and zeroed_if == if_ for at, if_ in hiding)
-        if input is chain.last and filled_number(fill) == 0 and is_hidden:
+    for input, fill, *how in fillings(zeroing):
+        is_zeroed = input is chain.last and filled_number(fill) == 0
+        if is_zeroed and any(_hide_the_same(how, other) for other in hiding):
             nodes = (*chain.nodes, zeroing.node)
             zeroed = replace(chain, nodes=nodes, zeroes_hidden_rows=True)
             return zeroed, replace(scores, mask_value=-math.inf)
     return chain, scores
+
+
+def _hide_the_same(how: list[Any], other: list[Any]) -> bool:
+    """Returns whether two fillings are of the same elements, which `fillings` describes by a
+    condition and whether it is filled where that holds."""
+    (condition, where_true), (other_condition, other_where_true) = how, other
+    return where_true == other_where_true and same_value(condition, other_condition)
 
 
 def _op(chain: SoftmaxChain, dropout: Call | None, sink: Sink | None) -> str:
