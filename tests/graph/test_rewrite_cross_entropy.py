@@ -59,6 +59,24 @@ def _categorical(h, w, target):
     return policy.log_prob(target)
 
 
+def _places(target):
+    rows, cols = target.shape
+    return torch.arange(rows)[:, None], torch.arange(cols)
+
+
+def _indexed(h, w, target):
+    return _logits(h, w).log_softmax(-1)[(*_places(target), target - CLASSES)]
+
+
+def _indexed_by_range(h, w, target):
+    return _flat(h, w).log_softmax(-1)[range(target.numel()), target.view(-1)]
+
+
+def _difference_of_indexed(h, w, target):
+    logits = _logits(h, w)
+    return logits.logsumexp(-1) - logits[(*_places(target), target)]
+
+
 def _soft_capped(h, w, target):
     capped = torch.tanh(_logits(h, w) / 3.0) * 3.0
     return F.cross_entropy(capped.view(-1, CLASSES), target.view(-1))
@@ -95,6 +113,12 @@ CALLS = {
 }
 LOG_PROBABILITIES = {
     "gather": lambda h, w, t: (_logits(h, w) / 0.7).log_softmax(-1).gather(-1, t.unsqueeze(-1)),
+    "take_along_dim": lambda h, w, t: (
+        _logits(h, w).log_softmax(-1).take_along_dim(t.unsqueeze(-1), -1)
+    ),
+    "indexed": _indexed,
+    "indexed by a range": _indexed_by_range,
+    "difference of indexed": _difference_of_indexed,
     "one-hot": lambda h, w, t: (_logits(h, w).log_softmax(-1) * F.one_hot(t, CLASSES)).sum(-1),
     "difference": _difference,
     "written out": _written_out,
@@ -142,7 +166,7 @@ def test_the_op_has_the_arguments_of_the_loss(rewrite_dynamo, name):
 
 
 @pytest.mark.parametrize("entry", ["export", "symbolic_trace"])
-@pytest.mark.parametrize("name", ["of rows", "weighted", "z-loss", "gather"])
+@pytest.mark.parametrize("name", ["of rows", "weighted", "z-loss", "take_along_dim", "indexed"])
 def test_the_other_entries_find_it_too(entries, entry, name):
     assert_becomes(entries[entry], FORMS[name], _inputs(), {"cross_entropy": 1})
 
@@ -192,7 +216,7 @@ def test_logits_that_are_read_as_another_dtype_are_no_view(rewrite_dynamo):
     torch.testing.assert_close(rewritten.call(x, target).double(), expected, rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("name", ["of rows", "each", "shifted", "z-loss", "gather", "Categorical"])
+@pytest.mark.parametrize("name", ["of rows", "each", "shifted", "z-loss", "indexed", "Categorical"])
 def test_sizes_may_be_dynamic(rewrite_dynamo, name):
     rewritten = rewrite_dynamo(FORMS[name], *_inputs(), dynamic=True)
     assert rewritten.replaced == {"cross_entropy": 1}
@@ -269,6 +293,25 @@ def test_sizes_that_are_products_need_no_crash(rewrite_dynamo, shape, reasons):
     inputs = [torch.randn(4, 5, CLASSES, dtype=torch.float64), torch.randint(CLASSES, (4, 5))]
     rewritten = rewritten_alike(rewrite_dynamo, model, inputs, dynamic=True)
     assert rewritten.reasons == reasons
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda n: torch.arange(n).flip(0),
+        lambda n: torch.arange(-1, n - 1),
+        lambda n: torch.arange(0, 2 * n, 2) // 2,
+        lambda n: [*range(n - 1), 0],
+        lambda n: torch.arange(n)[:, None],
+    ],
+    ids=["reversed", "from -1", "halved", "repeated", "of every pair"],
+)
+def test_an_index_of_other_rows_is_no_loss(rewrite_dynamo, place):
+    def model(h, w, target):
+        return _logits(h, w).log_softmax(-1)[place(4), target]
+
+    rewritten = rewritten_alike(rewrite_dynamo, model, _inputs(size=(4,)))
+    assert "cross_entropy" not in rewritten.replaced
 
 
 REFUSED = {

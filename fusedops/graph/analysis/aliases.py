@@ -55,7 +55,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
     "max": (_REDUCTION[:3], "max"),
     **{name: (_REDUCTION[:3], name) for name in ("any", "all")},
     "logsumexp": (_REDUCTION[:3], "logsumexp special.logsumexp aten.special_logsumexp"),
-    "gather": (("input", "dim", "index"), "gather"),
+    "gather": (("input", "dim", "index"), "gather aten.take_along_dim"),
     **{name: (_VARIANCE, name) for name in ("var", "std", "var_mean", "std_mean")},
     "norm": (_NORM, "norm linalg.vector_norm aten.linalg_vector_norm"),
     "linalg_norm": (_NORM, "linalg.norm aten.linalg_norm"),
@@ -160,6 +160,7 @@ FUNCTIONS |= {
     torch.where: ("where", ("condition", "input", "other")),
     torch.einsum: ("matmul", ("equation", "tensors")),  # ATen's schema has the same names
     torch.searchsorted: ("bucketize", ("sorted_sequence", "input")),
+    torch.take_along_dim: ("gather", ("input", "index", "dim")),
 }
 # torch 2.10's Dynamo writes `x == y` as x.__eq__(y) and abs(x) as x.__abs__().
 METHODS |= {
@@ -167,6 +168,7 @@ METHODS |= {
     for function, alias in FUNCTIONS.items()
     if getattr(function, "__module__", None) == "_operator"
 }
+METHODS["take_along_dim"] = FUNCTIONS[torch.take_along_dim]
 METHODS["new_full"] = ("full", ("input", "shape", "fill_value"))
 METHODS |= {f"new_{kind}": (kind, ("input", "shape")) for kind in ("zeros", "ones")}
 #: Functions that subtract their first argument from the second.

@@ -13,7 +13,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis import modes
-from fusedops.graph.analysis.calls import Call, ModuleAttribute, kind_of
+from fusedops.graph.analysis.calls import Call, ModuleAttribute
 from fusedops.graph.analysis.nodes import is_private, users
 from fusedops.graph.analysis.steps import (
     before,
@@ -29,6 +29,7 @@ from fusedops.graph.analysis.steps import (
 )
 from fusedops.graph.analysis.values import constant, value
 from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.readers.elements import SELECTIONS, Element, read_element
 from fusedops.graph.readers.scores import Scores, through_factor
 from fusedops.graph.readers.softmax_chain import SoftmaxChain, read_softmax
 from fusedops.graph.readers.softmax_decomposed import read_log_sum, read_softmax_decomposed
@@ -75,7 +76,8 @@ def read_loss(call: Call) -> Loss | None:
     """Returns the loss that ends in `call`, or None."""
     if call.kind in ("cross_entropy", "nll_loss"):
         return _read_call(call)
-    find = {"gather": _read_gather, "sum": _read_one_hot}.get(call.kind, _read_difference)
+    readers = {"sum": _read_one_hot, **dict.fromkeys(SELECTIONS, _read_selected)}
+    find = readers.get(call.kind, _read_difference)
     return None if call.refusal else find(call)
 
 
@@ -160,67 +162,25 @@ def _is_over(chain: SoftmaxChain, dim: int) -> bool:
 # --- the element of a log_softmax -----------------------------------------------------------------
 
 
-def _read_gather(call: Call) -> Loss | None:
-    """Returns the loss that log_softmax(x, -1).gather(-1, target.unsqueeze(-1)) computes, or None.
-    torch.distributions.Categorical broadcasts both tensors first, which is recognised too."""
-    index = _class_index(call)
-    input, reader = _before_broadcast(call.input, call.node)
-    chain = None if index is None else _log_softmax(input, reader)
-    if index is None or chain is None or not _is_over(chain, -1):
+def _read_selected(call: Call) -> Loss | None:
+    """Returns the loss that a call computes which selects the element of each row's class from
+    log_softmax(x, -1), or None."""
+    element = read_element(call)
+    chain = _log_softmax(element.rows, element.reader) if element else None
+    if element is None or chain is None or not _is_over(chain, -1):
         return None
-    return _loss_if_private(call, chain.input, index, is_log_probability=True)
+    return _loss_if_private(call, chain.input, element, is_log_probability=True)
 
 
 def _loss_if_private(
-    call: Call, logits: Node, target: OpCall | Node, is_log_probability: bool
+    call: Call, logits: Node, element: Element, is_log_probability: bool
 ) -> Loss | None:
-    """Returns the loss that `call` and the calls before it compute from `logits` and `target`, or
-    None if something else uses one of the calls before it."""
-    nodes = tuple(sorted(upstream(call.node, until={logits, viewed(target)})))
+    """Returns the loss that `call` and the calls before it compute from `logits` and the classes
+    of `element`, or None if something else uses one of the calls before it."""
+    until = {logits, viewed(element.target), *element.places}
+    nodes, target = tuple(sorted(upstream(call.node, until))), element.target_among(logits)
     loss = Loss(logits, -1, target, nodes, is_log_probability=is_log_probability)
     return loss if is_private(nodes, call.node) else None
-
-
-def _class_index(gather: Call) -> OpCall | None:
-    """Returns a call that gives the class of each row, if a gather takes one column of each row;
-    else None."""
-    source, index = value(gather.input), value(gather.arguments["index"])
-    if not isinstance(source, torch.Tensor) or not isinstance(index, torch.Tensor):
-        return None
-    rank = source.dim()
-    dim = constant(gather.arguments["dim"])
-    if rank == 0 or not isinstance(dim, int) or dim % rank != rank - 1:
-        return None
-    column = _before_slice(gather.arguments["index"])
-    if index.dtype != torch.int64 or not has_shape(column, (*source.shape[:-1], 1)):
-        return None
-    return OpCall(aten.squeeze.dim, (column, -1))
-
-
-def _before_slice(index: Node) -> Node:
-    """Returns x, if `index` is torch.broadcast_tensors(x, ...)[k][..., :1] and has the shape of x,
-    else `index`. torch.distributions.Categorical writes this."""
-    call = call_of(index, "item", "slice")
-    if call is None:
-        return index
-    # An aten.slice of what x is broadcast to is x, whatever it slices, if it has the shape of x.
-    if call.kind == "item" and call.arguments["index"] != (..., slice(None, 1, None)):
-        return index
-    column, _ = _before_broadcast(call.input, index)
-    return column if has_shape(column, value(index).shape) else index
-
-
-def _before_broadcast(node: Any, reader: Node) -> tuple[Any, Node]:
-    """Returns the tensor that torch.broadcast_tensors broadcasts to `node`, and that call, which is
-    the tensor's user. Returns `node` and its user `reader` if `node` is something else."""
-    call = call_of(node, "item")
-    source = call.input if call else None
-    if call is None or not isinstance(source, Node) or kind_of(source) != "broadcast_tensors":
-        return node, reader
-    tensors: Any = source.args
-    if isinstance(tensors[0], (list, tuple)):  # ATen's operator takes a list
-        (tensors,) = tensors
-    return tensors[call.arguments["index"]], source
 
 
 def _read_one_hot(call: Call) -> Loss | None:
@@ -238,7 +198,8 @@ def _read_one_hot(call: Call) -> Loss | None:
         if chain is None or target is None or not _is_over(chain, -1):
             continue
         if same_shape(product.node, chain.input):  # no logarithm is repeated
-            return _loss_if_private(call, chain.input, target, is_log_probability=True)
+            element = Element(logarithm, product.node, target)
+            return _loss_if_private(call, chain.input, element, is_log_probability=True)
     return None
 
 
@@ -269,20 +230,20 @@ def _read_difference(call: Call) -> Loss | None:
     return None
 
 
-def _of_parts(call: Call, total: Any, element: Any, is_log_probability: bool) -> Loss | None:
-    """Returns the loss, if `total` is logsumexp(x, -1) and `element` is x.gather(-1,
+def _of_parts(call: Call, total: Any, selected: Any, is_log_probability: bool) -> Loss | None:
+    """Returns the loss, if `total` is logsumexp(x, -1) and `selected` is x.gather(-1,
     target.unsqueeze(-1)).squeeze(-1), else None. Both may be of x - max(x), which has the losses of
     x."""
-    gather = call_of(before_view_chain(element), "gather")
-    index = _class_index(gather) if gather else None
+    selection = call_of(before_view_chain(selected), *SELECTIONS)
+    element = read_element(selection) if selection else None
     summed, logits = _written_out(total) or (_summed_logits(total),) * 2
-    if gather is None or index is None or logits is None:
+    if element is None or logits is None:
         return None
-    if not same_value(summed, gather.input):
+    if not same_value(summed, element.rows):
         return None
-    if not all(has_shape(node, value(call.node).shape) for node in (total, element)):
+    if not all(has_shape(node, value(call.node).shape) for node in (total, selected)):
         return None
-    return _loss_if_private(call, logits, index, is_log_probability)
+    return _loss_if_private(call, logits, element, is_log_probability)
 
 
 def _written_out(total: Any) -> tuple[Node, Node] | None:
