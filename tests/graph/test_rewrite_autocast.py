@@ -130,7 +130,7 @@ def test_the_report_says_why_a_norm_is_not_one_with_its_residual(rewrite_dynamo)
         rewritten = rewrite_dynamo(residual(FORMS["promoted"], layer_norm), *draw(torch.bfloat16))
     (site,) = rewritten.report.sites
     assert (site.op, site.replaced, site.reason) == ("layer_norm", True, "")
-    assert site.note == 'no add_layer_norm: config: fuse="never"'
+    assert site.note == 'no add_layer_norm: config: fuse="always,add_layer_norm=never"'
     assert site.note in str(rewritten.report)
 
 

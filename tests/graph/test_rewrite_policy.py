@@ -383,6 +383,6 @@ def test_a_rule_can_be_switched_by_itself(rewrite_dynamo):
     def model(x):
         return F.layer_norm(x, (8,)), x.softmax(-1)
 
-    reason = 'config: fuse="never"'
+    reason = 'config: fuse="always,layer_norm=never"'
     with fusedops.config.patch(fuse="always,layer_norm=never"):
         assert_becomes(rewrite_dynamo, model, [torch.randn(4, 8)], {"softmax": 1}, [reason])

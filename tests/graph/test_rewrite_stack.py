@@ -184,4 +184,4 @@ def test_the_rule_can_be_switched_off(rewrite_dynamo):
     with fusedops.config.patch(fuse="always,stack=never"):
         rewritten = rewrite_dynamo(SOFTMAXES["softmax"], *inputs())
     assert rewritten.replaced == {"softmax": 3}
-    assert rewritten.reasons == ['config: fuse="never"']
+    assert rewritten.reasons == ['config: fuse="always,stack=never"']

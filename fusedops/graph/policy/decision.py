@@ -110,7 +110,7 @@ def decide(rule: str, match: Match, copied_bytes: int = 0) -> Decision:
     bytes that the replacement reads and writes to give its results eager's strides."""
     mode = config.active().fuse_for(rule)
     if mode == "never":
-        return Decision('config: fuse="never"')
+        return Decision(f'config: fuse="{config.active().fuse}"')
     return Decision(None) if mode == "always" else _profitable(match, copied_bytes)
 
 
