@@ -314,22 +314,20 @@ struct MaskedSoftmax {
  private:
   FUSEDOPS_INLINE C mask_value() const { return C(args.scores.mask_value); }
 
-  // Returns the visible columns of a row, and sets row.hiding or row.padding if the row has such a
-  // mask.
+  // Returns the visible columns of a row, and sets row.hiding and row.padding, to null if the row
+  // has no such mask. The bounds are chosen one by one: to copy one of two ranges takes a load that
+  // waits, as in in_registers(), a tenth of the time of 2048 floats.
   FUSEDOPS_INLINE VisibleColumns
   visible_columns(OperandRows& operands, PaddingMasks<In>& padding, MaskedRow<In>& row) const {
-    row.hiding = nullptr;
-    row.padding = nullptr;
     const RowRange unpadded = padding.visible(operands.mask());
-    if (unpadded.begin < unpadded.end) {
-      row.padding = operands.mask();
-      return {unpadded, true};
-    }
     const VisibleColumns seen = operands.visible(args.cols);
-    if (kComputesTwice && has_bool_mask_alone && !seen.all) {
-      row.hiding = static_cast<const Bool*>(operands.mask());
-    }
-    return seen;
+    const bool pads = unpadded.begin < unpadded.end;
+    row.padding = pads ? operands.mask() : nullptr;
+    const bool hides = kComputesTwice && has_bool_mask_alone && !seen.all;
+    row.hiding = hides ? static_cast<const Bool*>(operands.mask()) : nullptr;
+    const int64_t begin = pads ? unpadded.begin : seen.range.begin;
+    const int64_t end = pads ? unpadded.end : seen.range.end;
+    return {in_registers(RowRange{begin, end}), pads || seen.all};
   }
 
   // Describes row `index`, which has place `place` in its group, and thus in scratch memory. The

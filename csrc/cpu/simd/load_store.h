@@ -241,7 +241,12 @@ struct StoreMode {
 // Loads bools as bits, in the column order of a tile of T.
 template <class T>
 FUSEDOPS_INLINE TileBits bits_of(const Bool* from, Full) {
-  return {kEvenOdd<T> ? BitsOfBytePairs(from) : BitsOfBytes<kTile<T>>(from)};
+  if constexpr (kEvenOdd<T>) {
+    return {{BitsOfEvenBytes(from), BitsOfOddBytes(from)}};
+  } else {
+    constexpr int kHalf = kLanes<Compute<T>>;
+    return {{BitsOfBytes<kHalf>(from), BitsOfBytes<kHalf>(from + kHalf)}};
+  }
 }
 template <class T>
 FUSEDOPS_INLINE TileBits bits_of(const Bool* from, Tail part) {

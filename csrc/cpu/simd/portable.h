@@ -84,10 +84,15 @@ FUSEDOPS_INLINE uint32_t BitsOfBytes(const Bool* from) {
   for (int i = 0; i < kCount; ++i) bits |= uint32_t(from[i].value != 0) << i;
   return bits;
 }
-// Returns a bit for each of 32 bytes, first those of the even bytes, then those of the odd ones.
-FUSEDOPS_INLINE uint32_t BitsOfBytePairs(const Bool* from) {
+// Return a bit for each of the 16 even, or odd, bytes of 32.
+FUSEDOPS_INLINE uint32_t BitsOfEvenBytes(const Bool* from) {
   uint32_t bits = 0;
-  for (int i = 0; i < 32; ++i) bits |= uint32_t(from[i].value != 0) << (i / 2 + i % 2 * 16);
+  for (int i = 0; i < 16; ++i) bits |= uint32_t(from[2 * i].value != 0) << i;
+  return bits;
+}
+FUSEDOPS_INLINE uint32_t BitsOfOddBytes(const Bool* from) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 16; ++i) bits |= uint32_t(from[2 * i + 1].value != 0) << i;
   return bits;
 }
 

@@ -118,13 +118,14 @@ FUSEDOPS_INLINE Tile<C> IfThenElse(Mask<C> mask, Tile<C> yes, C no) {
 }
 
 // Holds a condition for each column as a bit, in the order of the tile's lanes, if masks of the
-// processor are bits (kHasLaneBits).
+// processor are bits (kHasLaneBits). Each half is a number of its own, because to shift a mask
+// takes as long as to find it.
 struct TileBits {
-  uint32_t bits;
+  uint32_t halves[2];
 
   template <class C>
   FUSEDOPS_INLINE LaneBits<C> of_half(int half) const {
-    return LaneBits<C>(bits >> half * kLanes<C>);
+    return LaneBits<C>(halves[half]);
   }
 };
 template <class C>

@@ -230,20 +230,19 @@ FUSEDOPS_INLINE Vec<double> PromoteFloats(const float* from) {
 constexpr bool kHasLaneBits = true;
 template <class C>
 using LaneBits = decltype(NotLessEqual(Vec<C>{}, C(0)));
-template <int kCount>  // 16 or 32
+template <int kCount>  // 8 or 16
 FUSEDOPS_INLINE uint32_t BitsOfBytes(const Bool* from) {
-  if constexpr (kCount == 16) {
-    const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
-    return _mm_test_epi8_mask(bytes, bytes);
-  } else {
-    const __m256i bytes = _mm256_loadu_si256((const __m256i*)from);
-    return _mm256_test_epi8_mask(bytes, bytes);
-  }
+  const auto* const at = (const __m128i*)from;
+  const __m128i bytes = kCount == 8 ? _mm_loadl_epi64(at) : _mm_loadu_si128(at);
+  return _mm_test_epi8_mask(bytes, bytes);
 }
-FUSEDOPS_INLINE uint32_t BitsOfBytePairs(const Bool* from) {
+FUSEDOPS_INLINE uint32_t BitsOfEvenBytes(const Bool* from) {
   const __m256i pairs = _mm256_loadu_si256((const __m256i*)from);
-  const uint32_t odd = _mm256_test_epi16_mask(pairs, _mm256_set1_epi16(int16_t(0xff00)));
-  return odd << 16 | _mm256_test_epi16_mask(pairs, _mm256_set1_epi16(0xff));
+  return _mm256_test_epi16_mask(pairs, _mm256_set1_epi16(0xff));
+}
+FUSEDOPS_INLINE uint32_t BitsOfOddBytes(const Bool* from) {
+  const __m256i pairs = _mm256_loadu_si256((const __m256i*)from);
+  return _mm256_test_epi16_mask(pairs, _mm256_set1_epi16(int16_t(0xff00)));
 }
 FUSEDOPS_INLINE Vec<float> IfThenElse(__mmask16 mask, Vec<float> yes, Vec<float> no) {
   return (Vec<float>)_mm512_mask_blend_ps(mask, (__m512)no, (__m512)yes);
