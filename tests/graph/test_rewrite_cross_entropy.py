@@ -166,7 +166,9 @@ def test_the_op_has_the_arguments_of_the_loss(rewrite_dynamo, name):
 
 
 @pytest.mark.parametrize("entry", ["export", "symbolic_trace"])
-@pytest.mark.parametrize("name", ["of rows", "weighted", "z-loss", "take_along_dim", "indexed"])
+@pytest.mark.parametrize(
+    "name", ["of rows", "weighted", "z-loss", "gather", "take_along_dim", "indexed"]
+)
 def test_the_other_entries_find_it_too(entries, entry, name):
     assert_becomes(entries[entry], FORMS[name], _inputs(), {"cross_entropy": 1})
 
@@ -216,7 +218,9 @@ def test_logits_that_are_read_as_another_dtype_are_no_view(rewrite_dynamo):
     torch.testing.assert_close(rewritten.call(x, target).double(), expected, rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("name", ["of rows", "each", "shifted", "z-loss", "indexed", "Categorical"])
+@pytest.mark.parametrize(
+    "name", ["of rows", "each", "shifted", "z-loss", "gather", "indexed", "Categorical"]
+)
 def test_sizes_may_be_dynamic(rewrite_dynamo, name):
     rewritten = rewrite_dynamo(FORMS[name], *_inputs(), dynamic=True)
     assert rewritten.replaced == {"cross_entropy": 1}
@@ -295,6 +299,18 @@ def test_sizes_that_are_products_need_no_crash(rewrite_dynamo, shape, reasons):
     assert rewritten.reasons == reasons
 
 
+def _written_by_a_view(n):
+    rows = torch.arange(n)
+    rows[:2].zero_()
+    return rows
+
+
+def _written_by_an_index(n):
+    rows = torch.arange(n)
+    rows[1] = 0
+    return rows
+
+
 @pytest.mark.parametrize(
     "place",
     [
@@ -303,8 +319,12 @@ def test_sizes_that_are_products_need_no_crash(rewrite_dynamo, shape, reasons):
         lambda n: torch.arange(0, 2 * n, 2) // 2,
         lambda n: [*range(n - 1), 0],
         lambda n: torch.arange(n)[:, None],
+        lambda n: torch.arange(n).add_(1).remainder_(n),
+        _written_by_a_view,
+        _written_by_an_index,
     ],
-    ids=["reversed", "from -1", "halved", "repeated", "of every pair"],
+    ids=["reversed", "from -1", "halved", "repeated", "of every pair", "written"]
+    + ["written by a view", "written by an index"],
 )
 def test_an_index_of_other_rows_is_no_loss(rewrite_dynamo, place):
     def model(h, w, target):

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fusedops.graph.analysis import storages
 from fusedops.graph.analysis.calls import Call, kind_of
 from fusedops.graph.analysis.steps import before_view_chain, call_of, has_shape
 from fusedops.graph.analysis.values import constant, value
@@ -130,7 +131,7 @@ def _is_place(index: Any, rows: torch.Size, dim: int) -> bool:
         return len(rows) == 1 and is_counted and statically_known_true(rows[0] == len(index))
     shape = [rows[dim] if each == dim else 1 for each in range(len(rows))]
     numbers = call_of(before_view_chain(index), "arange")
-    if numbers is None or value(numbers.node).dtype != torch.int64:
+    if numbers is None or value(numbers.node).dtype != torch.int64 or storages.writers_of(index):
         return False
     is_shaped = has_shape(index, shape) or has_shape(index, shape[dim:])
     return is_shaped and [constant(numbers.arguments[name]) for name in ("start", "step")] == [0, 1]
